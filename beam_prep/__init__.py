@@ -1,0 +1,77 @@
+"""beam_prep: raw JSONL -> tokenised, loss-masked, sharded training data, as an Apache Beam pipeline."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from beam_prep.config import PipelineConfig as PipelineConfig
+    from beam_prep.core.batch import Batch as Batch
+    from beam_prep.core.batch import Segments as Segments
+    from beam_prep.core.mask import RoleMask as RoleMask
+    from beam_prep.core.ragged import Ragged as Ragged
+    from beam_prep.core.records import Records as Records
+    from beam_prep.core.schema import Column as Column
+    from beam_prep.core.schema import Output as Output
+    from beam_prep.core.schema import Section as Section
+    from beam_prep.core.template import Rendered as Rendered
+    from beam_prep.core.tokenizer import Tokenizer as Tokenizer
+    from beam_prep.pipeline import Pipeline as Pipeline
+    from beam_prep.readers.dataset import Dataset as Dataset
+    from beam_prep.readers.dataset import open_dataset as open
+    from beam_prep.transforms.filter import FilterByChars as FilterByChars
+    from beam_prep.transforms.filter import FilterRecords as FilterRecords
+    from beam_prep.transforms.filter import MapRecords as MapRecords
+    from beam_prep.transforms.mask import BuildMask as BuildMask
+    from beam_prep.transforms.read import ReadJSONL as ReadJSONL
+    from beam_prep.transforms.shard import Shard as Shard
+    from beam_prep.transforms.shift import Labels as Labels
+    from beam_prep.transforms.shift import Shift as Shift
+    from beam_prep.transforms.template import ApplyTemplate as ApplyTemplate
+    from beam_prep.transforms.tokenize import Tokenize as Tokenize
+    from beam_prep.transforms.truncate import Truncate as Truncate
+
+# Imported at first use: a trainer that opens an output needs numpy, not Beam.
+_PUBLIC = {
+    "ApplyTemplate": "transforms.template",
+    "Batch": "core.batch",
+    "BuildMask": "transforms.mask",
+    "Column": "core.schema",
+    "Dataset": "readers.dataset",
+    "FilterByChars": "transforms.filter",
+    "FilterRecords": "transforms.filter",
+    "Labels": "transforms.shift",
+    "MapRecords": "transforms.filter",
+    "Output": "core.schema",
+    "Pipeline": "pipeline",
+    "PipelineConfig": "config",
+    "Ragged": "core.ragged",
+    "ReadJSONL": "transforms.read",
+    "Records": "core.records",
+    "Rendered": "core.template",
+    "RoleMask": "core.mask",
+    "Section": "core.schema",
+    "Segments": "core.batch",
+    "Shard": "transforms.shard",
+    "Shift": "transforms.shift",
+    "Tokenize": "transforms.tokenize",
+    "Tokenizer": "core.tokenizer",
+    "Truncate": "transforms.truncate",
+    "open": "readers.dataset",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'beam_prep' has no attribute {name!r}")
+    module = importlib.import_module(f"beam_prep.{_PUBLIC[name]}")
+    value = getattr(module, "open_dataset" if name == "open" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

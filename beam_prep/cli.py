@@ -1,0 +1,207 @@
+"""The command line: `beam-prep run | inspect | cat | schema`. Heavy imports wait until they are needed."""
+
+import argparse
+import difflib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import beam_prep
+from beam_prep.errors import BeamPrepError
+
+RUN_EXAMPLE = """\
+example:
+  beam-prep run 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
+
+Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
+process and large ones in one worker process a core.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"beam-prep {beam_prep.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="JSONL files -> an output directory",
+        epilog=RUN_EXAMPLE,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run_arguments(run)
+    inspect = commands.add_parser("inspect", help="show records of an output, trained tokens in colour")
+    inspect.add_argument("output", help="an output directory")
+    inspect.add_argument("--record", type=int, help="number of the record to show (default: the first ones)")
+    inspect.add_argument("--count", type=int, default=3, help="records to show (default: 3)")
+    inspect.add_argument("--domain", help="only records of this domain")
+    cat = commands.add_parser("cat", help="print rows of an output as JSON lines")
+    cat.add_argument("output", help="an output directory")
+    cat.add_argument("--count", type=int, help="rows to print (default: all)")
+    cat.add_argument("--domain", help="only rows of this domain")
+    commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
+    return parser
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `run`."""
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help="JSONL files or quoted globs; .gz, .bz2 and .zst are read too")
+    add("-o", "--output_dir", required=True, metavar="DIR", help="the directory to make")
+    add("-c", "--config", required=True, metavar="FILE", help="the config, a JSON file")
+    add("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="a tokenizer's folder, or its Hugging Face name")
+    add("--overwrite", action="store_true", help="replace the output of another job")
+    add(
+        "--max_reject_rate",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="fail when a larger share of the records is rejected (default: 0.01)",
+    )
+    add(
+        "--reject_text",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="characters of a rejected record that are kept (default: 1000); 0 keeps texts out",
+    )
+    add(
+        "--block_bytes",
+        type=int,
+        default=8 * 1024 * 1024,
+        metavar="N",
+        help="bytes of input worked on at a time (default: 8388608); changes no byte of the output",
+    )
+    add("--spool", metavar="DIR", help="keep tokenised blocks here for later runs (default: until this run succeeds)")
+    add("--staging", metavar="DIR", help="where unfinished files lie (default: .beam_prep beside the output)")
+    add(
+        "--staging_ttl",
+        type=float,
+        default=7 * 24 * 3600,
+        metavar="SECONDS",
+        help="remove what failed launches left after this time (default: 7 days)",
+    )
+    add("--verbose", action="store_true", help="show Beam's own log too")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; gives the exit code: 0 good, 1 the job failed, 2 the call is wrong."""
+    parser = _parser()
+    given, beam_options = parser.parse_known_args(arguments)
+    if beam_options and given.command != "run":
+        parser.error(f"unknown arguments: {' '.join(beam_options)}")
+    _set_up_log(getattr(given, "verbose", False))
+    try:
+        return int(_COMMANDS[given.command](given, beam_options))
+    except BeamPrepError as error:
+        print(f"beam-prep: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `beam-prep cat ... | head`
+        sys.stderr.close()
+        return 0
+
+
+def _set_up_log(verbose: bool) -> None:
+    logging.basicConfig(format="%(message)s", level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)
+    logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
+    if problem := unknown_beam_options(beam_options):
+        print(f"beam-prep run: {problem}", file=sys.stderr)
+        return 2
+    from beam_prep.pipeline import Pipeline
+
+    result = Pipeline(
+        given.config,
+        given.inputs,
+        output_dir=given.output_dir,
+        tokenizer_path=given.tokenizer_path,
+        overwrite=given.overwrite,
+        max_reject_rate=given.max_reject_rate,
+        reject_text=given.reject_text,
+        block_bytes=given.block_bytes,
+        spool=given.spool,
+        staging=given.staging,
+        staging_ttl=given.staging_ttl,
+    ).run(beam_options)
+    if result.up_to_date:
+        print(f"{result.output} is up to date: nothing to do")
+    else:
+        print(summary(result.output, result.manifest))
+    return 0
+
+
+def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
+    """What is wrong with options that are not ours, or None. Beam itself would drop a misspelt one with a log line."""
+    if not beam_options:
+        return None
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for options in PipelineOptions.__subclasses__():
+        options._add_argparse_args(known)
+    _, unknown = known.parse_known_args(list(beam_options))
+    if not unknown:
+        return None
+    ours = argparse.ArgumentParser(add_help=False)
+    add_run_arguments(ours)
+    names = [name for parser in (known, ours) for action in parser._actions for name in action.option_strings]
+    close = difflib.get_close_matches(unknown[0].split("=")[0], names, 1)
+    hint = f"; did you mean {close[0]}?" if close else "; beam-prep run --help lists ours"
+    return f"unknown argument {unknown[0]!r}, neither ours nor Beam's{hint}"
+
+
+def summary(output: str, manifest: dict[str, Any]) -> str:
+    """What a run gave, in a few lines."""
+    ledger, totals = manifest["ledger"], manifest["totals"]
+    lines = [
+        f"{output}: {totals['rows']:,} rows, {totals['tokens']:,} tokens in {len(manifest['shards'])} shards "
+        f"({', '.join(manifest['formats'])})"
+    ]
+    for column, trained in totals["trained"].items():
+        share = trained / totals["tokens"] if totals["tokens"] else 0
+        lines.append(f"  {column}: {trained:,} trained tokens ({share:.1%} of all)")
+    for kind in ("dropped", "rejected"):
+        if ledger[kind]:
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())
+            lines.append(f"  {kind}: {counts}")
+    for name in ("blank", "not_read"):
+        if ledger[name]:
+            lines.append(f"  {name} lines: {ledger[name]:,}")
+    if manifest["counters"]:
+        lines.append("  " + ", ".join(f"{name}: {count:,}" for name, count in manifest["counters"].items()))
+    if manifest["rejects"]:
+        lines.append(f"  rejects: {output}/{manifest['rejects'][0]['path']}")
+    lines.append(f"  look at it: beam-prep inspect {output}")
+    return "\n".join(lines)
+
+
+def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.config import PipelineConfig
+
+    print(json.dumps(PipelineConfig.json_schema(), indent=2))
+    return 0
+
+
+def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.inspect import inspect
+
+    inspect(given.output, given.record, given.count, given.domain)
+    return 0
+
+
+def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.inspect import cat
+
+    cat(given.output, given.count, given.domain)
+    return 0
+
+
+_COMMANDS = {"run": _run, "inspect": _inspect, "cat": _cat, "schema": _schema}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""`Batch`: rows of tokens as named ragged columns; and how pieces of text become one."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from beam_prep.core.block import Block
+from beam_prep.core.ragged import Array, Ragged, offsets_of
+from beam_prep.core.schema import Column, Output
+from beam_prep.core.template import UNSET, Pieces, Rendered
+from beam_prep.core.tokenizer import Encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Where each piece of an output lies in its tokens; what mask policies look at. All arrays have one entry a segment.
+
+    Attributes:
+        start, stop: int64, in the output's flat tokens. Segments may share a token.
+        sequence: int64, the sequence that it belongs to.
+        action: int8, see `template.MASK`, `TRAIN`, `BY_ROLE`.
+        role: int32, index into `roles`; -1 for text sections.
+        turn: int32, index of the message in its list; -1 for text sections.
+        own: int8, the message's own `train` key (1, 0), -1 without.
+        roles: names of the roles.
+    """
+
+    start: Array
+    stop: Array
+    sequence: Array
+    action: Array
+    role: Array
+    turn: Array
+    own: Array
+    roles: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def is_role(self, name: str) -> Array:
+        """bool [segments]: the segments of that role."""
+        return self.role == (self.roles.index(name) if name in self.roles else len(self.roles))
+
+    def is_last_of_role(self) -> Array:
+        """bool [segments]: the last of its role in its sequence."""
+        key = self.sequence * (len(self.roles) + 1) + self.role
+        last = np.zeros(len(self), bool)
+        # np.unique gives the first place of each key, so look from the end.
+        _, from_end = np.unique(key[::-1], return_index=True)
+        last[len(self) - 1 - from_end] = True
+        return last & (self.role != UNSET)
+
+
+@dataclass(slots=True)
+class Batch(Block):
+    """Rows of tokens of a block.
+
+    Attributes:
+        outputs: what each row consists of.
+        domain: one name a row.
+        columns: column name -> rows. Ids are int32, masks uint8 (0, 1), labels int32, values float64, until `Shard`
+            stores them with the dtypes of the config.
+        schema: column name -> what it is. (`dtype` is how it is stored in the end.)
+        segments: output name -> its segments; gone after BuildMask.
+        counters: name -> int64 [rows], things worth counting that happened to kept rows.
+    """
+
+    outputs: tuple[Output, ...] = ()
+    domain: list[str] = field(default_factory=list)
+    columns: dict[str, Ragged] = field(default_factory=dict)
+    schema: dict[str, Column] = field(default_factory=dict)
+    segments: dict[str, Segments] = field(default_factory=dict)
+    counters: dict[str, Array] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Ragged:
+        return self.columns[name]
+
+    def assign(self, column: Column, rows: Ragged) -> "Batch":
+        """The batch with a column added or replaced."""
+        if len(rows) != len(self):
+            raise ValueError(f"column {column.name!r} has {len(rows)} rows, the batch {len(self)}")
+        return self._with(columns={**self.columns, column.name: rows}, schema={**self.schema, column.name: column})
+
+    def take(self, rows: Array) -> "Batch":
+        """The rows of a bool mask [rows]. Only after BuildMask."""
+        if rows.all():
+            return self
+        picked = np.flatnonzero(rows)
+        return self._with(
+            line=self.line[rows],
+            domain=[self.domain[row] for row in picked.tolist()],
+            columns={name: column.take(rows) for name, column in self.columns.items()},
+            counters={name: counts[rows] for name, counts in self.counters.items()},
+        )
+
+    def count(self, name: str, per_row: Array) -> None:
+        """Adds to a counter of kept rows."""
+        if per_row.any():
+            self.counters[name] = self.counters.get(name, 0) + per_row.astype(np.int64)
+
+    def drop(self, rows: Array, reason: str) -> "Batch":
+        """The batch without the rows of a bool mask, which the ledger counts as dropped."""
+        self.ledger.drop(self.line[rows], reason)
+        return self.take(~rows)
+
+    def reject(self, rows: Array, reason: str, message: str) -> "Batch":
+        """The batch without the rows of a bool mask, which go to the rejects."""
+        for line in self.line[rows].tolist():
+            self.ledger.reject(line, reason, message)
+        return self.take(~rows)
+
+    def _with(self, **changes: object) -> "Batch":
+        values = {name: getattr(self, name) for name in _BATCH_FIELDS}
+        return Batch(**{**values, **changes})  # type: ignore[arg-type]
+
+
+_BATCH_FIELDS = (
+    "origin", "ledger", "line", "receipt", "outputs", "domain", "columns", "schema", "segments", "counters",
+)  # fmt: skip
+
+
+def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
+    """Encodes every piece alone and joins the pieces of each sequence.
+
+    A sequence with `bos` begins with `bos_id`, once. Rows in which an output has no token (with a template: no more
+    than one, a lone BOS) are dropped (`empty`), or rejected (`missing_source`) where other outputs have some.
+    """
+    batch = Batch(
+        rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain
+    )
+    enough = []
+    for output in rendered.outputs:
+        if output.kind == "value":
+            rows = rendered.values[output.name]
+            batch.columns[output.name] = rows
+            batch.schema[output.name] = Column(output.name, "float32", 1, "value")
+            enough.append(np.ones(len(rows), bool))
+            continue
+        pieces = rendered.pieces[output.name]
+        ids, segments = _join(pieces, _encode(pieces, encoder), bos_id)
+        if bos_id is not None:
+            batch.count("double_bos", _double_bos(ids, pieces.rows, bos_id))
+        rows = Ragged(ids, pieces.rows) if output.kind == "list" else ids
+        batch.columns[output.name] = rows
+        batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
+        batch.segments[output.name] = segments
+        enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
+    return _drop_empty(batch, np.array(enough))
+
+
+def _encode(pieces: Pieces, encoder: Encoder) -> Ragged:
+    special = pieces.special
+    if special.all() or not special.any():
+        return encoder.encode(pieces.texts, bool(len(special) and special[0]))
+    order = np.concatenate([np.flatnonzero(special), np.flatnonzero(~special)])
+    parts = [
+        encoder.encode([pieces.texts[i] for i in np.flatnonzero(wanted).tolist()], flag)
+        for flag, wanted in ((True, special), (False, ~special))
+    ]
+    return Ragged.concat(parts).take(np.argsort(order, kind="stable"))
+
+
+def _join(pieces: Pieces, encoded: Ragged, bos_id: int | None) -> tuple[Ragged, Segments]:
+    """Ids of each sequence, with its BOS, and where the pieces lie in them."""
+    values: Array = encoded.flat
+    piece_borders = encoded.offsets
+    borders = piece_borders[pieces.sequences]
+    sequence = np.repeat(np.arange(len(borders) - 1), np.diff(pieces.sequences))
+    added = np.zeros(len(borders) - 1, bool)
+    if bos_id is not None and pieces.bos.any():
+        added = pieces.bos & ~_brings_bos(pieces, values, piece_borders, borders, bos_id)
+        values = np.insert(values, borders[:-1][added], np.int32(bos_id))
+    before = offsets_of(added)
+    shift = before[sequence + 1] if len(sequence) else np.zeros(0, np.int64)
+    segments = Segments(
+        piece_borders[:-1] + shift,
+        piece_borders[1:] + shift,
+        sequence,
+        pieces.action,
+        pieces.role,
+        pieces.turn,
+        pieces.own,
+        pieces.roles,
+    )
+    return Ragged(values, borders + before), segments
+
+
+def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Array, bos_id: int) -> Array:
+    """bool [sequences]: the first token is BOS, and a template rendered it (a text section's own does not count)."""
+    brings = np.zeros(len(borders) - 1, bool)
+    some = np.flatnonzero(np.diff(borders) > 0)
+    first = borders[some]
+    piece = np.searchsorted(piece_borders, first, side="right") - 1
+    brings[some] = (values[first] == bos_id) & (pieces.role[piece] != UNSET)
+    return brings
+
+
+def _double_bos(ids: Ragged, rows: Array, bos_id: int) -> Array:
+    """int64 [rows]: 1 where a sequence of the row begins with two BOS."""
+    long = np.flatnonzero(ids.lengths > 1)
+    first = ids.offsets[:-1][long]
+    double = np.zeros(len(ids), np.int64)
+    double[long] = (ids.flat[first] == bos_id) & (ids.flat[first + 1] == bos_id)
+    return np.minimum(np.diff(offsets_of(double)[rows]), 1)
+
+
+def _drop_empty(batch: Batch, enough: Array) -> Batch:
+    if enough.all():
+        return batch
+    text = np.array([output.kind != "value" for output in batch.outputs])
+    nothing = ~enough[text].any(axis=0)
+    some = ~enough.all(axis=0) & ~nothing
+    keep = ~(nothing | some)
+    segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
+    batch.ledger.drop(batch.line[nothing], "empty")
+    for row in np.flatnonzero(some).tolist():
+        name = batch.outputs[int(np.argmin(enough[:, row]))].name
+        batch.ledger.reject(int(batch.line[row]), "missing_source", f"{name!r} has no token")
+    kept = batch.take(keep)
+    kept.segments = segments
+    return kept
+
+
+def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
+    """Segments of the kept rows, in the coordinates of the kept tokens."""
+    lists = np.diff(rows.offsets) if isinstance(rows.values, Ragged) else np.ones(len(rows), np.int64)
+    keep_sequence = np.repeat(keep, lists)
+    inner = rows.values if isinstance(rows.values, Ragged) else rows
+    gone = offsets_of(np.where(keep_sequence, 0, inner.lengths))
+    picked = keep_sequence[segments.sequence]
+    sequence = segments.sequence[picked]
+    new_sequence = offsets_of(keep_sequence)[sequence]
+    return Segments(
+        segments.start[picked] - gone[sequence],
+        segments.stop[picked] - gone[sequence],
+        new_sequence,
+        segments.action[picked],
+        segments.role[picked],
+        segments.turn[picked],
+        segments.own[picked],
+        segments.roles,
+    )
+
+

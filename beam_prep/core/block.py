@@ -1,0 +1,204 @@
+"""A block: all that came from one split of the input, with the account of every line of it (the ledger)."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from beam_prep.core.hashing import Node
+from beam_prep.core.ragged import Array
+from beam_prep.core.schema import Column
+
+Kind = Literal["blank", "dropped", "rejected"]
+
+ALIVE = 0
+TEXT_LIMIT = 1000
+"""Characters of a rejected record that are kept in the rejects."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of the job's input, as listed once by the launcher.
+
+    Attributes:
+        path: as given, or as a glob gave it.
+        size: bytes in the store (compressed files: of the compressed form).
+        updated: modification time as the store tells it; only compared with itself, to notice a change during the run.
+        compression: "gzip", "bzip2", "zstd" or None, by the file's ending.
+    """
+
+    path: str
+    size: int
+    updated: float
+    compression: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece of work for ReadJSONL: a byte range of a plain file, or a whole compressed file.
+
+    Attributes:
+        file: index of the file in the job's input.
+        start, stop: the byte range, of the plain file. A compressed file is one split, `stop` is -1.
+    """
+
+    file: int
+    source: InputFile
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of every line of a block.
+
+    Attributes:
+        raw: the block's bytes; rejects quote them.
+        starts: int64 [lines], where each line begins in `raw`.
+        ends: int64 [lines], one past each line's last byte (without the line end).
+        status: uint8 [lines]: ALIVE, or 1 + index into `outcomes`.
+        outcomes: (kind, reason), in order of first use.
+        messages: line -> message, for rejected lines.
+    """
+
+    raw: bytes
+    starts: Array
+    ends: Array
+    status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    outcomes: list[tuple[Kind, str]] = field(default_factory=list)
+    messages: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.status) != len(self.starts):
+            self.status = np.zeros(len(self.starts), np.uint8)
+
+    def _code(self, kind: Kind, reason: str) -> int:
+        outcome = (kind, reason)
+        if outcome not in self.outcomes:
+            if len(self.outcomes) == 255:
+                raise ValueError(f"more than 255 different reasons in one block, the last is {reason!r}: use fewer")
+            self.outcomes.append(outcome)
+        return self.outcomes.index(outcome) + 1
+
+    def blank(self, lines: Array) -> None:
+        """Marks empty lines."""
+        if len(lines):
+            self.status[lines] = self._code("blank", "blank")
+
+    def drop(self, lines: Array | int, reason: str) -> None:
+        """A rule of the config leaves these lines out; they are counted, not kept as rejects."""
+        if np.ndim(lines) == 0 or len(lines):  # type: ignore[arg-type]
+            self.status[lines] = self._code("dropped", reason)
+
+    def reject(self, line: int, reason: str, message: str) -> None:
+        """A line that cannot be used; it goes to the rejects with `reason` (a short word) and `message`."""
+        self.status[line] = self._code("rejected", reason)
+        self.messages[line] = message
+
+    def text(self, line: int, limit: int = TEXT_LIMIT) -> str:
+        """The first `limit` characters of a line; bytes that are no UTF-8 become U+FFFD."""
+        start, end = int(self.starts[line]), int(self.ends[line])
+        return self.raw[start : min(end, start + 4 * limit)].decode("utf-8", "replace")[:limit]
+
+
+def count_outcomes(status: Array, outcomes: list[tuple[Kind, str]]) -> dict[str, Any]:
+    """Counts by kind and reason: {"blank": n, "dropped": {reason: n}, "rejected": {reason: n}}."""
+    counts = np.bincount(status, minlength=len(outcomes) + 1)
+    result: dict[str, Any] = {"blank": 0, "dropped": {}, "rejected": {}}
+    for (kind, reason), count in zip(outcomes, counts[1:].tolist(), strict=True):
+        if not count:
+            continue
+        if kind == "blank":
+            result["blank"] += count
+        else:
+            result[kind][reason] = count
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReceipt:
+    """What a spooled block holds. A function of the block's content and the config: no paths, no times.
+
+    Attributes:
+        lines: lines of the block, blank ones too.
+        counts: see `count_outcomes`.
+        domains: per domain in order of first appearance: (domain, rows, tokens).
+        counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
+        columns: what each row has.
+    """
+
+    lines: int
+    counts: dict[str, Any]
+    domains: list[tuple[str, int, int]]
+    counters: dict[str, int]
+    columns: tuple[Column, ...]
+
+    @property
+    def kept(self) -> int:
+        return sum(rows for _, rows, _ in self.domains)
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, _, tokens in self.domains)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a block comes from: its place in the input, and the digests of the bytes it covers.
+
+    Attributes:
+        file: index of the file in the job's input.
+        source: the file, as listed.
+        start: offset of the block's first byte of content (of the decompressed content).
+        skip: bytes between `start` and the block's first line (the end of a line of the block before).
+        size: bytes of content covered, from `start` on, without what the last line has beyond the range.
+        nodes: the digests of that range, see `hashing`.
+        digest: hex digest of all bytes that the block's lines come from; names it in the spool.
+    """
+
+    file: int
+    source: InputFile
+    start: int
+    skip: int
+    size: int
+    nodes: tuple[Node, ...]
+    digest: str
+
+    @property
+    def first_line(self) -> int:
+        """Offset of the block's first line in the file's content."""
+        return self.start + self.skip
+
+
+@dataclass(slots=True)
+class Block:
+    """What `Records`, `Rendered` and `Batch` share.
+
+    Attributes:
+        origin: where the block comes from.
+        ledger: the account of its lines.
+        line: int32 [rows], the line of each row that is still alive.
+        receipt: set when the spool already has this block: then there are no rows, and nothing is left to do.
+    """
+
+    origin: Origin
+    ledger: Ledger
+    line: Array
+    receipt: BlockReceipt | None = None
+
+    def where(self, row: int) -> str:
+        """`file (byte offset N)` of a row, for messages."""
+        offset = self.origin.first_line + int(self.ledger.starts[self.line[row]])
+        return f"{self.origin.source.path} (byte offset {offset})"
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+
+class Reject(Exception):
+    """Raised while a record is worked on: the record cannot be used. Not an error of the run."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)
+        self.reason = reason
+        self.message = message

@@ -1,0 +1,35 @@
+"""Domain names as folder names: no way out of the output, no two domains in one folder on any file system."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+_SAFE = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,59}")
+_LOOKS_HASHED = re.compile(r".*-[0-9a-f]{16}")
+_TAKEN = {"rejects", "tokenizer", "manifest.json", "run.json", "features.json", "con", "prn", "aux", "nul"}
+
+
+def folder_of(domain: str) -> str:
+    """The folder of a domain: its own name where that is plain lower case, else a slug and a hash of the name.
+
+    Upper case takes the hash too: some file systems do not tell it from lower case.
+    """
+    if _SAFE.fullmatch(domain) and not (
+        domain in _TAKEN or domain.endswith(".") or _LOOKS_HASHED.fullmatch(domain) or domain.startswith("shard_")
+    ):
+        return domain
+    slug = re.sub(r"[^a-z0-9_]+", "_", domain.lower())[:40].strip("_") or "domain"
+    digest = hashlib.sha256(domain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{slug}-{digest}"
+
+
+def folders(domains: Iterable[str]) -> dict[str, str]:
+    """Domain -> folder, sorted by domain.
+
+    Raises:
+        ValueError: two domains would share a folder (their 64-bit hashes are equal).
+    """
+    result = {domain: folder_of(domain) for domain in sorted(domains)}
+    if len(set(result.values())) < len(result):
+        raise ValueError("two domains have the same folder name: rename one of them")
+    return result

@@ -1,0 +1,64 @@
+"""Digests of inputs that do not depend on how the input was split.
+
+A binary hash tree over chunks of 64 KB, as in RFC 6962 (section 2.1): a split that begins at a multiple of the chunk
+gives a few whole subtrees, and the subtrees of all splits, in order, give the digest of the file.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+CHUNK = 64 * 1024
+
+
+class Node(NamedTuple):
+    """A whole subtree: 2**level chunks from chunk `index * 2**level` on."""
+
+    index: int
+    level: int
+    digest: bytes
+
+
+def _parent(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+def _push(stack: list[Node], node: Node) -> None:
+    while stack and stack[-1].level == node.level and node.index % 2 == 1 and stack[-1].index == node.index - 1:
+        node = Node(node.index // 2, node.level + 1, _parent(stack.pop().digest, node.digest))
+    stack.append(node)
+
+
+def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK) -> tuple[Node, ...]:
+    """The largest whole subtrees over `data`, which begins at byte `start` of its file, a multiple of `chunk`."""
+    if start % chunk:
+        raise ValueError(f"start {start} is no multiple of {chunk}")
+    view = memoryview(data)
+    stack: list[Node] = []
+    for position in range(0, len(view), chunk):
+        leaf = hashlib.sha256(b"\x00")
+        leaf.update(view[position : position + chunk])
+        _push(stack, Node((start + position) // chunk, 0, leaf.digest()))
+    return tuple(stack)
+
+
+def tree_digest(nodes: Iterable[Node]) -> str:
+    """Hex digest of a file from its subtrees, in order."""
+    stack: list[Node] = []
+    for node in nodes:
+        _push(stack, node)
+    if not stack:
+        return hashlib.sha256(b"").hexdigest()
+    digest = stack[-1].digest
+    for node in reversed(stack[:-1]):
+        digest = _parent(node.digest, digest)
+    return digest.hex()
+
+
+def block_digest(nodes: Iterable[Node], skip: int, tail: bytes) -> str:
+    """Names a block: the subtrees of its byte range, the bytes skipped at its head, and its last line's overhang."""
+    state = hashlib.sha256(f"{skip}\n".encode())
+    for node in nodes:
+        state.update(bytes([node.level]) + node.digest)
+    state.update(tail)
+    return state.hexdigest()

@@ -1,0 +1,99 @@
+"""Masks: which tokens the loss is taken on. Decided per segment, written per token, without a loop over either."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from beam_prep.core.batch import Batch, Segments
+from beam_prep.core.ragged import Array
+from beam_prep.core.schema import IGNORE_INDEX, Column
+from beam_prep.core.template import BY_ROLE, MASK, TRAIN, UNSET
+
+RoleRule = Literal["train", "mask", "last"]
+MaskPolicy = Callable[[Segments], Array]
+"""segments -> bool [segments]: the segments that are trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMask:
+    """The mask policy of a config: a section's action, and for `$role` the message's role.
+
+    Attributes:
+        roles: role -> `train`, `mask`, or `last` (only the last message of that role).
+        default: for roles that are not named.
+
+    A message's own `train` key wins, except in a section whose action is `mask`.
+    """
+
+    roles: Mapping[str, RoleRule] = field(default_factory=dict)
+    default: Literal["train", "mask"] = "mask"
+
+    def __call__(self, segments: Segments) -> Array:
+        rules = [self.roles.get(role, self.default) for role in segments.roles]
+        train = np.array([rule == "train" for rule in rules] + [False])
+        trained = np.where(segments.action == BY_ROLE, train[segments.role], segments.action == TRAIN)
+        if "last" in rules:
+            last = np.array([rule == "last" for rule in rules] + [False])
+            trained |= (segments.action == BY_ROLE) & last[segments.role] & segments.is_last_of_role()
+        own = (segments.own != UNSET) & (segments.action != MASK)
+        return np.where(own, segments.own == 1, trained)
+
+
+def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
+    """Adds the mask column of every output that has one: uint8, 1 where the loss is taken.
+
+    A token that any trained segment covers is trained.
+
+    Raises:
+        ValueError: the policy does not give one bool a segment, or masks were built before.
+    """
+    columns, schema = {}, {}
+    for name, rows in batch.columns.items():
+        columns[name], schema[name] = rows, batch.schema[name]
+        output = next(output for output in batch.outputs if output.name == name)
+        if output.mask_name is None:
+            continue
+        if name not in batch.segments:
+            raise ValueError(f"no segments for {name!r}: BuildMask comes once, right after Tokenize")
+        segments = batch.segments[name]
+        trained = np.asarray(policy(segments))
+        if trained.dtype != bool or trained.shape != (len(segments),):
+            raise ValueError(
+                f"a mask policy gives bool [{len(segments)}], one a segment; {policy!r} gave {trained.dtype} {trained.shape}"
+            )
+        columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
+        schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
+    return batch._with(columns=columns, schema=schema, segments={})
+
+
+def _cover(segments: Segments, trained: Array, size: int) -> Array:
+    """uint8 [size]: 1 on every token of a trained segment."""
+    edges = np.zeros(size + 1, np.int32)
+    np.add.at(edges, segments.start[trained], 1)
+    np.add.at(edges, segments.stop[trained], -1)
+    return (np.cumsum(edges[:-1]) > 0).astype(np.uint8)
+
+
+def trained_tokens(batch: Batch) -> dict[str, Array]:
+    """For each column that says so (masks, labels): int64 [rows], how many tokens of the row are trained."""
+    counts = {}
+    for name, column in batch.schema.items():
+        if column.role == "mask":
+            counts[name] = batch[name].sums()
+        elif column.role == "labels":
+            counts[name] = batch[name].sums(batch[name].flat != IGNORE_INDEX)
+    return counts
+
+
+def settle_untrained(batch: Batch, untrained: Literal["drop", "keep", "reject"]) -> Batch:
+    """Rows that have an output with nothing to train on, after all cutting: dropped, kept or rejected."""
+    never = {output.mask_name for output in batch.outputs if not output.trains}
+    counts = [per_row for name, per_row in trained_tokens(batch).items() if name not in never]
+    if untrained == "keep" or not counts:
+        return batch
+    bare = (np.array(counts) == 0).any(axis=0)
+    if untrained == "drop":
+        return batch.drop(bare, "untrained")
+    return batch.reject(bare, "untrained", "nothing of the record is trained on (after cutting)")

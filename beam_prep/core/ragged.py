@@ -1,0 +1,152 @@
+"""`Ragged`: rows of different lengths in two arrays. The only shape in which tokens travel."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union, overload
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def offsets_of(lengths: npt.ArrayLike) -> Array:
+    """Row lengths [n] -> row borders int64 [n + 1], beginning with 0."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """n rows over one flat array: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        values: the rows one after the other: an array of any dtype, or a `Ragged` (rows of lists, as in rollouts).
+        offsets: int64 [n + 1]; `offsets[0] == 0` and `offsets[-1] == len(values)`.
+    """
+
+    values: Union[Array, "Ragged"]
+    offsets: Array
+
+    def __post_init__(self) -> None:
+        if len(self.offsets) == 0 or self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
+            raise ValueError(
+                f"offsets must run from 0 to len(values) = {len(self.values)}, got {self.offsets[:1]}..{self.offsets[-1:]}"
+            )
+
+    @classmethod
+    def from_lengths(cls, values: Union[Array, "Ragged"], lengths: npt.ArrayLike) -> "Ragged":
+        """Cuts `values` into rows of the given lengths."""
+        return cls(values, offsets_of(lengths))
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[Any]], dtype: npt.DTypeLike = np.int32, depth: int = 1) -> "Ragged":
+        """Rows given as lists (of lists where `depth` is 2)."""
+        flat: list[Any] = [item for row in rows for item in row]
+        values = np.asarray(flat, dtype=dtype) if depth == 1 else cls.from_lists(flat, dtype, depth - 1)
+        return cls.from_lengths(values, [len(row) for row in rows])
+
+    @classmethod
+    def concat(cls, parts: Sequence["Ragged"]) -> "Ragged":
+        """The rows of all parts, in order. `parts` must not be empty."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = np.concatenate([part.lengths for part in parts])
+        if isinstance(parts[0].values, Ragged):
+            nested = [part.values for part in parts if isinstance(part.values, Ragged)]
+            return cls.from_lengths(cls.concat(nested), lengths)
+        return cls.from_lengths(np.concatenate([part.values for part in parts]), lengths)
+
+    @property
+    def lengths(self) -> Array:
+        """int64 [n]."""
+        return np.diff(self.offsets)
+
+    @property
+    def flat(self) -> Array:
+        """The innermost values, one array."""
+        return self.values.flat if isinstance(self.values, Ragged) else self.values
+
+    @property
+    def depth(self) -> int:
+        """1 for rows of values, 2 for rows of lists."""
+        return 1 + self.values.depth if isinstance(self.values, Ragged) else 1
+
+    @property
+    def flat_lengths(self) -> Array:
+        """int64 [n]: innermost values a row."""
+        if isinstance(self.values, Ragged):
+            return np.diff(self.values.offsets[self.offsets])
+        return self.lengths
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Union[Array, "Ragged"]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Ragged": ...
+    def __getitem__(self, index: int | slice) -> Union[Array, "Ragged"]:
+        """A row (a view), or consecutive rows (a `Ragged` over a view)."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return self.take(np.arange(start, stop, step))
+            stop = max(start, stop)
+            first = self.offsets[start]
+            return Ragged(self.values[int(first) : int(self.offsets[stop])], self.offsets[start : stop + 1] - first)
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def __iter__(self) -> Iterable[Union[Array, "Ragged"]]:  # type: ignore[override]
+        for index in range(len(self)):
+            yield self[index]
+
+    def take(self, rows: Array) -> "Ragged":
+        """The rows of a bool mask [n] or of an index array, in that order."""
+        rows = np.asarray(rows)
+        lengths = self.lengths
+        if rows.dtype == bool:
+            if rows.all():
+                return self
+            # One byte a value instead of the eight of an index.
+            picked = np.repeat(rows, lengths)
+            values = self.values.take(picked) if isinstance(self.values, Ragged) else self.values[picked]
+            return Ragged.from_lengths(values, lengths[rows])
+        return self._gather(self.offsets[:-1][rows], lengths[rows])
+
+    def head(self, length: int) -> "Ragged":
+        """Every row cut to its first `length` values."""
+        lengths = self.lengths
+        if not (lengths > length).any():
+            return self
+        return self._gather(self.offsets[:-1], np.minimum(lengths, length))
+
+    def _gather(self, starts: Array, lengths: Array) -> "Ragged":
+        offsets = offsets_of(lengths)
+        index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(self.values.take(index) if isinstance(self.values, Ragged) else self.values[index], offsets)
+
+    def with_flat(self, flat: Array) -> "Ragged":
+        """The same rows over other innermost values (of the same count)."""
+        if isinstance(self.values, Ragged):
+            return Ragged(self.values.with_flat(flat), self.offsets)
+        return Ragged(flat, self.offsets)
+
+    def sums(self, flat: Array | None = None) -> Array:
+        """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them). 0 for an empty row."""
+        totals = offsets_of(self.flat if flat is None else flat)
+        borders = self.values.offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
+        return np.diff(totals[borders])
+
+    def to_lists(self) -> list[Any]:
+        """Rows as lists of Python numbers; for tests and printing only."""
+        if isinstance(self.values, Ragged):
+            inner = self.values.to_lists()
+            return [inner[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
+        return [row.tolist() for row in self]  # type: ignore[union-attr]

@@ -1,0 +1,73 @@
+"""What a config asks for, in the words of the core: sections of a record, outputs of a row, columns of a shard."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+IGNORE_INDEX = -100
+"""The label of a token without loss (PyTorch's `ignore_index`)."""
+
+Action = Literal["train", "mask", "$role", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One field of a record, and what is done with it (DESIGN, "Masks").
+
+    Attributes:
+        field: the record's key.
+        action: `train`, `mask`, `$role` (by the message's role), or `value` (numbers, not text).
+        template: None for plain text; "message" = each message rendered and encoded alone.
+        add_special_tokens: None = yes for the first section that yields anything, if it is text.
+    """
+
+    field: str
+    action: Action
+    template: Literal["message"] | None = None
+    add_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One sequence (or list of sequences, or list of values) of every row, and the name of its mask.
+
+    Attributes:
+        name: the column of the ids (or values).
+        kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row).
+        sections: where it comes from, in order.
+        mask_name: the column of the mask; None where the config makes a mask needless.
+    """
+
+    name: str
+    kind: Literal["ids", "list", "value"]
+    sections: tuple[Section, ...]
+    mask_name: str | None = None
+
+    @property
+    def has_template(self) -> bool:
+        return any(section.template is not None for section in self.sections)
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of its tokens can be trained on."""
+        return any(section.action in ("train", "$role") for section in self.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a shard.
+
+    Attributes:
+        name: its key in every format.
+        dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
+        depth: 1 = each row is a list of values, 2 = each row is a list of lists.
+        role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `value`.
+        of: for a mask or labels, the column of ids that it belongs to.
+        shifted: for labels: label i belongs to the token behind input i.
+    """
+
+    name: str
+    dtype: str
+    depth: int
+    role: Literal["ids", "mask", "labels", "value"]
+    of: str | None = None
+    shifted: bool = False

@@ -1,0 +1,239 @@
+"""Tokenizers: resolved once by transformers, then used by the Rust library alone.
+
+`Tokenizer.load` asks `transformers.AutoTokenizer` (the reference: what it gives is right) and writes what it says
+into a folder: the backend's `tokenizer.json`, the special tokens, the chat template. Workers read that folder with
+`tokenizers` and jinja2 and never import transformers. Every output keeps the folder, so that it can be decoded.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.errors import TokenizerError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_MARK = "beam_prep.json"
+_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", _MARK)
+_TEXTS_AT_ONCE = 512
+
+
+class Encoder(Protocol):
+    """Texts -> ids. What a faster backend has to offer."""
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, int32, without truncation or padding."""
+        ...
+
+
+class _Loaded(NamedTuple):
+    backend: "tokenizers.Tokenizer"
+    special_tokens: dict[str, str]
+    chat_template: str | None
+    max_id: int
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(folder: str, fingerprint: str) -> _Loaded:
+    import tokenizers
+
+    base = Path(folder)
+    mark = json.loads((base / _MARK).read_bytes())
+    if mark["fingerprint"] != fingerprint:
+        raise TokenizerError(f"the tokenizer in {folder} changed: fingerprint {mark['fingerprint']}, not {fingerprint}")
+    template = base / "chat_template.jinja"
+    return _Loaded(
+        tokenizers.Tokenizer.from_file(str(base / "tokenizer.json")),
+        mark["special_tokens"],
+        template.read_text("utf-8") if template.exists() else None,
+        mark["max_id"],
+    )
+
+
+class Tokenizer:
+    """A resolved tokenizer. Cheap to pickle (a path and a fingerprint); each process loads it once, at first use.
+
+    Attributes:
+        folder: where its files lie.
+        fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
+    """
+
+    def __init__(self, folder: str, fingerprint: str) -> None:
+        self.folder = folder
+        self.fingerprint = fingerprint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.folder, self.fingerprint)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """A tokenizer folder (local), or a name on the Hugging Face Hub.
+
+        Padding and truncation that are stored in a `tokenizer.json` are switched off. Tokens in an object
+        `special_tokens` of `tokenizer_config.json` count where the usual keys do not name them.
+
+        Raises:
+            TokenizerError: nothing usable there.
+        """
+        folder = Path(path)
+        if (folder / _MARK).exists():
+            return cls(str(folder), json.loads((folder / _MARK).read_bytes())["fingerprint"])
+        return _resolve(str(path))
+
+    def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
+        """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in self.files():
+            (target / name).write_bytes((Path(self.folder) / name).read_bytes())
+        return Tokenizer(str(target), self.fingerprint)
+
+    def files(self) -> list[str]:
+        """Names of the files in the folder."""
+        return [name for name in _FILES if (Path(self.folder) / name).exists()]
+
+    @property
+    def _it(self) -> _Loaded:
+        return _loaded(self.folder, self.fingerprint)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Named special tokens that are set: {"bos_token": "<s>", ...}."""
+        return self._it.special_tokens
+
+    def id_of(self, name: str) -> int | None:
+        """The id of a named special token (`bos_token` ...), None where it is not set."""
+        token = self._it.special_tokens.get(name)
+        found = None if token is None else self._it.backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the BOS token, None where there is none."""
+        return self.id_of("bos_token")
+
+    @property
+    def max_id(self) -> int:
+        """The largest id, added tokens included."""
+        return self._it.max_id
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template."""
+        return self._it.chat_template
+
+    def template(self) -> ChatTemplate:
+        """The compiled chat template.
+
+        Raises:
+            TokenizerError: the tokenizer has none.
+        """
+        if self._it.chat_template is None:
+            raise TokenizerError(
+                "this tokenizer has no chat template, and the config asks for one (template: true): put a "
+                "chat_template.jinja into the tokenizer's folder, or use text sections"
+            )
+        return ChatTemplate(self._it.chat_template, self._it.special_tokens)
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, int32, without truncation or padding."""
+        values: list[Array] = []
+        lengths: list[int] = []
+        for first in range(0, len(texts), _TEXTS_AT_ONCE):
+            batch = self._it.backend.encode_batch_fast(
+                list(texts[first : first + _TEXTS_AT_ONCE]), add_special_tokens=add_special_tokens
+            )
+            ids = [encoding.ids for encoding in batch]
+            sizes = [len(row) for row in ids]
+            values.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes)))
+            lengths += sizes
+        return Ragged.from_lengths(np.concatenate(values) if values else np.zeros(0, np.int32), lengths)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens visible."""
+        return str(self._it.backend.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """A text for each token, which joined give the text of all; a character cut in the middle goes to its last token."""
+        stream = _decode_stream()
+        backend = self._it.backend
+        texts = [stream.step(backend, int(token)) or "" for token in ids]
+        rest = self.decode(ids)[len("".join(texts)) :]
+        if rest and texts:
+            texts[-1] += rest
+        return texts
+
+
+def _decode_stream() -> Any:
+    from tokenizers.decoders import DecodeStream
+
+    return DecodeStream(skip_special_tokens=False)
+
+
+def _resolve(path: str) -> Tokenizer:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers import AutoTokenizer
+
+    looks_local = os.path.isdir(path) or path.startswith((".", "/", "~")) or path.count("/") > 1
+    if looks_local and not os.path.isdir(path):
+        raise TokenizerError(
+            f"no tokenizer folder {path!r}: --tokenizer_path wants a folder with tokenizer.json, or a Hugging Face name"
+        )
+    try:
+        found = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        hint = "a folder with tokenizer.json" if looks_local else "a folder, or a name on the Hugging Face Hub"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}. transformers says: {reason}") from None
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerError(f"the tokenizer in {path!r} has no tokenizer.json (no Rust tokenizer): save a fast one")
+    backend.no_padding()
+    backend.no_truncation()
+    nested = found.init_kwargs.get("special_tokens")
+    named = {k: v for k, v in nested.items() if isinstance(v, str)} if isinstance(nested, dict) else {}
+    special_tokens = {**named, **{k: str(v) for k, v in found.special_tokens_map.items() if isinstance(v, str)}}
+    template = found.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    max_id = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    return _write(backend.to_str(), special_tokens, template, max_id)
+
+
+def _write(source: str, special_tokens: dict[str, str], template: str | None, max_id: int) -> Tokenizer:
+    special_tokens = dict(sorted(special_tokens.items()))
+    canonical = json.dumps([json.loads(source), template, special_tokens], sort_keys=True, ensure_ascii=False)
+    fingerprint = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+    mark = {"fingerprint": fingerprint, "max_id": max_id, "special_tokens": special_tokens}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
+    texts = {
+        "tokenizer.json": source,
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n",
+        _MARK: json.dumps(mark, ensure_ascii=False, indent=1) + "\n",
+    }
+    if template is not None:
+        texts["chat_template.jinja"] = template
+    folder = Path(tempfile.gettempdir()) / f"beam_prep-{os.getuid()}" / "tokenizers" / fingerprint
+    if not (folder / _MARK).exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        for name, text in texts.items():
+            (made / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            made.rename(folder)
+        except OSError:  # another process was first, with the same content
+            for name in texts:
+                (made / name).unlink()
+            made.rmdir()
+    return Tokenizer(str(folder), fingerprint)

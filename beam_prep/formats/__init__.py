@@ -1,0 +1,9 @@
+"""One shard <-> bytes. A new format is a file that keeps the contract of `Format`, its test, and a line here."""
+
+from beam_prep.formats.contract import Format, OpenFile, Row, ShardReader, ShardWriter
+from beam_prep.formats.mmap_bin import Bin
+from beam_prep.formats.tfrecord import TFRecord
+
+__all__ = ["FORMATS", "Bin", "Format", "OpenFile", "Row", "ShardReader", "ShardWriter", "TFRecord"]
+
+FORMATS: dict[str, Format] = {"bin": Bin(), "tfrecord": TFRecord()}

@@ -1,0 +1,122 @@
+"""What a format is: one shard <-> bytes, and the checks that all formats share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.schema import Column
+
+OpenFile = Callable[[str], BinaryIO]
+"""Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made."""
+
+Row = dict[str, Array | Ragged]
+"""Column name to a row's values [length], or to its lists (a `Ragged`) where the column's depth is 2."""
+
+
+class ShardWriter(Protocol):
+    """Writes one shard, slice by slice. After an exception the files are worthless: nothing more may be called."""
+
+    def write(self, columns: Mapping[str, Ragged]) -> None:
+        """Appends rows.
+
+        Args:
+            columns: the next rows of the shard: the declared columns, no more and no less, of equal row count and of
+                the declared depth. Values may be views (of Arrow memory, too); they are not kept after the call.
+
+        Raises:
+            ValueError: the columns are not as declared, or a value does not fit its column's dtype.
+        """
+        ...
+
+    def close(self) -> None:
+        """Writes what comes last and closes the files. Only then is the shard whole."""
+        ...
+
+
+class ShardReader(Protocol):
+    """Reads one shard. It pickles as its path, not as its content, so it may cross to a data loader's processes."""
+
+    def __len__(self) -> int:
+        """Rows.
+
+        Raises:
+            FormatError: the file that holds the rows' borders is damaged.
+        """
+        ...
+
+    def row(self, index: int) -> Row:
+        """One row in the columns' dtypes; arrays may be read-only views of the file. Negative: from the end.
+
+        Raises:
+            IndexError: there is no such row.
+            FormatError: the row is damaged; the message names the file (and the record, where the format can tell).
+        """
+        ...
+
+
+class Format(Protocol):
+    """A way to keep one shard in files."""
+
+    name: str
+
+    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> ShardWriter:
+        """Opens shard number `shard` (from 0) of the domain's `shards` for writing. Same rows, same bytes."""
+        ...
+
+    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> ShardReader:
+        """Opens a shard of the domain in the local `folder`, as `writer` left it.
+
+        Raises:
+            FormatError: a file is missing, cut, or does not hold these columns.
+        """
+        ...
+
+
+def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
+    """The number of rows in `data`.
+
+    Raises:
+        ValueError: `data` has other columns, or columns of another depth, than declared, or of different row counts.
+    """
+    names = {column.name for column in columns}
+    if names != data.keys():
+        raise ValueError(f"found columns {sorted(data)}, declared are {sorted(names)}")
+    for column in columns:
+        if data[column.name].depth != column.depth:
+            raise ValueError(f"column {column.name!r}: found depth {data[column.name].depth}, declared {column.depth}")
+    counts = {name: len(ragged) for name, ragged in data.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"columns of different row counts: {counts}")
+    return max(counts.values(), default=0)
+
+
+def cast(values: Array, dtype: str, name: str) -> Array:
+    """`values` in `dtype`, contiguous and little-endian; the very array where it is so already.
+
+    Floats are rounded to a narrower float type (beyond its range: infinite); anything else must keep its value.
+
+    Raises:
+        ValueError: a value does not fit; the message names the column, `name`.
+    """
+    target = np.dtype(dtype).newbyteorder("<")
+    with np.errstate(invalid="ignore", over="ignore"):
+        stored = np.ascontiguousarray(values, dtype=target)
+    if target.kind != "f" and not np.can_cast(values.dtype, target) and not np.array_equal(stored, values):
+        first = values[np.flatnonzero(stored != values)[0]]
+        raise ValueError(f"column {name!r}: {first} does not fit {dtype}")
+    return stored
+
+
+def row_number(index: int, rows: int) -> int:
+    """`index` counted from the front.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    number = index + rows if index < 0 else index
+    if not 0 <= number < rows:
+        raise IndexError(f"row {index} of {rows}")
+    return number

@@ -1,0 +1,195 @@
+"""Spool files: one tokenised block <-> bytes. Arrow IPC, so that a slice of rows is read without copying it.
+
+A block takes up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block's receipt in
+its footer. `<name>.rows.arrow` (small) holds what only shard borders need: each line's outcome, each row's domain and
+tokens. `<name>.rejects.arrow` holds rejected lines, where there are any. The first is written last: where it is
+whole, the others are too.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from beam_prep.core.batch import Batch
+from beam_prep.core.block import BlockReceipt, Kind, count_outcomes
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.schema import Column
+from beam_prep.errors import FormatError
+
+SPOOL_VERSION = 1
+"""Goes up with every change of what a spool file holds; older blocks are then not used again."""
+
+ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What shard borders need to know of a block (its sidecar).
+
+    Attributes:
+        line: int32 [rows], the line of each kept row, ascending.
+        domain: int32 [rows], index into the receipt's domains.
+        tokens: int64 [rows], tokens of the row's first output that holds ids.
+        status: uint8 [lines], see `Ledger`.
+        outcomes: what the codes of `status` mean.
+        counters: name -> int64 [rows].
+    """
+
+    line: Array
+    domain: Array
+    tokens: Array
+    status: Array
+    outcomes: list[tuple[Kind, str]]
+    counters: dict[str, Array]
+
+
+def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, bytes]]:
+    """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
+
+    Args:
+        batch: rows with their final dtypes; masks may be uint8 where bool is stored.
+        text_limit: characters kept of a rejected record; 0 keeps texts out.
+    """
+    names = list(dict.fromkeys(batch.domain))
+    code = {name: index for index, name in enumerate(names)}
+    domain = np.array([code[name] for name in batch.domain], np.int32)
+    tokens = row_tokens(batch)
+    receipt = BlockReceipt(
+        lines=len(batch.ledger.status),
+        counts=count_outcomes(batch.ledger.status, batch.ledger.outcomes),
+        domains=[
+            (name, int((domain == index).sum()), int(tokens[domain == index].sum()))
+            for index, name in enumerate(names)
+        ],
+        counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
+        columns=tuple(batch.schema.values()),
+    )
+    files = {}
+    if receipt.counts["rejected"]:
+        files[REJECTS] = _rejects(batch, text_limit)
+    files[SIDECAR] = _sidecar(batch, domain, tokens)
+    files[ROWS] = _rows(batch, domain, receipt)
+    return receipt, files
+
+
+def row_tokens(batch: Batch) -> Array:
+    """int64 [rows]: tokens of the first output that holds ids, the measure of shards."""
+    for name, column in batch.schema.items():
+        if column.role == "ids":
+            return batch[name].flat_lengths
+    return np.zeros(len(batch), np.int64)
+
+
+def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> bytes:
+    schema = pa.schema([(name, _arrow(batch[name]).type) for name in batch.schema])
+    sink = pa.BufferOutputStream()
+    footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
+    with pa.ipc.new_file(sink, schema, metadata=footer) as writer:
+        for index in range(len(receipt.domains)):
+            wanted = domain == index
+            writer.write_batch(
+                pa.record_batch([_arrow(batch[name].take(wanted)) for name in batch.schema], schema=schema)
+            )
+    return bytes(memoryview(sink.getvalue()))
+
+
+def _arrow(rows: Ragged) -> pa.ListArray:
+    values = _arrow(rows.values) if isinstance(rows.values, Ragged) else pa.array(rows.values)
+    return pa.ListArray.from_arrays(pa.array(rows.offsets.astype(np.int32)), values)
+
+
+def _sidecar(batch: Batch, domain: Array, tokens: Array) -> bytes:
+    columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
+    columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
+    table = pa.table({name: pa.array([values]) for name, values in columns.items()})
+    footer = {"outcomes": json.dumps(batch.ledger.outcomes)}
+    return _write(table, footer)
+
+
+def _rejects(batch: Batch, text_limit: int) -> bytes:
+    ledger = batch.ledger
+    lines = sorted(ledger.messages)
+    reasons = [ledger.outcomes[ledger.status[line] - 1][1] for line in lines]
+    table = pa.table(
+        {
+            "line": pa.array(lines, pa.int32()),
+            "offset": pa.array(ledger.starts[lines], pa.int64()),
+            "reason": reasons,
+            "message": [ledger.messages[line] if text_limit else None for line in lines],
+            "text": [ledger.text(line, text_limit) if text_limit else None for line in lines],
+        },
+        schema=pa.schema(
+            [
+                ("line", pa.int32()),
+                ("offset", pa.int64()),
+                ("reason", pa.string()),
+                ("message", pa.string()),
+                ("text", pa.string()),
+            ]
+        ),
+    )
+    return _write(table, {})
+
+
+def _write(table: pa.Table, footer: Mapping[str, str]) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, table.schema, options=options, metadata=dict(footer)) as writer:
+        writer.write_table(table)
+    return bytes(memoryview(sink.getvalue()))
+
+
+def _open(source: Any, name: str) -> pa.ipc.RecordBatchFileReader:
+    try:
+        return pa.ipc.open_file(source)
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"the spool file {name} is cut or damaged ({error}): delete it and run again") from None
+
+
+def read_receipt(source: Any, name: str) -> BlockReceipt:
+    """The receipt in the footer of a block's rows.
+
+    Args:
+        source: an open file or a memory map.
+        name: for messages.
+
+    Raises:
+        FormatError: the file is cut or damaged.
+    """
+    found = json.loads(_open(source, name).metadata[b"receipt"])
+    found["domains"] = [tuple(entry) for entry in found["domains"]]
+    found["columns"] = tuple(Column(**column) for column in found["columns"])
+    return BlockReceipt(**found)
+
+
+def read_rows(source: Any, name: str, domain: int, start: int, stop: int) -> dict[str, Ragged]:
+    """Rows [start, stop) of a domain, as views of the source's memory where it is mapped."""
+    batch = _open(source, name).get_batch(domain).slice(start, stop - start)
+    return {column: _ragged(batch.column(column)) for column in batch.schema.names}
+
+
+def _ragged(array: pa.ListArray) -> Ragged:
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    inner = _ragged(values) if pa.types.is_list(values.type) else values.to_numpy()
+    return Ragged(inner, offsets - offsets[0])
+
+
+def read_sidecar(source: Any, name: str) -> Rows:
+    """The sidecar of a block."""
+    reader = _open(source, name)
+    batch = reader.get_batch(0)
+    found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
+    outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
+    counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
+    return Rows(**found, outcomes=outcomes, counters=counters)
+
+
+def read_rejects(source: Any, name: str) -> list[dict[str, Any]]:
+    """The rejected lines of a block, in order: line (in the block), offset (from its first line), reason, message, text."""
+    rows: list[dict[str, Any]] = _open(source, name).read_all().to_pylist()
+    return rows

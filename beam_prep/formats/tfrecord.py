@@ -1,0 +1,233 @@
+"""`tfrecord`: one `tf.train.Example` a row, in `<domain>/shard_0000.tfrecord`, `shard_0001.tfrecord` ...
+
+Integer and bool columns are Int64Lists, float columns FloatLists: **float64 is rounded to float32** (beyond its range:
+infinite), and uint64 values from 2**63 on are kept as the int64 of the same bits, because Examples have nothing wider.
+A column of lists of lists has its values, flat, under its key, and the lengths of the inner lists as the int64 feature
+`<key>/lengths`. An empty row is a list without values.
+
+In TensorFlow, with `features.json` (the content is what `features` gives):
+
+    spec = {
+        key: tf.io.RaggedFeature(
+            tf.as_dtype(feature["type"]),
+            value_key=key,
+            partitions=[tf.io.RaggedFeature.RowLengths(feature["lengths"])] if "lengths" in feature else [],
+            row_splits_dtype=tf.int64,
+        )
+        for key, feature in json.load(open("features.json")).items()
+    }
+    rows = tf.data.TFRecordDataset(sorted(glob.glob("wiki/*.tfrecord")))
+    rows = rows.batch(64).map(lambda batch: tf.io.parse_example(batch, spec))
+
+Source of the frame around each Example: tensorflow/core/lib/io/record_writer.h: uint64 length, masked crc32c of these 8
+bytes, the Example, masked crc32c of the Example, all little-endian.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from beam_prep.core.ragged import Array, Ragged, offsets_of
+from beam_prep.core.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats.contract import OpenFile, Row, check_rows, row_number
+from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key
+
+__all__ = ["TFRecord", "decode_example", "encode_rows", "features", "require_fast_crc32c"]
+
+CHUNK_VALUES = 1 << 19
+"""Values that are encoded and written at once: about 1 MB of file, so that the work stays in the processor's cache."""
+
+_HEAD, _FOOT = 12, 4
+
+
+class TFRecord:
+    """The format `tfrecord`; see the module."""
+
+    name = "tfrecord"
+
+    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordWriter":
+        """See `Format.writer`.
+
+        Raises:
+            ImportError: google_crc32c runs without its C extension.
+        """
+        require_fast_crc32c()
+        return TFRecordWriter(open_file, columns, _file_name(shard))
+
+    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordReader":
+        """See `Format.read`. The file is walked through once, on first use."""
+        return TFRecordReader(folder / _file_name(shard), columns)
+
+
+def _file_name(shard: int) -> str:
+    return f"shard_{shard:04d}.tfrecord"
+
+
+def require_fast_crc32c() -> None:
+    """Refuses google_crc32c's pure Python fallback, which is a hundred times slower. Launchers may call it early.
+
+    Raises:
+        ImportError: google_crc32c runs without its C extension.
+    """
+    if google_crc32c.implementation != "c":
+        raise ImportError(
+            f"google_crc32c runs as {google_crc32c.implementation!r}, not 'c': too slow to write tfrecord. Install a "
+            "wheel with its C extension: pip install --force-reinstall --only-binary=:all: google-crc32c"
+        )
+
+
+def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
+    """The content of `features.json`: what a reader needs to know of every feature.
+
+    Per key: `type` ("int64" or "float32", as it is in the Example), `dtype` (numpy name of the column), `kind`
+    ("ragged": rows differ in length), and for a column of lists of lists `lengths`, the key of the inner lengths.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for column in columns:
+        entry = {"type": feature_type(column), "dtype": column.dtype, "kind": "ragged"}
+        found[column.name] = entry
+        if column.depth == 2:
+            entry["lengths"] = lengths_key(column)
+            found[entry["lengths"]] = {"type": "int64", "dtype": "int64", "kind": "ragged"}
+    return found
+
+
+class TFRecordWriter:
+    """Writes rows as they come; nothing stays in memory between calls. See `ShardWriter`."""
+
+    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
+        self._columns = tuple(columns)
+        self._file = open_file(name)
+
+    def write(self, columns: Mapping[str, Ragged]) -> None:
+        """See `ShardWriter.write`.
+
+        Raises:
+            ValueError: also for a row whose Example is larger than 2 GiB.
+        """
+        check_rows(self._columns, columns)
+        for start, stop in _chunks(list(columns.values())):
+            chunk = {name: ragged[start:stop] for name, ragged in columns.items()}
+            self._file.write(encode_rows(self._columns, chunk).data)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _chunks(columns: Sequence[Ragged]) -> Iterator[tuple[int, int]]:
+    """Cuts rows into chunks of about `CHUNK_VALUES` values, a feature's header counted as 16; at least one row each."""
+    ends = offsets_of(np.sum([16 + ragged.flat_lengths for ragged in columns], axis=0))
+    start, rows = 0, len(ends) - 1
+    while start < rows:
+        stop = int(np.searchsorted(ends, ends[start] + CHUNK_VALUES, "right")) - 1
+        stop = max(stop, start + 1)
+        yield start, stop
+        start = stop
+
+
+def encode_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> Array:
+    """The records of all rows, with their frames, one after the other: uint8 [bytes].
+
+    Takes several times the memory of the values: meant for chunks. Raises as `Examples` does.
+    """
+    examples = Examples(columns, data)
+    starts = offsets_of(_HEAD + examples.sizes + _FOOT)
+    out = np.empty(starts[-1], np.uint8)
+    examples.put(out, starts[:-1] + _HEAD)
+    _frame(out, starts)
+    return out
+
+
+def _frame(out: Array, starts: Array) -> None:
+    """Puts the length and the crcs around each Example; `starts`: where records begin, and the end."""
+    sizes, which = np.unique(np.diff(starts) - _HEAD - _FOOT, return_inverse=True)
+    heads = np.empty(len(sizes), [("size", "<u8"), ("crc", "<u4")])
+    heads["size"] = sizes
+    heads["crc"] = _masked([google_crc32c.value(size.tobytes()) for size in heads["size"]])
+    out[starts[:-1, None] + np.arange(_HEAD)] = heads.view(np.uint8).reshape(-1, _HEAD)[which]
+    places = zip((starts[:-1] + _HEAD).tolist(), (starts[1:] - _FOOT).tolist(), strict=True)
+    crcs = _masked([google_crc32c.value(out[begin:end]) for begin, end in places])
+    out[starts[1:, None] - _FOOT + np.arange(_FOOT)] = crcs.view(np.uint8).reshape(-1, _FOOT)
+
+
+def _masked(crcs: Sequence[int]) -> Array:
+    """Crcs as TFRecord keeps them, uint32 little-endian [n]."""
+    plain = np.array(crcs, "<u4")
+    return (plain >> 15 | plain << 17) + np.uint32(0xA282EAD8)
+
+
+class TFRecordReader:
+    """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        """Maps the file.
+
+        Raises:
+            FormatError: there is no such file.
+        """
+        self._path = path
+        self._columns = tuple(columns)
+        try:
+            # An empty file, a shard without rows, cannot be mapped.
+            self._data = np.asarray(np.memmap(path, np.uint8, "r")) if path.stat().st_size else np.zeros(0, np.uint8)
+        except FileNotFoundError:
+            raise FormatError(f"{path}: no such file") from None
+
+    def __reduce__(self) -> tuple[type["TFRecordReader"], tuple[Path, tuple[Column, ...]]]:
+        # A pickled memmap is a copy of the file.
+        return TFRecordReader, (self._path, self._columns)
+
+    def __len__(self) -> int:
+        """Rows.
+
+        Raises:
+            FormatError: the file is cut, or the length of a record is damaged.
+        """
+        return len(self._starts) - 1
+
+    def row(self, index: int) -> Row:
+        """See `ShardReader.row`; both crcs of the record have been checked.
+
+        Raises:
+            FormatError: the row is damaged, or the file is cut or a length damaged anywhere.
+        """
+        number = row_number(index, len(self))
+        begin, end = int(self._starts[number]) + _HEAD, int(self._starts[number + 1]) - _FOOT
+        payload = self._data[begin:end]
+        if _masked([google_crc32c.value(payload)]).tobytes() != self._data[end : end + _FOOT].tobytes():
+            raise FormatError(f"{self._path}: record {number} is damaged: its crc differs")
+        try:
+            return decode_example(payload, self._columns)
+        except FormatError as error:
+            raise FormatError(f"{self._path}: record {number}: {error}") from None
+
+    @cached_property
+    def _starts(self) -> Array:
+        """Where records begin, and the end of the file, int64 [rows + 1]."""
+        data = self._data.data
+        crcs: dict[int, int] = {}
+        starts = [0]
+        while starts[-1] < len(data):
+            starts.append(self._next(data, starts, crcs))
+        return np.array(starts)
+
+    def _next(self, data: memoryview, starts: list[int], crcs: dict[int, int]) -> int:
+        """The end of the record that begins at the last of `starts`. `crcs`: lengths that were checked before."""
+        start = starts[-1]
+        if start + _HEAD > len(data):
+            raise FormatError(f"{self._path}: record {len(starts) - 1} is cut")
+        size, crc = struct.unpack_from("<QI", data, start)
+        if size not in crcs:
+            crcs[size] = int(_masked([google_crc32c.value(struct.pack("<Q", size))])[0])
+        if crcs[size] != crc:
+            raise FormatError(f"{self._path}: record {len(starts) - 1} is damaged: the crc of its length differs")
+        end: int = start + _HEAD + size + _FOOT
+        if end > len(data):
+            raise FormatError(f"{self._path}: record {len(starts) - 1} is cut")
+        return end

@@ -1,0 +1,86 @@
+"""Protobuf varints of whole arrays: 7 bits a byte, lowest first, the top bit set on all but the last byte.
+
+Source: protobuf.dev/programming-guides/encoding, "Base 128 Varints". Negative int64 take the 10 bytes of their two's
+complement.
+"""
+
+import numpy as np
+
+from beam_prep.core.ragged import Array
+
+_LIMITS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.uint64)
+_MAX_SIZE = 10
+
+
+def sizes(values: Array) -> Array:
+    """Bytes of the varint of each value: int64 or uint64 [n] -> int64 [n]."""
+    return 1 + np.searchsorted(_LIMITS, values.view(np.uint64), "right")
+
+
+def put(out: Array, at: Array, values: Array) -> None:
+    """Writes varints to `out`, uint8, each from its index in `at` on: int64 or uint64 `values` [n]."""
+    values = values.view(np.uint64)
+    while len(values):
+        more = values >= 128
+        out[at] = values.astype(np.uint8) & 127 | more.view(np.uint8) << 7
+        if not more.all():
+            at, values = at[more], values[more]
+        at, values = at + 1, values >> 7
+
+
+def encode(values: Array) -> tuple[Array, Array | None]:
+    """The varints of `values`, one after the other.
+
+    Args:
+        values: any integers or bools [n]; uint64 from 2**63 on become the int64 of the same bits.
+
+    Returns:
+        uint8 [bytes], which may be a view of `values`; and where each varint begins and the last one ends, int64
+        [n + 1], or None where each takes one byte.
+    """
+    if len(values) == 0 or values.dtype == bool or (values.min() >= 0 and values.max() < 128):
+        return values.astype(np.uint8, copy=False), None
+    widths = (values >= 1 << 7).view(np.uint8)
+    widths += values >= 1 << 14
+    widths += 1
+    # Nearly all ids take up to three bytes; of what takes more, small negatives (the -100 of labels) are common.
+    negative = np.flatnonzero(values < 0)
+    widths[negative] = _MAX_SIZE
+    wide = np.flatnonzero((values < -1 << 21) | (values >= 1 << 21))
+    rest = values[wide].astype(np.int64, copy=False).view(np.uint64)
+    widths[wide] = sizes(rest)
+    borders = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(widths, out=borders[1:])
+    begins = borders[:-1]
+    # From its fourth byte on, a small negative is 0xFF six times, then 1.
+    out = np.full(borders[-1] + 2, 0xFF, np.uint8)
+    out[begins[negative] + _MAX_SIZE - 1] = 1
+    put(out, begins[wide] + 3, rest >> 21)
+    low = values.astype(np.uint32)
+    # Without a mask every value puts a byte at each place, also behind its own end. What it hits there is a lower place
+    # of a value behind it, which is put later.
+    for place in range(min(3, int(widths.max())) - 1, -1, -1):
+        more = (widths > place + 1).view(np.uint8) << 7
+        out[place:][begins] = (low >> (7 * place)).astype(np.uint8) & 127 | more
+    return out[: borders[-1]], borders
+
+
+def decode(data: Array) -> Array:
+    """uint8 [bytes] of whole varints -> int64 [n].
+
+    Raises:
+        ValueError: the last varint is cut, or one has more than 10 bytes.
+    """
+    last = data < 128
+    if last.all():
+        return data.astype(np.int64)
+    if not last[-1]:
+        raise ValueError("a varint is cut")
+    ends = np.flatnonzero(last) + 1
+    begins = np.concatenate([[0], ends[:-1]])
+    widths = ends - begins
+    if widths.max() > _MAX_SIZE:
+        raise ValueError(f"a varint has {widths.max()} bytes, more than {_MAX_SIZE}")
+    place = np.arange(len(data)) - np.repeat(begins, widths)
+    bits = (data & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
+    return np.bitwise_or.reduceat(bits, begins).view(np.int64)

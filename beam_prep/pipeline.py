@@ -1,0 +1,257 @@
+"""`Pipeline`: a config, inputs and an output directory -> a run."""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import filelock
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from beam_prep import errors, recipe
+from beam_prep.config import PipelineConfig
+from beam_prep.core.block import InputFile
+from beam_prep.core.hashing import Node, tree_digest, tree_nodes
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import BeamPrepError, ConfigError, OutputError
+from beam_prep.formats.manifest import MANIFEST, load
+from beam_prep.progress import Progress
+from beam_prep.transforms._files import list_inputs, open_input, total_size
+from beam_prep.transforms._publish import Staging, up_to_date
+from beam_prep.transforms._spool import Spool
+from beam_prep.transforms.read import BLOCK_BYTES, ReadJSONL
+from beam_prep.transforms.shard import Shard
+
+log = logging.getLogger("beam_prep")
+
+SMALL_INPUT = 4 * BLOCK_BYTES
+"""Below this, starting worker processes costs more than it gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run gave.
+
+    Attributes:
+        output: the output directory.
+        manifest: its manifest.
+        up_to_date: the output was there already; nothing was done.
+    """
+
+    output: str
+    manifest: dict[str, Any]
+    up_to_date: bool
+
+
+class Pipeline:
+    """A job: JSONL files, a config and a tokenizer -> an output directory.
+
+        Pipeline(config, ["a.jsonl", "more/*.jsonl"], output_dir="out", tokenizer_path="params").run()
+
+    Args:
+        config: a `PipelineConfig`, or the path of its JSON file.
+        inputs: paths and globs, in order.
+        output_dir: the directory to make.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
+        overwrite: replace another job's output.
+        max_reject_rate: a larger share of rejected records fails the run.
+        reject_text: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
+        block_bytes: bytes of input that are worked on at a time; a multiple of 65536. Changes no byte of the output.
+        spool: a folder that keeps tokenised blocks for later runs; without it they go when the run has succeeded.
+        staging: where unfinished files lie; by default a hidden folder beside the output.
+        staging_ttl: seconds after which what failed launches left is removed.
+
+    Raises:
+        ConfigError, InputError, TokenizerError, OutputError: before anything runs.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig | str | os.PathLike[str],
+        inputs: Sequence[str] | str,
+        output_dir: str | os.PathLike[str],
+        tokenizer_path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        max_reject_rate: float = 0.01,
+        reject_text: int = 1000,
+        block_bytes: int = BLOCK_BYTES,
+        spool: str | None = None,
+        staging: str | None = None,
+        staging_ttl: float = 7 * 24 * 3600,
+    ) -> None:
+        self.config = config if isinstance(config, PipelineConfig) else PipelineConfig.from_json(config)
+        if reject_text < 0:
+            raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
+        self.output = os.path.abspath(os.fspath(output_dir))
+        if "://" in os.fspath(output_dir):
+            raise OutputError(f"{output_dir}: outputs on object stores come in a later version; give a local directory")
+        self.inputs = list_inputs([inputs] if isinstance(inputs, str) else list(inputs))
+        self.tokenizer = Tokenizer.load(tokenizer_path)
+        self.overwrite = overwrite
+        self.max_reject_rate = max_reject_rate
+        self.reject_text = reject_text
+        self.block_bytes = block_bytes
+        self.spool = spool
+        self.staging = Staging.beside(self.output, staging)
+        self.staging_ttl = staging_ttl
+        self.config.check_vocabulary(self.tokenizer.max_id)
+        self.facts = recipe.facts(self.config, self.tokenizer, reject_text)
+
+    def run(self, beam_options: Sequence[str] | PipelineOptions | None = None) -> Result:
+        """Runs the job, or finds that its output is up to date.
+
+        Args:
+            beam_options: any options of Beam. Without a runner: in-process for small inputs, else one worker process
+                a core.
+
+        Raises:
+            BeamPrepError: see the subclasses; the message says what to do.
+        """
+        os.makedirs(self.staging.root, exist_ok=True)
+        lock = filelock.FileLock(os.path.join(self.staging.root, "lock"))
+        try:
+            with lock.acquire(timeout=0):
+                if up_to_date(self.output, self.facts, self._same_inputs):
+                    return self._result(up_to_date=True)
+                return self._run(_options(beam_options))
+        except filelock.Timeout:
+            raise OutputError(f"another job is writing {self.output}: wait for it, or choose another output") from None
+
+    def _run(self, options: PipelineOptions) -> Result:
+        runner, options, how = choose_runner(options, self.inputs)
+        log.info("%s; %d files, %.1f MB", how, len(self.inputs), total_size(self.inputs) / 1e6)
+        for warning in self.config.warnings:
+            log.warning("config: %s", warning)
+        self.staging.remove_older(self.staging_ttl)
+        self.staging.create()
+        progress = Progress(self.staging.path("progress"), self.inputs)
+        try:
+            pipeline = beam.Pipeline(runner, options=options)
+            self.apply(pipeline, {"how": how})
+            with progress, _quiet_beam():
+                pipeline.run().wait_until_finish()
+        except BeamPrepError:
+            raise
+        except Exception as error:  # runners wrap what a worker raised, each in its own way
+            raise _unwrap(error) from error
+        finally:
+            self.staging.remove()
+        if self.spool is None:
+            shutil.rmtree(os.path.join(self.staging.root, "spool"), ignore_errors=True)
+        return self._result(up_to_date=False)
+
+    def apply(self, pipeline: beam.Pipeline, run: dict[str, Any]) -> beam.PCollection[str]:
+        """Puts the job's steps into a pipeline."""
+        spool = Spool(self.spool or os.path.join(self.staging.root, "spool"), recipe.spool_recipe(self.facts))
+        config = self.config
+        return (
+            pipeline
+            | ReadJSONL(self.inputs, self.block_bytes, spool)
+            | recipe.Prepare(config, self.tokenizer)
+            | Shard(
+                self.output,
+                config.output.max_tokens_per_shard,
+                config.output.formats,
+                max_items=config.preprocessing.max_items,
+                untrained=config.preprocessing.untrained,
+                dtype=config.columns(),
+                max_reject_rate=self.max_reject_rate,
+                reject_text=self.reject_text,
+                tokenizer=self.tokenizer,
+                overwrite=self.overwrite,
+                spool=spool,
+                staging=self.staging,
+                facts=self.facts,
+                run={**run, "block_bytes": self.block_bytes, "started": time.time()},
+            )
+        )
+
+    def _same_inputs(self, listed: list[dict[str, Any]]) -> bool:
+        mine = [(file.path, file.size) for file in self.inputs]
+        if [(entry["path"], entry["size"]) for entry in listed] != mine:
+            return False
+        return all(digest_of(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
+
+    def _result(self, up_to_date: bool) -> Result:
+        path = Path(self.output, MANIFEST)
+        return Result(self.output, load(path.read_bytes(), str(path)), up_to_date)
+
+
+def digest_of(source: InputFile) -> str:
+    """Digest of a file's content, as in a manifest."""
+    nodes: list[Node] = []
+    start = 0
+    with open_input(source) as stream:
+        buffer = b""
+        while part := stream.read(BLOCK_BYTES - len(buffer)):
+            buffer += part
+            if len(buffer) == BLOCK_BYTES:
+                nodes += tree_nodes(buffer, start)
+                start, buffer = start + len(buffer), b""
+        nodes += tree_nodes(buffer, start)
+    return tree_digest(nodes)
+
+
+def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
+    return given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
+
+
+def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:
+    """(runner, options, how it runs in words). Never one that would download something by itself.
+
+    `DirectRunner` is taken as the in-process runner: Beam's own choice for that name would first fetch a binary.
+    """
+    direct = options.view_as(DirectOptions)
+    name = options.view_as(StandardOptions).runner
+    if name not in (None, "DirectRunner", "FnApiRunner"):
+        return name, options, f"runner: {name}"
+    given = options.get_all_options(drop_default=True)
+    if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
+        cores = len(os.sched_getaffinity(0))
+        small = total_size(inputs) <= SMALL_INPUT
+        direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
+        direct.direct_num_workers = 1 if small else cores
+    if direct.direct_running_mode == "in_memory":
+        return FnApiRunner(), options, "runner: in-process"
+    # The Rust tokenizers would start a thread a core in every worker.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    workers = direct.direct_num_workers or os.cpu_count()
+    return FnApiRunner(), options, f"runner: {workers} worker processes"
+
+
+_RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?: \[while running|\n|\\n|$)")
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """The error that a worker raised, out of what the runner made of it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, BeamPrepError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    if found := _RAISED.findall(str(error)):
+        name, message = found[-1]
+        return getattr(errors, name, BeamPrepError)(message)  # type: ignore[no-any-return]
+    return error
+
+
+@contextlib.contextmanager
+def _quiet_beam() -> Iterator[None]:
+    """Beam logs the whole traceback of a failed bundle several times; the error is raised anyway."""
+    beam_log = logging.getLogger("apache_beam")
+    before = beam_log.level
+    if not log.isEnabledFor(logging.DEBUG):
+        beam_log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        beam_log.setLevel(before)

@@ -1,0 +1,76 @@
+"""Progress of a run that may last: a bar in a terminal, plain lines in a log."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from beam_prep.core.block import InputFile
+
+log = logging.getLogger("beam_prep")
+
+_EVERY_TERMINAL, _EVERY_LOG = 0.5, 15.0
+
+
+class Progress:
+    """Reads what the workers report (a line a block) while the run lasts. A context manager.
+
+    Args:
+        folder: where the workers report.
+        inputs: their sizes are the goal, unless some are compressed.
+    """
+
+    def __init__(self, folder: str, inputs: Sequence[InputFile]) -> None:
+        self._folder = Path(folder)
+        plain = all(file.compression is None for file in inputs)
+        self._goal = sum(file.size for file in inputs) if plain else None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._started = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def counts(self) -> tuple[int, int, int]:
+        """(bytes, lines, rejects) of the blocks that are done."""
+        size = lines = rejects = 0
+        for path in self._folder.glob("*"):
+            for line in path.read_text().splitlines():
+                fields = line.split()
+                if len(fields) == 3:  # the last line may be half written
+                    size, lines, rejects = size + int(fields[0]), lines + int(fields[1]), rejects + int(fields[2])
+        return size, lines, rejects
+
+    def _watch(self) -> None:
+        if sys.stderr.isatty():
+            self._watch_terminal()
+        else:
+            while not self._stop.wait(_EVERY_LOG):
+                log.info("%s", self._line())
+
+    def _line(self) -> str:
+        size, lines, rejects = self.counts()
+        goal = f" of {self._goal / 1e6:,.0f}" if self._goal is not None else ""
+        rate = size / 1e6 / max(time.monotonic() - self._started, 0.001)
+        return f"{size / 1e6:,.0f}{goal} MB read, {lines:,} records, {rate:.1f} MB/s, {rejects:,} rejects"
+
+    def _watch_terminal(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("reading", total=self._goal)
+            while not self._stop.wait(_EVERY_TERMINAL):
+                bar.update(task, completed=self.counts()[0], description=self._line())

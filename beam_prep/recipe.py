@@ -1,0 +1,73 @@
+"""A config -> the chain of PTransforms that it stands for."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from typing import Any
+
+import apache_beam as beam
+
+import beam_prep
+from beam_prep.config import PipelineConfig
+from beam_prep.core.batch import Batch
+from beam_prep.core.records import Records
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.formats.spool import SPOOL_VERSION
+from beam_prep.transforms.filter import FilterByChars
+from beam_prep.transforms.mask import BuildMask
+from beam_prep.transforms.shift import Labels, Shift
+from beam_prep.transforms.template import ApplyTemplate
+from beam_prep.transforms.tokenize import Tokenize
+from beam_prep.transforms.truncate import Truncate
+
+# What makes tokens: with another version of these, an old block or output is another one.
+_TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
+
+
+@dataclasses.dataclass(eq=False)
+class Prepare(beam.PTransform):
+    """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard."""
+
+    config: PipelineConfig
+    tokenizer: Tokenizer
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.config.check_vocabulary(self.tokenizer.max_id)
+
+    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
+        config, step = self.config, self.config.preprocessing
+        if config.char_filter_fields:
+            records |= FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields)
+        batches = (
+            records
+            | ApplyTemplate(config.input.outputs(), self.tokenizer, config.output.domain_key)
+            | Tokenize(self.tokenizer)
+            | BuildMask(config.mask, config.mask_default)
+            | Truncate(step.max_seq_len)
+        )
+        if config.output.columns == "labels":
+            batches |= Shift() if step.shift else Labels()
+        return batches
+
+
+def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dict[str, Any]:
+    """What an output is a function of, besides its input: it stands in the manifest, and tells jobs apart."""
+    versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
+    return {
+        "config": config.canonical(),
+        "options": {"reject_text": reject_text},
+        "tokenizer": {"fingerprint": tokenizer.fingerprint, "special_tokens": tokenizer.special_tokens},
+        "versions": {"beam_prep": beam_prep.__version__, **versions},
+    }
+
+
+def spool_recipe(job_facts: dict[str, Any]) -> str:
+    """Digest of what a spooled block is a function of, besides its bytes: all but what only the plan and Write see."""
+    config = json.loads(json.dumps(job_facts["config"]))
+    del config["preprocessing"]["max_items"]
+    for key in ("max_tokens_per_shard", "storage_format"):
+        del config["output"][key]
+    text = json.dumps([SPOOL_VERSION, {**job_facts, "config": config}])  # unsorted: the order of sources matters
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

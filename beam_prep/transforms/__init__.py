@@ -1,0 +1,3 @@
+"""PTransforms: wiring only. What they do lives in functions of the same verb in `core`."""
+
+from beam_prep.transforms import _elements as _elements  # registers the coders of blocks

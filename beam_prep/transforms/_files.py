@@ -1,0 +1,186 @@
+"""Files through Beam's FileSystems: found once, read as streams, written whole."""
+
+import bz2
+import glob
+import gzip
+import os
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from beam_prep.core.block import InputFile
+from beam_prep.errors import InputError
+
+_COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
+_MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
+
+
+def is_local(path: str) -> bool:
+    """Whether a path lies on this machine's disk."""
+    return "://" not in path
+
+
+def list_inputs(patterns: Sequence[str]) -> list[InputFile]:
+    """The files of a job: arguments in the order given, each glob sorted by bytes.
+
+    Raises:
+        InputError: nothing there, a directory, a file that cannot be read, the same file twice.
+    """
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    files: list[InputFile] = []
+    seen: dict[str, str] = {}
+    for pattern in patterns:
+        for path in _match(str(pattern)):
+            place = os.path.realpath(path) if is_local(path) else path
+            if place in seen:
+                raise InputError(f"the same input twice: {path!r} and {seen[place]!r}; name each file once")
+            seen[place] = path
+            size, updated = file_stat(path)
+            files.append(InputFile(path, size, updated, _COMPRESSION.get(os.path.splitext(path)[1].lower())))
+    if not files:
+        raise InputError("no input: name at least one JSONL file or glob, for instance 'data/*.jsonl'")
+    return files
+
+
+def _match(pattern: str) -> list[str]:
+    if is_local(pattern):
+        if os.path.lexists(pattern):
+            return [pattern]
+        found = glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else []
+        if not found:
+            raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
+        return sorted(found, key=os.fsencode)
+    found = [metadata.path for metadata in FileSystems.match([pattern])[0].metadata_list]
+    if not found:
+        raise InputError(f"no such input: {pattern!r}; check the bucket and the path")
+    return sorted(found, key=str.encode)
+
+
+def file_stat(path: str) -> tuple[int, float]:
+    """(size in bytes, time of the last change).
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if not is_local(path):
+        metadata = FileSystems.match([path])[0].metadata_list
+        if not metadata:
+            raise InputError(f"no such input: {path!r}")
+        return metadata[0].size_in_bytes, metadata[0].last_updated_in_seconds
+    try:
+        stat = os.stat(path)
+    except FileNotFoundError:
+        broken = f" (a link to {os.readlink(path)!r}, which is not there)" if os.path.islink(path) else ""
+        raise InputError(f"no such input: {path!r}{broken}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path!r}: {error.strerror}") from None
+    if os.path.isdir(path):
+        raise InputError(f"{path!r} is a directory: name its files, for instance {os.path.join(path, '*.jsonl')!r}")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"cannot read {path!r}: permission denied; make it readable (chmod u+r)")
+    return stat.st_size, stat.st_mtime
+
+
+@contextmanager
+def open_input(source: InputFile, start: int = 0) -> Iterator["_Input"]:
+    """A stream of a file's content, positioned one byte before `start` (at 0 for 0). Compressed files begin at 0.
+
+    Raises:
+        InputError: the file changed since it was listed, is damaged, or is not what its ending says.
+    """
+    if file_stat(source.path) != (source.size, source.updated):
+        raise InputError(f"{source.path!r} changed while the job ran: run again on files that stay as they are")
+    stream = FileSystems.open(source.path, compression_type=CompressionTypes.UNCOMPRESSED)
+    try:
+        if source.compression is None:
+            _refuse_compressed(source, stream, start)
+        yield _Input(source, stream)
+    finally:
+        stream.close()
+
+
+class _Input:
+    """Reads, and turns what goes wrong into an error that names the file."""
+
+    def __init__(self, source: InputFile, stream: BinaryIO) -> None:
+        self._source = source
+        packed = source.compression is not None and source.size > 0
+        self._stream: Any = _decompressed(str(source.compression), stream) if packed else stream
+
+    def read(self, size: int) -> bytes:
+        source = self._source
+        try:
+            data: bytes = self._stream.read(size)
+        except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+            if source.compression is None:
+                raise InputError(f"cannot read {source.path!r}: {error}") from error
+            raise InputError(
+                f"{source.path!r} is not a whole {source.compression} file ({error}): "
+                "mend it, rename it, or leave it out"
+            ) from None
+        return data
+
+
+def _decompressed(compression: str, stream: BinaryIO) -> Any:
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=stream)
+    if compression == "bzip2":
+        return bz2.BZ2File(stream)
+    # Unlike the zstandard package, Arrow notices a frame that is cut.
+    return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+
+
+def _refuse_compressed(source: InputFile, stream: BinaryIO, start: int) -> None:
+    if start == 0:
+        head = stream.read(4)
+        for magic, ending in _MAGIC.items():
+            if head.startswith(magic):
+                raise InputError(f"{source.path!r} is compressed, but its name does not end in {ending}: rename it")
+    stream.seek(max(0, start - 1))
+
+
+def read_file(path: str) -> Any:
+    """A file for Arrow: mapped into memory where it is local, else opened."""
+    if is_local(path):
+        return pa.memory_map(path)
+    return pa.PythonFile(FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED), mode="r")
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Writes a file whole: under another name first, then renamed (object stores: one PUT)."""
+    if not is_local(path):
+        _put(path, data)
+        return
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    made = f"{path}.{uuid.uuid4().hex}"
+    with open(made, "wb") as file:
+        file.write(data)
+    os.replace(made, path)
+
+
+def _put(path: str, data: bytes) -> None:
+    with FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+        file.write(data)
+
+
+def exists(path: str) -> bool:
+    """Whether a file is there."""
+    return os.path.exists(path) if is_local(path) else bool(FileSystems.exists(path))
+
+
+def join(folder: str, *names: str) -> str:
+    """A path below a folder, local or not."""
+    return FileSystems.join(folder, *names)
+
+
+def total_size(files: Iterable[InputFile]) -> int:
+    """Bytes of all files in their stores."""
+    return sum(file.size for file in files)

@@ -1,0 +1,335 @@
+"""Writing shards into a staging area beside the output, and putting the whole in its place at the end."""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan
+from beam_prep.core.ragged import Ragged
+from beam_prep.core.schema import IGNORE_INDEX, Column
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import OutputError, RunError
+from beam_prep.formats import FORMATS
+from beam_prep.formats.manifest import (
+    FEATURES,
+    MANIFEST,
+    RUN,
+    TOKENIZER,
+    ShardReceipt,
+    WrittenFile,
+    build_manifest,
+    columns_of,
+    dump,
+    load,
+)
+from beam_prep.formats.tfrecord import features
+from beam_prep.transforms._spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """A folder of unfinished things of one launch.
+
+    Attributes:
+        root: the folder of the output's launches; the default spool lies here, where the next launch finds it.
+        launch: this launch's own name.
+    """
+
+    root: str
+    launch: str
+
+    @classmethod
+    def beside(cls, output: str, staging: str | None = None) -> "Staging":
+        """`<staging>/<output's name and digest>/<new name>`; without `staging`, in a hidden folder beside the output."""
+        digest = hashlib.sha256(os.path.abspath(output).encode()).hexdigest()[:12]
+        folder = staging or os.path.join(os.path.dirname(os.path.abspath(output)), ".beam_prep")
+        return cls(os.path.join(os.path.abspath(folder), f"{os.path.basename(output)}-{digest}"), uuid.uuid4().hex)
+
+    def path(self, *names: str) -> str:
+        """A path in this launch's folder."""
+        return os.path.join(self.root, self.launch, *names)
+
+    def create(self) -> None:
+        """Makes the launch's folders."""
+        os.makedirs(self.path("progress"), exist_ok=True)
+        os.makedirs(self.path("output"), exist_ok=True)
+
+    def remove(self) -> None:
+        """Removes the launch's folder."""
+        shutil.rmtree(self.path(), ignore_errors=True)
+
+    def remove_older(self, seconds: float) -> None:
+        """Removes folders that earlier launches on this output left, if they are older."""
+        for entry in Path(self.root).iterdir() if os.path.isdir(self.root) else ():
+            old = entry.is_dir() and entry.name not in ("spool", self.launch)
+            if old and time.time() - entry.stat().st_mtime > seconds:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+class _Hashed:
+    """A file that is hashed while it is written; it takes its name when it is closed, whole."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._made = f"{path}.{uuid.uuid4().hex}"
+        self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        size = memoryview(data).nbytes
+        self._size += size
+        self._file.write(data)
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        os.replace(self._made, self.path)
+
+    def written(self, name: str) -> WrittenFile:
+        return WrittenFile(name, self._size, self._digest.hexdigest())
+
+
+def write_shard(plan: ShardPlan, spool: Spool, staging: Staging, formats: Sequence[str]) -> ShardReceipt:
+    """Streams a shard's slices from the spool into every format.
+
+    Memory: one slice (a block's rows of one domain), whatever the size of the shard.
+    """
+    columns: tuple[Column, ...] | None = None
+    files: dict[str, _Hashed] = {}
+
+    def open_file(name: str) -> BinaryIO:
+        path = f"{plan.folder}/{name}"
+        files[path] = _Hashed(staging.path("output", path))
+        return files[path]  # type: ignore[return-value]
+
+    writers = []
+    rows = tokens = 0
+    trained: dict[str, int] = {}
+    for piece in plan.slices:
+        data = spool.rows(piece.name, piece.domain, piece.start, piece.stop)
+        if columns is None:
+            columns = spool.receipt(piece.name).columns
+            writers = [FORMATS[name].writer(open_file, columns, plan.shard, plan.shards) for name in formats]
+        for writer in writers:
+            writer.write(data)
+        rows += piece.stop - piece.start
+        tokens += _tokens(columns, data)
+        for column in columns:
+            if column.role in ("mask", "labels"):
+                trained[column.name] = trained.get(column.name, 0) + _trained(column, data[column.name])
+    for writer in writers:
+        writer.close()
+    written = tuple(files[name].written(name) for name in sorted(files))
+    return ShardReceipt(plan.domain, plan.shard, rows, tokens, trained, written)
+
+
+def _tokens(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
+    return next((len(data[column.name].flat) for column in columns if column.role == "ids"), 0)
+
+
+def _trained(column: Column, rows: Ragged) -> int:
+    return int((rows.flat != (0 if column.role == "mask" else IGNORE_INDEX)).sum())
+
+
+def write_rejects(plan: RejectsPlan, spool: Spool, staging: Staging) -> WrittenFile:
+    """Rejects as JSON lines: file, offset (bytes), line (from 1), reason, message, text."""
+    name = f"rejects/rejects-{plan.index:05d}.jsonl"
+    file = _Hashed(staging.path("output", name))
+    for piece in plan.slices:
+        for row in spool.rejects(piece.name)[piece.start : piece.stop]:
+            entry = {
+                "file": piece.path,
+                "offset": piece.first_byte + row["offset"],
+                "line": piece.first_line + row["line"] + 1,
+                "reason": row["reason"],
+                "message": row["message"],
+                "text": row["text"],
+            }
+            file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+    file.close()
+    return file.written(name)
+
+
+def failure(plan: Plan, max_reject_rate: float) -> str | None:
+    """Why a plan must not be carried out, or None."""
+    ledger = plan.ledger
+    if ledger.reject_rate > max_reject_rate:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(ledger.rejected.items()))
+        rejected = sum(ledger.rejected.values())
+        return (
+            f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; {reasons}), "
+            f"more than --max_reject_rate {max_reject_rate}"
+        )
+    if ledger.kept == 0:
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(ledger.dropped.items()))
+        return (
+            f"nothing is kept of {ledger.read} records ({ledger.blank} blank lines; dropped: {dropped or 'none'}): "
+            "check the field names in the config against the input"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Puts an output in its place, whole.
+
+    Attributes:
+        output: the directory to make.
+        staging: where its files were written.
+        formats, max_reject_rate, tokenizer, overwrite: see `Shard`.
+        facts: for the manifest.
+        run: for `run.json`.
+    """
+
+    output: str
+    staging: Staging
+    formats: tuple[str, ...]
+    max_reject_rate: float
+    tokenizer: Tokenizer | None
+    overwrite: bool
+    facts: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+    def refuse(self) -> str | None:
+        """Why the output may not be written, or None."""
+        if not os.path.lexists(self.output) or (os.path.isdir(self.output) and not os.listdir(self.output)):
+            return None
+        if not os.path.isfile(os.path.join(self.output, MANIFEST)):
+            return f"{self.output} exists and is no output of beam_prep (no {MANIFEST}): choose another -o, or remove it"
+        if not self.overwrite:
+            return f"{self.output} holds the output of another job: choose another -o, or pass --overwrite"
+        return None
+
+    def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
+        """Publishes, or fails and leaves the rejects in `OUTPUT.failed/`. Gives the output's path.
+
+        Raises:
+            RunError: see `Shard`.
+            OutputError: the output appeared meanwhile.
+        """
+        shards = sorted(shards, key=lambda receipt: (receipt.domain, receipt.shard))
+        rejects = sorted(rejects, key=lambda file: file.path)
+        problem = failure(plan, self.max_reject_rate)
+        if problem is None:
+            self._check_shards(plan, shards)
+            masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
+            if masks and not any(shard.trained[name] for shard in shards for name in masks):
+                problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
+        if problem is not None:
+            raise RunError(self._fail(plan, rejects, problem))
+        manifest = build_manifest(plan, shards, rejects, self._others(plan), self.formats, self.facts)
+        text = dump(manifest)
+        final = Path(self.output, MANIFEST)
+        if final.exists() and final.read_bytes() == text:
+            return self.output  # a retry of this very step, after it had done its work
+        if refusal := self.refuse():
+            raise OutputError(refusal)
+        self._write(RUN, dump(self._run(plan)))
+        self._write(MANIFEST, text)
+        self._swap()
+        return self.output
+
+    def _check_shards(self, plan: Plan, shards: list[ShardReceipt]) -> None:
+        wanted = sorted((shard.domain, shard.shard) for shard in plan.shards)
+        found = [(shard.domain, shard.shard) for shard in shards]
+        if wanted != found:
+            raise RunError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
+
+    def _others(self, plan: Plan) -> list[WrittenFile]:
+        others = []
+        if "tfrecord" in self.formats:
+            others.append(self._write(FEATURES, dump(features(plan.columns))))
+        if self.tokenizer is not None:
+            for name in self.tokenizer.files():
+                others.append(self._write(f"{TOKENIZER}/{name}", Path(self.tokenizer.folder, name).read_bytes()))
+        return others
+
+    def _write(self, name: str, data: bytes) -> WrittenFile:
+        file = _Hashed(self.staging.path("output", name))
+        file.write(data)
+        file.close()
+        return file.written(name)
+
+    def _run(self, plan: Plan) -> dict[str, Any]:
+        return {
+            **self.run,
+            "finished": time.time(),
+            "host": platform.node(),
+            "blocks": plan.blocks,
+            "blocks_reused": plan.reused,
+        }
+
+    def _swap(self) -> None:
+        """The staged directory takes the output's place by renames; the old version goes whole."""
+        os.makedirs(os.path.dirname(self.output), exist_ok=True)
+        made = self.staging.path("output")
+        if os.stat(made).st_dev != os.stat(os.path.dirname(self.output)).st_dev:
+            # Another disk: copied beside the output first, so that the rename is one step.
+            beside = f"{self.output}.{uuid.uuid4().hex}"
+            shutil.copytree(made, beside)
+            made = beside
+        _replace(made, self.output)
+        failed = Path(f"{self.output}.failed")
+        if (failed / "failure.json").exists():
+            shutil.rmtree(failed)  # of an earlier try, which this run made good
+
+    def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
+        """Leaves the ledger and the rejects in `OUTPUT.failed/`; gives the whole message."""
+        folder = f"{self.output}.failed"
+        made = self.staging.path("failed")
+        os.makedirs(made, exist_ok=True)
+        staged = self.staging.path("output", "rejects")
+        if os.path.isdir(staged):
+            shutil.copytree(staged, os.path.join(made, "rejects"), dirs_exist_ok=True)
+        report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
+        Path(made, "failure.json").write_bytes(dump(report))
+        os.makedirs(os.path.dirname(self.output), exist_ok=True)
+        _replace(made, folder)
+        where = f"see {folder}/{'rejects' if rejects else 'failure.json'}"
+        return f"{problem}; nothing was published, {where}"
+
+
+def _replace(made: str, target: str) -> None:
+    """`made` takes the place of the directory `target`."""
+    old = f"{target}.{uuid.uuid4().hex}"
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(target, old)
+    os.rename(made, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[list[dict[str, Any]]], bool]) -> bool:
+    """Whether an output is whole and of this very job.
+
+    Args:
+        output: the directory.
+        facts: of this job, as they would stand in its manifest.
+        same_inputs: says whether the manifest's inputs are this job's.
+    """
+    path = Path(output, MANIFEST)
+    if not path.is_file():
+        return False
+    manifest = load(path.read_bytes(), str(path))
+    # As text: the order of the config's sources matters.
+    if json.dumps(facts) != json.dumps({key: manifest.get(key) for key in facts}):
+        return False
+    if not same_inputs(manifest["inputs"]):
+        return False
+    files = [file for shard in manifest["shards"] for file in shard["files"]] + manifest["rejects"] + manifest["files"]
+    return all(
+        os.path.isfile(os.path.join(output, file["path"]))
+        and os.path.getsize(os.path.join(output, file["path"])) == file["bytes"]
+        for file in files
+    ) and bool(columns_of(manifest))

@@ -1,0 +1,81 @@
+"""The spool: where tokenised blocks lie between the two phases, and between a run and the next."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from beam_prep.core.batch import Batch
+from beam_prep.core.block import BlockReceipt
+from beam_prep.core.ragged import Ragged
+from beam_prep.errors import FormatError
+from beam_prep.formats.spool import (
+    REJECTS,
+    ROWS,
+    SIDECAR,
+    Rows,
+    encode_block,
+    read_receipt,
+    read_rejects,
+    read_rows,
+    read_sidecar,
+)
+from beam_prep.transforms._files import exists, join, read_file, write_file
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """A folder of blocks, named by what they are a function of.
+
+    Attributes:
+        folder: the folder.
+        recipe: digest of all that phase 1 depends on but the block's bytes: config, tokenizer, versions.
+    """
+
+    folder: str
+    recipe: str
+
+    def name(self, digest: str) -> str:
+        """The name of a block, from the digest of its bytes. The first two digits are a folder."""
+        return f"{digest[:2]}/{digest[2:32]}-{self.recipe[:16]}"
+
+    def find(self, digest: str) -> BlockReceipt | None:
+        """The receipt of a block that is already there, whole."""
+        name = self.name(digest)
+        if not exists(self._path(name, ROWS)):
+            return None
+        try:
+            return read_receipt(read_file(self._path(name, ROWS)), name)
+        except FormatError:
+            # Cut by a crash of the machine: it is made anew and takes this one's place.
+            return None
+
+    def write(self, batch: Batch, text_limit: int) -> BlockReceipt:
+        """Writes a block's files, its rows last."""
+        receipt, files = encode_block(batch, text_limit)
+        for ending, data in files.items():
+            write_file(self._path(self.name(batch.origin.digest), ending), data)
+        return receipt
+
+    def rows(self, name: str, domain: int, start: int, stop: int) -> dict[str, Ragged]:
+        """A slice of a block's rows."""
+        return read_rows(read_file(self._path(name, ROWS)), name, domain, start, stop)
+
+    def receipt(self, name: str) -> BlockReceipt:
+        """A block's receipt."""
+        return read_receipt(read_file(self._path(name, ROWS)), name)
+
+    def rejects(self, name: str) -> list[dict[str, Any]]:
+        """A block's rejects."""
+        return read_rejects(read_file(self._path(name, REJECTS)), name)
+
+    def sidecars(self, names: Sequence[str]) -> list[Rows]:
+        """Sidecars of several blocks, fetched at the same time."""
+        with ThreadPoolExecutor(min(32, len(names))) as pool:
+            return list(pool.map(self._sidecar, names))
+
+    def _sidecar(self, name: str) -> Rows:
+        return read_sidecar(read_file(self._path(name, SIDECAR)), name)
+
+    def _path(self, name: str, ending: str) -> str:
+        return join(self.folder, name + ending)

@@ -1,0 +1,35 @@
+"""BuildMask: which tokens are trained on."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import apache_beam as beam
+
+from beam_prep.core.batch import Batch
+from beam_prep.core.mask import MaskPolicy, RoleMask, RoleRule, build_mask
+
+
+@dataclasses.dataclass(eq=False)
+class BuildMask(beam.PTransform):
+    """`Batch` -> `Batch`: adds the mask column of each output that has one: 1 where the loss is taken.
+
+    Attributes:
+        policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that gives
+            bool [segments]: the segments that are trained.
+        default: for roles that a mapping does not name.
+    """
+
+    policy: Mapping[str, RoleRule] | MaskPolicy
+    default: Literal["train", "mask"] = "mask"
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        if isinstance(self.policy, Mapping):
+            wrong = {role: rule for role, rule in self.policy.items() if rule not in ("train", "mask", "last")}
+            if wrong or self.default not in ("train", "mask"):
+                raise ValueError(f"wanted 'train', 'mask' or 'last' for a role, got {wrong or self.default!r}")
+            self.policy = RoleMask(dict(self.policy), self.default)
+
+    def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[Batch]:
+        return batches | beam.Map(build_mask, self.policy).with_output_types(Batch)

@@ -1,0 +1,83 @@
+"""ReadJSONL: files -> blocks of parsed records."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import apache_beam as beam
+import numpy as np
+
+from beam_prep.core.block import InputFile, Ledger, Split
+from beam_prep.core.hashing import CHUNK
+from beam_prep.core.records import RawBlock, Records, parse, read_blocks
+from beam_prep.transforms._files import list_inputs, open_input
+from beam_prep.transforms._spool import Spool
+
+BLOCK_BYTES = 8 * 1024 * 1024
+
+
+def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split]:
+    """A plain file's byte ranges; a compressed file, or an empty one, is one split."""
+    index, source = place
+    if source.compression is not None:
+        return [Split(index, source, 0, -1)]
+    ranges = range(0, max(source.size, 1), block_bytes)
+    return [Split(index, source, start, min(start + block_bytes, source.size)) for start in ranges]
+
+
+def read_split(split: Split, block_bytes: int, spool: Spool | None = None) -> Iterable[Records]:
+    """The blocks of a split. One that the spool already has comes without rows, with its receipt.
+
+    Raises:
+        InputError: the file changed, is damaged, or cannot be read.
+    """
+    empty = True
+    with open_input(split.source, split.start) as stream:
+        for raw in read_blocks(stream, split.start, split.stop, block_bytes):
+            empty = False
+            yield _block(split, raw, block_bytes, spool)
+    if empty:
+        yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
+
+
+def _block(split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None) -> Records:
+    origin = raw.origin(split.file, split.source, block_bytes)
+    receipt = spool.find(origin.digest) if spool is not None else None
+    if receipt is None:
+        return parse(raw, origin)
+    nothing = np.zeros(0, np.int64)
+    return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
+
+
+@dataclasses.dataclass(eq=False)
+class ReadJSONL(beam.PTransform):
+    """Files -> `Records`, every line of them exactly once, in blocks that are the same on every runner.
+
+    Plain files are split by byte ranges; `.gz`, `.bz2` and `.zst` are read as streams, in blocks too. A line that is
+    not a JSON object is a reject, a blank line is counted. The files are listed here, when the pipeline is built.
+
+    Attributes:
+        inputs: paths and globs.
+        block_bytes: bytes of input a block; a multiple of 65536, so that digests of inputs do not depend on it.
+        spool: where blocks of an earlier run may lie; for launchers.
+    """
+
+    inputs: Sequence[str | InputFile]
+    block_bytes: int = BLOCK_BYTES
+    spool: Spool | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        if self.block_bytes < CHUNK or self.block_bytes % CHUNK:
+            raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK}")
+        if not self.inputs or not isinstance(self.inputs[0], InputFile):
+            self.inputs = list_inputs(self.inputs)  # type: ignore[arg-type]
+
+    def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
+        return (
+            start
+            # Create's own reshuffle would be one too many; without any, one process would do all blocks.
+            | "Files" >> beam.Create(list(enumerate(self.inputs)), reshuffle=False)
+            | "Splits" >> beam.FlatMap(split_file, self.block_bytes).with_output_types(Split)
+            | "Spread" >> beam.Reshuffle()
+            | "Blocks" >> beam.FlatMap(read_split, self.block_bytes, self.spool).with_output_types(Records)
+        )

@@ -1,0 +1,253 @@
+"""Shard: batches -> an output directory. Spool, plan, write, publish."""
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import apache_beam as beam
+from apache_beam import coders
+from apache_beam.metrics import Metrics
+from apache_beam.transforms.combiners import ToListCombineFn
+
+from beam_prep.core.batch import Batch
+from beam_prep.core.mask import settle_untrained
+from beam_prep.core.plan import Plan, Receipts, RejectsPlan, ShardPlan, SpoolReceipt, make_plan, pack_receipts
+from beam_prep.core.store import store_as
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import OutputError
+from beam_prep.formats import FORMATS
+from beam_prep.formats.manifest import ShardReceipt, WrittenFile
+from beam_prep.transforms._publish import Publisher, Staging, failure, write_rejects, write_shard
+from beam_prep.transforms._spool import Spool
+
+Untrained = Literal["drop", "keep", "reject"]
+
+
+@dataclasses.dataclass(eq=False)
+class SpoolBlocks(beam.DoFn):
+    """Writes each block to the spool; only its receipt goes on."""
+
+    spool: Spool
+    dtype: Mapping[str, str]
+    untrained: Untrained
+    reject_text: int
+    progress: str | None
+
+    def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
+        receipt, reused = batch.receipt, batch.receipt is not None
+        if receipt is None:
+            batch = store_as(settle_untrained(batch, self.untrained), self.dtype)
+            receipt = self.spool.write(batch, self.reject_text)
+        rejected = sum(receipt.counts["rejected"].values())
+        count = Metrics.counter
+        count("beam_prep", "lines").inc(receipt.lines)
+        count("beam_prep", "kept").inc(receipt.kept)
+        count("beam_prep", "rejected").inc(rejected)
+        count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
+        Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
+        if self.progress is not None:
+            _report(self.progress, batch.origin.size, receipt.lines, rejected)
+        yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt)
+
+
+def _report(folder: str, size: int, lines: int, rejected: int) -> None:
+    """One short line in a file of this process; the launcher reads them for its progress."""
+    # The launcher may already have ended, and removed the folder, when a late retry comes here.
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, str(os.getpid())), "a") as file:
+        file.write(f"{size} {lines} {rejected}\n")
+
+
+class CollectReceipts(beam.CombineFn):
+    """Receipts -> packed blobs: of 1.2 million receipts, objects would take gigabytes."""
+
+    PENDING = 2_000
+
+    def create_accumulator(self) -> tuple[list[bytes], list[SpoolReceipt]]:
+        return [], []
+
+    def add_input(self, accumulator: Any, receipt: SpoolReceipt) -> Any:
+        blobs, pending = accumulator
+        pending.append(receipt)
+        return self._pack(blobs, pending) if len(pending) >= self.PENDING else accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
+        blobs, pending = self.create_accumulator()
+        for other_blobs, other_pending in accumulators:
+            blobs.extend(other_blobs)
+            pending.extend(other_pending)
+        return self._pack(blobs, pending) if len(pending) >= self.PENDING else (blobs, pending)
+
+    def extract_output(self, accumulator: Any) -> list[bytes]:
+        blobs, pending = accumulator
+        return self._pack(blobs, pending)[0] if pending else list(blobs)
+
+    def _pack(self, blobs: list[bytes], pending: list[SpoolReceipt]) -> Any:
+        return [*blobs, pack_receipts(pending)], []
+
+    def get_accumulator_coder(self) -> coders.Coder:
+        return _Pickled()
+
+
+class _Pickled(coders.Coder):
+    def encode(self, value: Any) -> bytes:
+        return pickle.dumps(value, protocol=5)
+
+    def decode(self, encoded: bytes) -> Any:
+        return pickle.loads(encoded)
+
+    def is_deterministic(self) -> bool:
+        return False
+
+
+@dataclasses.dataclass(eq=False)
+class MakePlan(beam.DoFn):
+    """Receipts -> the work to do, and (tagged `plan`) what Publish needs to know."""
+
+    spool: Spool
+    max_tokens: int
+    max_items: int | None
+    max_reject_rate: float
+
+    def process(self, blobs: list[bytes]) -> Iterable[Any]:
+        plan = make_plan(Receipts(blobs), self.spool.sidecars, self.max_tokens, self.max_items)
+        if failure(plan, self.max_reject_rate) is None:
+            yield from plan.shards
+        yield from plan.rejects
+        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, rejects=[], shards=_bare(plan.shards)))
+
+
+def _bare(shards: list[ShardPlan]) -> list[ShardPlan]:
+    """Publish needs to know which shards there are, not their slices."""
+    return [dataclasses.replace(shard, slices=()) for shard in shards]
+
+
+@dataclasses.dataclass(eq=False)
+class Write(beam.DoFn):
+    """Writes one shard in every format, or one file of rejects, into the staging area."""
+
+    spool: Spool
+    staging: Staging
+    formats: tuple[str, ...]
+
+    def process(self, work: ShardPlan | RejectsPlan) -> Iterable[ShardReceipt | WrittenFile]:
+        if isinstance(work, ShardPlan):
+            yield write_shard(work, self.spool, self.staging, self.formats)
+        else:
+            yield write_rejects(work, self.spool, self.staging)
+
+
+@dataclasses.dataclass(eq=False)
+class Publish(beam.DoFn):
+    """Puts the whole output in its place, the manifest with it; or fails, and leaves only the rejects."""
+
+    publisher: Publisher
+
+    def process(self, written: list[ShardReceipt | WrittenFile], plan: Plan) -> Iterable[str]:
+        yield self.publisher.publish(
+            plan,
+            [receipt for receipt in written if isinstance(receipt, ShardReceipt)],
+            [file for file in written if isinstance(file, WrittenFile)],
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class Shard(beam.PTransform):
+    """`Batch` -> the output's path: rows in input order, cut into shards, written once, published at the end.
+
+    Shard borders are those of a sequential program: all domains are flushed when the tokens since the last flush
+    reach `max_tokens`. The same input gives the same bytes, whatever the runner, its workers and its retries.
+
+    Attributes:
+        output: the directory to make (local).
+        max_tokens: tokens of a shard, over all domains, before it is flushed.
+        formats: one or more of `bin`, `tfrecord`; all from one tokenisation.
+        max_items: kept records, at most.
+        untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
+        dtype: column -> dtype, where it is not the default (ids, masks and labels int32, values float32).
+        max_reject_rate: a larger share of rejected records fails the run.
+        reject_text: characters of a rejected record that are kept; 0 keeps texts out.
+        tokenizer: kept in the output, so that it can be decoded.
+        overwrite: replace an earlier output.
+        spool, staging: where blocks and unfinished files lie; by default beside the output.
+        facts: what else the output is a function of, for the manifest.
+        run: what is worth knowing of this run, for `run.json`.
+
+    Raises:
+        OutputError: the output is there and `overwrite` is not set, or it is not an output of ours.
+        RunError: (when run) too many rejects, nothing kept, nothing trained. Rejects then lie in `OUTPUT.failed/`.
+    """
+
+    output: str
+    max_tokens: int = 100_000_000
+    formats: Sequence[str] = ("bin",)
+    max_items: int | None = None
+    untrained: Untrained = "drop"
+    dtype: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    max_reject_rate: float = 0.01
+    reject_text: int = 1000
+    tokenizer: Tokenizer | None = None
+    overwrite: bool = False
+    spool: Spool | None = None
+    staging: Staging | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.output = os.path.abspath(self.output)
+        self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
+        unknown = [name for name in self.formats if name not in FORMATS]
+        if unknown or not self.formats:
+            raise ValueError(f"formats are {self.formats!r}, wanted some of {', '.join(FORMATS)}")
+        for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}, wanted at least {least}")
+        if not 0 <= self.max_reject_rate <= 1:
+            raise ValueError(f"max_reject_rate is {self.max_reject_rate}, wanted a share between 0 and 1")
+        if self.untrained not in ("drop", "keep", "reject"):
+            raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
+        if self.staging is None:
+            self.staging = Staging.beside(self.output)
+            self.staging.create()
+        if self.spool is None:
+            # Nothing is known of the steps before, so no other run may use these blocks.
+            self.spool = Spool(self.staging.path("spool"), uuid.uuid4().hex)
+        self.publisher = Publisher(
+            self.output,
+            self.staging,
+            tuple(self.formats),
+            self.max_reject_rate,
+            self.tokenizer,
+            self.overwrite,
+            dict(self.facts),
+            {"started": time.time(), **self.run},
+        )
+        if problem := self.publisher.refuse():
+            raise OutputError(problem)
+
+    def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
+        assert self.spool is not None and self.staging is not None
+        spool = SpoolBlocks(
+            self.spool, dict(self.dtype), self.untrained, self.reject_text, self.staging.path("progress")
+        )
+        plan = (
+            batches
+            | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
+            | "Receipts" >> beam.CombineGlobally(CollectReceipts())
+            | "Plan"
+            >> beam.ParDo(
+                MakePlan(self.spool, self.max_tokens, self.max_items, self.max_reject_rate)
+            ).with_outputs("plan", main="work")
+        )
+        return (
+            plan.work
+            | "Spread" >> beam.Reshuffle()
+            | "Write" >> beam.ParDo(Write(self.spool, self.staging, tuple(self.formats)))
+            | "Written" >> beam.CombineGlobally(ToListCombineFn())
+            | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
+        )

@@ -1,0 +1,56 @@
+"""Where tests find things, and a job in one call."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))
+
+
+def shared(*names: str) -> Path:
+    """A path of the test material that lies beside the project; skips the test where it is absent."""
+    path = SHARED.joinpath(*names)
+    if not path.exists():
+        pytest.skip(f"no test material at {path} (set BEAM_PREP_SHARED)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path() -> str:
+    """Our own small tokenizer."""
+    return str(ROOT / "examples" / "tokenizer")
+
+
+@pytest.fixture
+def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
+    """Runs a config over records (dicts, or bytes of a file) in this process; gives the `Result`."""
+
+    def _run(config: dict[str, Any], records: Any, name: str = "out", **options: Any) -> Any:
+        from beam_prep.config import PipelineConfig
+        from beam_prep.pipeline import Pipeline
+
+        source = tmp_path / "input.jsonl"
+        if isinstance(records, bytes):
+            source.write_bytes(records)
+        else:
+            source.write_text("".join(json.dumps(row) + "\n" for row in records), encoding="utf-8")
+        options.setdefault("tokenizer_path", tokenizer_path)
+        job = Pipeline(PipelineConfig.from_dict(config), [str(source)], output_dir=tmp_path / name, **options)
+        return job.run(["--runner=FnApiRunner"])
+
+    return _run
+
+
+def tree(folder: Path | str, leave_out: tuple[str, ...] = ("run.json",)) -> dict[str, bytes]:
+    """Every file below a folder: relative path -> bytes."""
+    base = Path(folder)
+    return {
+        path.relative_to(base).as_posix(): path.read_bytes()
+        for path in sorted(base.rglob("*"))
+        if path.is_file() and path.name not in leave_out
+    }
