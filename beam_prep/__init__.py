@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from beam_prep.core.tokenizer import Tokenizer as Tokenizer
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.dataset import Dataset as Dataset
-    from beam_prep.readers.dataset import open_dataset as open
+    from beam_prep.readers.dataset import open_dataset as open  # noqa: F401
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
     from beam_prep.transforms.filter import MapRecords as MapRecords
@@ -59,6 +59,7 @@ _PUBLIC = {
     "Tokenizer": "core.tokenizer",
     "Truncate": "transforms.truncate",
     "open": "readers.dataset",
+    "testing": "testing",
 }
 
 __all__ = sorted(_PUBLIC)
@@ -68,6 +69,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'beam_prep' has no attribute {name!r}")
     module = importlib.import_module(f"beam_prep.{_PUBLIC[name]}")
+    if name == "testing":
+        return module
     value = getattr(module, "open_dataset" if name == "open" else name)
     globals()[name] = value
     return value

@@ -112,8 +112,10 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep run: {problem}", file=sys.stderr)
         return 2
+    logging.disable(logging.WARNING)  # Beam's import complains of what its cloud extras would bring
     from beam_prep.pipeline import Pipeline
 
+    logging.disable(logging.NOTSET)
     result = Pipeline(
         given.config,
         given.inputs,

@@ -4,7 +4,9 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import apache_beam as beam
 import filelock
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms import environments
 
 from beam_prep import errors, recipe
 from beam_prep.config import PipelineConfig
@@ -128,7 +131,8 @@ class Pipeline:
 
     def _run(self, options: PipelineOptions) -> Result:
         runner, options, how = choose_runner(options, self.inputs)
-        log.info("%s; %d files, %.1f MB", how, len(self.inputs), total_size(self.inputs) / 1e6)
+        files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
+        log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in self.config.warnings:
             log.warning("config: %s", warning)
         self.staging.remove_older(self.staging_ttl)
@@ -139,8 +143,6 @@ class Pipeline:
             self.apply(pipeline, {"how": how})
             with progress, _quiet_beam():
                 pipeline.run().wait_until_finish()
-        except BeamPrepError:
-            raise
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             raise _unwrap(error) from error
         finally:
@@ -224,24 +226,30 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
         return FnApiRunner(), options, "runner: in-process"
     # The Rust tokenizers would start a thread a core in every worker.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    workers = direct.direct_num_workers or os.cpu_count()
-    return FnApiRunner(), options, f"runner: {workers} worker processes"
+    workers = direct.direct_num_workers = direct.direct_num_workers or len(os.sched_getaffinity(0))
+    if direct.direct_running_mode == "multi_threading":
+        return FnApiRunner(), options, f"runner: {workers} worker threads"
+    command = f"exec {shlex.quote(sys.executable)} -m beam_prep.worker"
+    environment = environments.SubprocessSDKEnvironment.from_command_string(command)
+    direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
+    return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
 
 
-_RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?: \[while running|\n|\\n|$)")
+_RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")
 
 
 def _unwrap(error: BaseException) -> BaseException:
     """The error that a worker raised, out of what the runner made of it."""
     seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, BeamPrepError):
-            return seen
+    while seen is not None and not isinstance(seen, BeamPrepError):
         seen = seen.__cause__ or seen.__context__
-    if found := _RAISED.findall(str(error)):
+    if seen is not None:
+        name, message = type(seen).__name__, str(seen)
+    elif found := _RAISED.findall(str(error)):
         name, message = found[-1]
-        return getattr(errors, name, BeamPrepError)(message)  # type: ignore[no-any-return]
-    return error
+    else:
+        return error
+    return getattr(errors, name, BeamPrepError)(message.split(" [while running")[0])
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from beam_prep.core.tokenizer import Encoder
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Where each piece of an output lies in its tokens; what mask policies look at. All arrays have one entry a segment.
+    """Where each piece of an output lies in its tokens; what mask policies look at. One entry a segment in each array.
 
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.
@@ -39,7 +39,8 @@ class Segments:
 
     def is_role(self, name: str) -> Array:
         """bool [segments]: the segments of that role."""
-        return self.role == (self.roles.index(name) if name in self.roles else len(self.roles))
+        code = self.roles.index(name) if name in self.roles else len(self.roles)
+        return np.asarray(self.role == code)
 
     def is_last_of_role(self) -> Array:
         """bool [segments]: the last of its role in its sequence."""
@@ -48,7 +49,7 @@ class Segments:
         # np.unique gives the first place of each key, so look from the end.
         _, from_end = np.unique(key[::-1], return_index=True)
         last[len(self) - 1 - from_end] = True
-        return last & (self.role != UNSET)
+        return np.asarray(last & (self.role != UNSET))
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class Batch(Block):
 
     def _with(self, **changes: object) -> "Batch":
         values = {name: getattr(self, name) for name in _BATCH_FIELDS}
-        return Batch(**{**values, **changes})  # type: ignore[arg-type]
+        return Batch(**{**values, **changes})
 
 
 _BATCH_FIELDS = (
@@ -125,9 +126,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
     A sequence with `bos` begins with `bos_id`, once. Rows in which an output has no token (with a template: no more
     than one, a lone BOS) are dropped (`empty`), or rejected (`missing_source`) where other outputs have some.
     """
-    batch = Batch(
-        rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain
-    )
+    batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
     enough = []
     for output in rendered.outputs:
         if output.kind == "value":
@@ -149,15 +148,16 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
 
 
 def _encode(pieces: Pieces, encoder: Encoder) -> Ragged:
-    special = pieces.special
-    if special.all() or not special.any():
-        return encoder.encode(pieces.texts, bool(len(special) and special[0]))
+    """Ids of each piece. Equal pieces (shared prompts, short answers) are encoded once."""
+    places: dict[tuple[str, bool], int] = {}
+    index = [places.setdefault(key, len(places)) for key in zip(pieces.texts, pieces.special.tolist(), strict=True)]
+    special = np.array([flag for _, flag in places], bool)
+    texts = [text for text, _ in places]
+    parts = [encoder.encode([texts[i] for i in np.flatnonzero(special == flag)], flag) for flag in (True, False)]
     order = np.concatenate([np.flatnonzero(special), np.flatnonzero(~special)])
-    parts = [
-        encoder.encode([pieces.texts[i] for i in np.flatnonzero(wanted).tolist()], flag)
-        for flag, wanted in ((True, special), (False, ~special))
-    ]
-    return Ragged.concat(parts).take(np.argsort(order, kind="stable"))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return Ragged.concat(parts).take(place[index])
 
 
 def _join(pieces: Pieces, encoded: Ragged, bos_id: int | None) -> tuple[Ragged, Segments]:
@@ -240,5 +240,3 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
         segments.own[picked],
         segments.roles,
     )
-
-

@@ -39,7 +39,7 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` blocks give their content."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  (as Extension declares it)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         lineno = next(parser.stream).lineno

@@ -6,12 +6,13 @@ gives a few whole subtrees, and the subtrees of all splits, in order, give the d
 
 import hashlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 CHUNK = 64 * 1024
 
 
-class Node(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Node:
     """A whole subtree: 2**level chunks from chunk `index * 2**level` on."""
 
     index: int

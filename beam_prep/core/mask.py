@@ -61,7 +61,8 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         trained = np.asarray(policy(segments))
         if trained.dtype != bool or trained.shape != (len(segments),):
             raise ValueError(
-                f"a mask policy gives bool [{len(segments)}], one a segment; {policy!r} gave {trained.dtype} {trained.shape}"
+                f"a mask policy gives bool [{len(segments)}], one a segment; "
+                f"{policy!r} gave {trained.dtype} {trained.shape}"
             )
         columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)

@@ -279,7 +279,7 @@ class Receipts:
 
     def counts(self, blocks: Array) -> list[tuple[dict[str, Any], dict[str, int]]]:
         """(outcome counts, counters) of each of these blocks."""
-        return [tuple(json.loads(text)) for text in self.table["counts"].take(blocks).to_pylist()]  # type: ignore[misc]
+        return [tuple(json.loads(text)) for text in self.table["counts"].take(blocks).to_pylist()]
 
 
 class _Sidecars:

@@ -1,6 +1,6 @@
 """`Ragged`: rows of different lengths in two arrays. The only shape in which tokens travel."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Union, overload
 
@@ -33,7 +33,7 @@ class Ragged:
     def __post_init__(self) -> None:
         if len(self.offsets) == 0 or self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
             raise ValueError(
-                f"offsets must run from 0 to len(values) = {len(self.values)}, got {self.offsets[:1]}..{self.offsets[-1:]}"
+                f"offsets must run from 0 to {len(self.values)} (values), got {self.offsets[:1]}..{self.offsets[-1:]}"
             )
 
     @classmethod
@@ -103,7 +103,7 @@ class Ragged:
             raise IndexError(f"row {index} of {len(self)}")
         return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
-    def __iter__(self) -> Iterable[Union[Array, "Ragged"]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Union[Array, "Ragged"]]:
         for index in range(len(self)):
             yield self[index]
 
@@ -149,4 +149,4 @@ class Ragged:
         if isinstance(self.values, Ragged):
             inner = self.values.to_lists()
             return [inner[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
-        return [row.tolist() for row in self]  # type: ignore[union-attr]
+        return [row.tolist() for row in self if not isinstance(row, Ragged)]

@@ -195,7 +195,7 @@ def _quotes(row: Any) -> int:
 
 
 def _parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -> Any:
-    """The standard library's parser, for what orjson cannot say: exact integers, repeated keys, the reason of a refusal."""
+    """The standard library's parser, for what orjson cannot say: exact integers, repeated keys, why it refused."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as bad:
@@ -204,9 +204,7 @@ def _parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -
         reason = "too_deep" if "depth limit" in str(error) else "bad_json"
         raise Reject(reason, str(error))
     try:
-        row = json.loads(
-            text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant
-        )
+        row = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as bad:
         raise Reject("bad_json", str(bad)) from None

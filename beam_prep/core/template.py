@@ -265,9 +265,7 @@ def apply_template(
             ledger.drop(line, "empty")
         for collector in collectors:
             collector.undo(len(kept))
-    rendered = Rendered(
-        records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain
-    )
+    rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     for output, collector in zip(outputs, collectors, strict=True):
         if isinstance(collector, _Texts):
             rendered.pieces[output.name] = collector.build()

@@ -10,7 +10,9 @@ import hashlib
 import itertools
 import json
 import os
+import socket
 import tempfile
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _MARK = "beam_prep.json"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", _MARK)
 _TEXTS_AT_ONCE = 512
+_CUT = "\ufffd"  # what decoders give for bytes that are no character
+_LONGEST_CUT = 16  # tokens
 
 
 class Encoder(Protocol):
@@ -165,20 +169,34 @@ class Tokenizer:
         return str(self._it.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """A text for each token, which joined give the text of all; a character cut in the middle goes to its last token."""
-        stream = _decode_stream()
-        backend = self._it.backend
-        texts = [stream.step(backend, int(token)) or "" for token in ids]
-        rest = self.decode(ids)[len("".join(texts)) :]
-        if rest and texts:
-            texts[-1] += rest
+        """A text for each token; joined they are the text of all.
+
+        A character that several tokens make goes to the last of them; bytes that never become one stay with their own
+        tokens, as U+FFFD. (Decoders with byte fallback give up a whole run of byte tokens for one cut character: there
+        the pieces show the characters of the run that are whole.)
+        """
+        texts: list[str] = []
+        # Texts depend on neighbours, so each is what its token adds to the text of the last few.
+        window: list[int] = []
+        before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
+        for token in ids:
+            window.append(int(token))
+            text = self.decode(window)
+            whole = len(text.rstrip(_CUT))
+            if whole == len(text) and texts and text.startswith(before):
+                texts[-1] += before[shown:]  # what this token did not complete
+                shown = max(shown, len(before))
+            if whole < len(text) and len(window) - first < _LONGEST_CUT:
+                texts.append(text[shown:whole])
+                before, shown = text, max(shown, whole)
+                continue
+            texts.append(text[shown:])
+            window = window[first:]
+            before, first = self.decode(window), len(window)
+            shown = len(before)
+        if texts:
+            texts[-1] += before[shown:]
         return texts
-
-
-def _decode_stream() -> Any:
-    from tokenizers.decoders import DecodeStream
-
-    return DecodeStream(skip_special_tokens=False)
 
 
 def _resolve(path: str) -> Tokenizer:
@@ -191,7 +209,10 @@ def _resolve(path: str) -> Tokenizer:
             f"no tokenizer folder {path!r}: --tokenizer_path wants a folder with tokenizer.json, or a Hugging Face name"
         )
     try:
-        found = AutoTokenizer.from_pretrained(path)
+        if looks_local or _hub_answers():
+            found = AutoTokenizer.from_pretrained(path)
+        else:
+            found = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         hint = "a folder with tokenizer.json" if looks_local else "a folder, or a name on the Hugging Face Hub"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -209,6 +230,15 @@ def _resolve(path: str) -> Tokenizer:
         template = template.get("default")
     max_id = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
     return _write(backend.to_str(), special_tokens, template, max_id)
+
+
+def _hub_answers() -> bool:
+    """Whether there is a network to the Hugging Face Hub. Its client would otherwise retry for a minute."""
+    host = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        return bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        return False
 
 
 def _write(source: str, special_tokens: dict[str, str], template: str | None, max_id: int) -> Tokenizer:

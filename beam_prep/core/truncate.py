@@ -27,5 +27,7 @@ def truncate(batch: Batch, max_seq_len: int) -> Batch:
             if isinstance(rows.values, Ragged):
                 lost = np.diff(offsets_of(lost)[rows.offsets])
             batch.count("truncated_tokens", lost)
-            batch.count("truncated_rows", (lost > 0) & (batch.counters.get("truncated_rows", np.zeros(len(batch))) == 0))
+            batch.count(
+                "truncated_rows", (lost > 0) & (batch.counters.get("truncated_rows", np.zeros(len(batch))) == 0)
+            )
     return batch._with(columns=columns)

@@ -5,8 +5,9 @@ Source: tensorflow/core/example/{example,feature}.proto. In text form a row is
     features { feature { key: "sequence" value { int64_list { value: [5, 6, 7] } } } feature { ... } }
 
 The bytes are those of `tf.train.Example.SerializeToString(deterministic=True)`: keys in the order of their bytes, lists
-packed. The size of every message of every row follows from the sizes of its lists, so all parts go straight to their
-places.
+packed. (upb, protobuf's runtime in Python, puts "key/lengths" before "key"; its pure Python runtime sorts as we do.
+Parsers take any order.) The size of every message of every row follows from the sizes of its lists, so all parts go
+straight to their places.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,11 +198,12 @@ def _values(key: str, kind: str, found: Mapping[str, memoryview]) -> Array:
     if key not in found:
         raise ValueError(f"no feature {key!r}")
     parts: list[Array] = []
-    for field, _, part in _fields(found[key]):
-        if field != _LIST_FIELD[kind]:
+    for field, wire, part in _fields(found[key]):
+        if field == _LIST_FIELD[kind] and wire == _BYTES:
+            # Packed or single, the bytes of a list's field 1 are its values.
+            parts += [np.frombuffer(item, np.uint8) for number, _, item in _fields(part) if number == 1]
+        elif field <= 3:
             raise ValueError(f"feature {key!r} is no list of {kind}")
-        # Packed or single, the bytes of a list's field 1 are its values.
-        parts += [np.frombuffer(item, np.uint8) for number, _, item in _fields(part) if number == 1]
     data = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
     return data.view("<f4") if kind == "float32" else varint.decode(data)
 

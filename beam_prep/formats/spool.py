@@ -62,8 +62,7 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
         lines=len(batch.ledger.status),
         counts=count_outcomes(batch.ledger.status, batch.ledger.outcomes),
         domains=[
-            (name, int((domain == index).sum()), int(tokens[domain == index].sum()))
-            for index, name in enumerate(names)
+            (name, int((domain == index).sum()), int(tokens[domain == index].sum())) for index, name in enumerate(names)
         ],
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
@@ -190,6 +189,6 @@ def read_sidecar(source: Any, name: str) -> Rows:
 
 
 def read_rejects(source: Any, name: str) -> list[dict[str, Any]]:
-    """The rejected lines of a block, in order: line (in the block), offset (from its first line), reason, message, text."""
+    """Rejected lines of a block, in order: line (in the block), offset (from its first line), reason, message, text."""
     rows: list[dict[str, Any]] = _open(source, name).read_all().to_pylist()
     return rows

@@ -46,5 +46,3 @@ class BlockCoder(coders.Coder):
 
 for _element in (Records, Rendered, Batch):
     coders.registry.register_coder(_element, BlockCoder)
-
-

@@ -178,7 +178,7 @@ def exists(path: str) -> bool:
 
 def join(folder: str, *names: str) -> str:
     """A path below a folder, local or not."""
-    return FileSystems.join(folder, *names)
+    return str(FileSystems.join(folder, *names))
 
 
 def total_size(files: Iterable[InputFile]) -> int:

@@ -49,7 +49,7 @@ class Staging:
 
     @classmethod
     def beside(cls, output: str, staging: str | None = None) -> "Staging":
-        """`<staging>/<output's name and digest>/<new name>`; without `staging`, in a hidden folder beside the output."""
+        """`<staging>/<output's name and digest>/<new name>`; by default in a hidden folder beside it."""
         digest = hashlib.sha256(os.path.abspath(output).encode()).hexdigest()[:12]
         folder = staging or os.path.join(os.path.dirname(os.path.abspath(output)), ".beam_prep")
         return cls(os.path.join(os.path.abspath(folder), f"{os.path.basename(output)}-{digest}"), uuid.uuid4().hex)
@@ -59,9 +59,8 @@ class Staging:
         return os.path.join(self.root, self.launch, *names)
 
     def create(self) -> None:
-        """Makes the launch's folders."""
+        """Makes the launch's folder, and the one where workers report."""
         os.makedirs(self.path("progress"), exist_ok=True)
-        os.makedirs(self.path("output"), exist_ok=True)
 
     def remove(self) -> None:
         """Removes the launch's folder."""
@@ -191,6 +190,7 @@ class Publisher:
         formats, max_reject_rate, tokenizer, overwrite: see `Shard`.
         facts: for the manifest.
         run: for `run.json`.
+        remove_staging: the launch's folder goes with the last step; where no launcher does it.
     """
 
     output: str
@@ -201,13 +201,16 @@ class Publisher:
     overwrite: bool
     facts: Mapping[str, Any]
     run: Mapping[str, Any]
+    remove_staging: bool = False
 
     def refuse(self) -> str | None:
         """Why the output may not be written, or None."""
         if not os.path.lexists(self.output) or (os.path.isdir(self.output) and not os.listdir(self.output)):
             return None
         if not os.path.isfile(os.path.join(self.output, MANIFEST)):
-            return f"{self.output} exists and is no output of beam_prep (no {MANIFEST}): choose another -o, or remove it"
+            return (
+                f"{self.output} exists and is no output of beam_prep (no {MANIFEST}): choose another -o, or remove it"
+            )
         if not self.overwrite:
             return f"{self.output} holds the output of another job: choose another -o, or pass --overwrite"
         return None
@@ -239,6 +242,8 @@ class Publisher:
         self._write(RUN, dump(self._run(plan)))
         self._write(MANIFEST, text)
         self._swap()
+        if self.remove_staging:
+            self.staging.remove()
         return self.output
 
     def _check_shards(self, plan: Plan, shards: list[ShardReceipt]) -> None:

@@ -211,9 +211,8 @@ class Shard(beam.PTransform):
             raise ValueError(f"max_reject_rate is {self.max_reject_rate}, wanted a share between 0 and 1")
         if self.untrained not in ("drop", "keep", "reject"):
             raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
-        if self.staging is None:
-            self.staging = Staging.beside(self.output)
-            self.staging.create()
+        launched = self.staging is not None  # a launcher cleans up by itself, and shows progress
+        self.staging = self.staging or Staging.beside(self.output)
         if self.spool is None:
             # Nothing is known of the steps before, so no other run may use these blocks.
             self.spool = Spool(self.staging.path("spool"), uuid.uuid4().hex)
@@ -226,23 +225,24 @@ class Shard(beam.PTransform):
             self.overwrite,
             dict(self.facts),
             {"started": time.time(), **self.run},
+            remove_staging=not launched,
         )
+        self.progress = self.staging.path("progress") if launched else None
         if problem := self.publisher.refuse():
             raise OutputError(problem)
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
-        assert self.spool is not None and self.staging is not None
-        spool = SpoolBlocks(
-            self.spool, dict(self.dtype), self.untrained, self.reject_text, self.staging.path("progress")
-        )
+        assert self.spool is not None
+        assert self.staging is not None
+        spool = SpoolBlocks(self.spool, dict(self.dtype), self.untrained, self.reject_text, self.progress)
         plan = (
             batches
             | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
             | "Receipts" >> beam.CombineGlobally(CollectReceipts())
             | "Plan"
-            >> beam.ParDo(
-                MakePlan(self.spool, self.max_tokens, self.max_items, self.max_reject_rate)
-            ).with_outputs("plan", main="work")
+            >> beam.ParDo(MakePlan(self.spool, self.max_tokens, self.max_items, self.max_reject_rate)).with_outputs(
+                "plan", main="work"
+            )
         )
         return (
             plan.work

@@ -1,0 +1,37 @@
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN = $(VENV)/bin
+OUT ?= out/demo
+SHELL = /bin/bash
+
+.PHONY: demo test check format bench clean
+
+# Made again when the dependencies change.
+$(VENV)/.installed: pyproject.toml
+	@echo "installing into $(VENV) (about two minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/beam-prep run examples/data/chat.jsonl -o $(OUT) -c configs/sft_chat.json --tokenizer_path examples/tokenizer
+	@$(BIN)/beam-prep inspect $(OUT) --record 0
+
+test: $(VENV)/.installed
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	@$(BIN)/python benchmarks/end_to_end.py
+
+clean:
+	rm -rf $(VENV) out
