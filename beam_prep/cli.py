@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import importlib
 import json
 import logging
 import sys
@@ -108,14 +109,20 @@ def _set_up_log(verbose: bool) -> None:
     logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
+def _import_beam() -> None:
+    """Beam's import complains, in the log, of what its cloud extras would bring."""
+    logging.disable(logging.WARNING)
+    importlib.import_module("apache_beam")
+    logging.disable(logging.NOTSET)
+
+
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep run: {problem}", file=sys.stderr)
         return 2
-    logging.disable(logging.WARNING)  # Beam's import complains of what its cloud extras would bring
     from beam_prep.pipeline import Pipeline
 
-    logging.disable(logging.NOTSET)
     result = Pipeline(
         given.config,
         given.inputs,
