@@ -12,7 +12,7 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -49,10 +49,6 @@ ALLOWED_DTYPES = {
 LATER = {
     "h5": "comes in a later version; use bin or tfrecord",
     "arrow": "comes in a later version; use bin or tfrecord",
-    "conversation": "whole-conversation templates come in a later version; "
-    "use template: true, which renders each message alone",
-    "$last": "needs template 'conversation', which comes in a later version; to train on the last answer use action "
-    '\'$role\' with template: true and "mask": {"assistant": "last"}',
 }
 
 Location = tuple[str | int, ...]
@@ -117,16 +113,20 @@ class SectionConfig(_Strict):
     """One field of the record, and what becomes of it."""
 
     field: Text = Field(description="Key of the record that is read.")
-    action: Annotated[Literal["train", "mask", "$role", "value"], BeforeValidator(_not_yet)] = Field(
-        description="train or mask; $role: as each message's role says; value: numbers, which are not tokenized."
+    action: Literal["train", "mask", "$role", "$last", "value"] = Field(
+        description="train or mask; $role: as each message's role says; $last: only what follows the prompt, the "
+        "prompt being all messages but the last; value: numbers, which are not tokenized."
     )
     template: Annotated[
-        Literal[False, "message"],
+        Literal[False, "message", "conversation"],
         BeforeValidator(lambda value: "message" if value is True else value),
-        _only(False, True, "message"),
-        BeforeValidator(_not_yet),  # runs first: pydantic goes backwards here
-        WithJsonSchema({"enum": [False, True, "message"]}),
-    ] = Field(default=False, description="true or 'message': the chat template renders each message of a list alone.")
+        _only(False, True, "message", "conversation"),  # runs first: pydantic goes backwards here
+        WithJsonSchema({"enum": [False, True, "message", "conversation"]}),
+    ] = Field(
+        default=False,
+        description="true or 'message': the chat template renders each message of a list alone; 'conversation': all "
+        "messages at once.",
+    )
     add_special_tokens: bool | None = Field(
         default=None, description="Add the tokenizer's special tokens; null: if this is the first to yield anything."
     )
@@ -138,6 +138,10 @@ class SectionConfig(_Strict):
             yield ("template",), "found with action 'value', which takes numbers as they are; leave it out"
         if self.action == "value" and self.add_special_tokens is not None:
             yield ("add_special_tokens",), "found with action 'value', which is not tokenized; leave it out"
+        if self.action == "$last" and self.template != "conversation":
+            yield ("action",), "found '$last'; it needs template: 'conversation'"
+        if self.template == "conversation" and self.add_special_tokens is not None:
+            yield ("add_special_tokens",), "found with template 'conversation'; see preprocessing.bos"
 
 
 Sections = Annotated[
@@ -154,6 +158,9 @@ class SourceConfig(_Strict):
 
     def _problems(self) -> Iterator[Problem]:
         actions = [section.action for section in self.sections]
+        yield from _conversation_problems(self.sections)
+        if self.list_field and any(section.template == "conversation" for section in self.sections):
+            yield ("list_field",), "found true with template 'conversation'; use template: true for lists"
         if "value" not in actions:
             return
         if len(actions) > 1:
@@ -165,14 +172,44 @@ class SourceConfig(_Strict):
             yield ("mask_key",), f"found {self.mask_key!r} with action 'value', which has no mask; leave it out"
 
 
+def _conversation_problems(sections: tuple[SectionConfig, ...]) -> Iterator[Problem]:
+    """What is wrong with the sections of an output that is one conversation."""
+    if not any(section.template == "conversation" for section in sections):
+        return
+    actions = [section.action for section in sections]
+    if not all(section.template == "conversation" for section in sections):
+        yield ("sections",), "found template 'conversation' beside others; all sections of an output must have it"
+    elif "$last" in actions and len(actions) > 1:
+        yield ("sections", actions.index("$last"), "action"), "found '$last'; it must be the only section of its output"
+    elif not _prompt_first(actions):
+        yield ("sections",), "found 'mask' behind 'train'; what is masked (the prompt) must come first"
+
+
+def _prompt_first(actions: Sequence[str]) -> bool:
+    """Whether `mask` sections stand before `train` ones."""
+    ranks = [("mask", "train").index(action) for action in actions if action in ("mask", "train")]
+    return ranks == sorted(ranks)
+
+
 class InputConfig(_Strict):
     """What is read: `sections` for one output, `sources` for several."""
 
     sections: Sections | None = Field(default=None, description="What the only output is made of, in order.")
     sources: dict[Name, SourceConfig] | None = Field(default=None, description="Several outputs, each with its name.")
+    chat_template: Text | None = Field(
+        default=None,
+        description="In place of the tokenizer's chat template: the template itself, or a path beside the config.",
+    )
+    implicit_prompt: bool = Field(
+        default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
+    )
 
-    def outputs(self) -> tuple[Output, ...]:
-        """What each record becomes, for ApplyTemplate: `sequence` and `loss_mask`, or the sources."""
+    def outputs(self, joint: bool = False) -> tuple[Output, ...]:
+        """What each record becomes, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
+
+        Args:
+            joint: text sections are joined before they are encoded.
+        """
         return tuple(
             Output(
                 spec.name,
@@ -182,6 +219,7 @@ class InputConfig(_Strict):
                     for section in spec.sections
                 ),
                 spec.mask_name,
+                joint and spec.kind == "ids" and not spec.has_template,
             )
             for spec in _specs(self, OutputConfig())
         )
@@ -190,6 +228,7 @@ class InputConfig(_Strict):
         if self.sources:
             yield from self._name_problems(self.sources)
             yield from self._char_limit_problems()
+            yield from self._prompt_problems(self.sources)
             if all(spec.kind == "value" for spec in _specs(self, OutputConfig())):
                 yield ("sources",), "found only values; at least one source must hold text or messages"
         elif not self.sections:
@@ -199,6 +238,20 @@ class InputConfig(_Strict):
             yield ("sections", actions.index("value"), "action"), text
         elif not _trains(self.sections):
             yield ("sections",), "found no section that can train; give one the action 'train' or '$role'"
+        else:
+            yield from _conversation_problems(self.sections)
+        if self.implicit_prompt and not self.sources:
+            yield ("implicit_prompt",), "found true; it works only with input.sources (chosen and rejected)"
+
+    def _prompt_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
+        if not self.implicit_prompt:
+            return
+        sides = [source.sections for source in sources.values()][:2]
+        prompts = {sections[0].field for sections in sides}
+        good = len(sides) == 2 and len(prompts) == 1
+        if not good or not all(len(s) == 2 and s[0].action == "mask" and s[1].action != "mask" for s in sides):
+            text = "found true; the first two sources must each be a prompt (the same field, action 'mask') and a side"
+            yield ("implicit_prompt",), text
 
     def _name_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
         first: dict[str, Location] = {}
@@ -233,6 +286,20 @@ class PreprocessingConfig(_Strict):
     max_chars: int = Field(default=2_000_000, ge=1, description="Longer all-trained text fields are left out.")
     max_items: int | None = Field(default=None, gt=0, description="Most records that are kept; null means no limit.")
     untrained: Literal["drop", "keep", "reject"] = Field(default="drop", description="Rows with nothing to train on.")
+    truncation_mode: Literal["keep_start", "keep_end", "drop", "error"] = Field(
+        default="keep_start",
+        description="Sequences longer than max_seq_len: keep their start or end, drop the record, or fail the run.",
+    )
+    encode: Literal["separate", "joint"] = Field(
+        default="separate", description="joint: text sections are joined, then encoded; the masked ones are the prompt."
+    )
+    eos: Literal["never", "if_missing", "always"] = Field(
+        default="never", description="The EOS token's text behind text records; with it a blank text is a record."
+    )
+    bos: Literal["keep", "strip", "tokenizer"] = Field(
+        default="keep",
+        description="A conversation's leading BOS: keep; strip; tokenizer: strip, and let the tokenizer add its own.",
+    )
     shift: bool = Field(default=False, description="Shift the labels by one, which transformers' models do themselves.")
 
     # On the field, not in `_problems`: so it is reported together with an unknown key.
@@ -262,7 +329,7 @@ class OutputConfig(_Strict):
 
 
 def _trains(sections: tuple[SectionConfig, ...]) -> bool:
-    return any(section.action in ("train", "$role") for section in sections)
+    return any(section.action in ("train", "$role", "$last") for section in sections)
 
 
 @dataclass(frozen=True)
@@ -364,12 +431,12 @@ class PipelineConfig(_Strict):
             raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
             raise ConfigError(f"{name}: not usable as JSON: {error}") from error
-        return _build(obj, name, duplicates)
+        return _build(_with_template(obj, os.path.dirname(name)), name, duplicates)
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":
         """Build a config from plain dicts and lists; `name` is what error messages call it."""
-        return _build(obj, name, [])
+        return _build(_with_template(obj, ""), name, [])
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -457,6 +524,8 @@ def _joint_problems(
         yield ("preprocessing", "shift"), "found true; it works only with output.columns: 'labels'"
     if given is None:
         return
+    if preprocessing is not None:
+        yield from _text_rule_problems(given, preprocessing)
     if given.sources and output.columns == "labels":
         yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
         return
@@ -468,7 +537,40 @@ def _joint_problems(
             yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
 
 
+def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
+    specs = [spec for spec in _specs(given, OutputConfig()) if spec.kind == "ids"]
+    conversation = any(section.template == "conversation" for spec in specs for section in spec.sections)
+    if preprocessing.bos != "keep" and not conversation:
+        text = f"found {preprocessing.bos!r}; it works only with template: 'conversation'"
+        yield ("preprocessing", "bos"), text
+    if preprocessing.encode == "joint":
+        for spec in specs:
+            if not spec.has_template and not _prompt_first([section.action for section in spec.sections]):
+                text = f"found 'joint', and 'mask' behind 'train' in {spec.name!r}; the prompt must come first"
+                yield ("preprocessing", "encode"), text
+
+
 # From here on: reading JSON, and saying what is wrong.
+
+
+def _with_template(obj: Any, folder: str) -> Any:
+    """The config with the chat template itself where it names a file beside it: outputs depend on what it says."""
+    given = obj.get("input") if isinstance(obj, dict) else None
+    if not isinstance(given, dict):
+        return obj
+    source = given.get("chat_template")
+    if not isinstance(source, str) or not source or "{{" in source or "{%" in source:
+        return obj
+    path = os.path.join(folder, source)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"input.chat_template: found {source!r}, which cannot be read ({error}); wanted a template, "
+            "or the path of one beside the config"
+        ) from error
+    return {**obj, "input": {**given, "chat_template": text}}
 
 
 class _Object(dict[str, Any]):

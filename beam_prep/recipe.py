@@ -12,6 +12,7 @@ import beam_prep
 from beam_prep.config import PipelineConfig
 from beam_prep.core.batch import Batch
 from beam_prep.core.records import Records
+from beam_prep.core.schema import TextRules
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.transforms.filter import FilterByChars
@@ -38,14 +39,17 @@ class Prepare(beam.PTransform):
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         config, step = self.config, self.config.preprocessing
+        rules = TextRules(step.eos, step.bos, config.input.implicit_prompt, config.input.chat_template)
         if config.char_filter_fields:
             records |= FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields)
         batches = (
             records
-            | ApplyTemplate(config.input.outputs(), self.tokenizer, config.output.domain_key)
+            | ApplyTemplate(
+                config.input.outputs(joint=step.encode == "joint"), self.tokenizer, config.output.domain_key, rules
+            )
             | Tokenize(self.tokenizer)
             | BuildMask(config.mask, config.mask_default)
-            | Truncate(step.max_seq_len)
+            | Truncate(step.max_seq_len, step.truncation_mode)
         )
         if config.output.columns == "labels":
             batches |= Shift() if step.shift else Labels()

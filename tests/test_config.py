@@ -105,6 +105,10 @@ def test_defaults() -> None:
         "max_chars": 2_000_000,
         "max_items": None,
         "untrained": "drop",
+        "truncation_mode": "keep_start",
+        "encode": "separate",
+        "eos": "never",
+        "bos": "keep",
         "shift": False,
     }
     assert config.output.formats == ("bin",)
@@ -310,29 +314,63 @@ def test_role_needs_messages() -> None:
     assert "template: true" in problem
 
 
-def test_conversation_templates_come_later() -> None:
-    problem = the_problem(sections({**CHAT, "template": "conversation"}), "input.sections[0].template")
-    assert "later version" in problem
-    assert "template: true" in problem
-
-
 @pytest.mark.parametrize("template", [False, True, "message"])
-def test_last_needs_a_conversation_template_and_names_the_substitute(template: object) -> None:
+def test_last_needs_a_conversation_template(template: object) -> None:
     given = sections({"field": "m", "action": "$last", "template": template})
-    problem = the_problem(given, "input.sections[0].action")
-    assert "'conversation'" in problem
-    assert '"assistant": "last"' in problem
+    assert "template: 'conversation'" in the_problem(given, "input.sections[0].action")
 
 
-def test_last_with_a_conversation_template_is_refused_too() -> None:
-    found = problems(sections({"field": "m", "action": "$last", "template": "conversation"}))
-    assert "later version" in found["input.sections[0].template"]
+def test_all_sections_of_a_conversation_are_conversations() -> None:
+    mixed = sections(TEXT, {**CHAT, "template": "conversation"})
+    assert "all sections of an output must have it" in the_problem(mixed, "input.sections")
+
+
+def test_the_prompt_of_a_conversation_comes_first() -> None:
+    prompt = {"field": "prompt", "action": "mask", "template": "conversation"}
+    answer = {"field": "completion", "action": "train", "template": "conversation"}
+    assert load(sections(prompt, answer)).columns() == {"sequence": "int32", "loss_mask": "int32"}
+    assert "must come first" in the_problem(sections(answer, prompt), "input.sections")
+    last = {**prompt, "action": "$last"}
+    assert "only section" in problems(sections(prompt, last))["input.sections[1].action"]
+
+
+def test_joint_encoding_wants_the_prompt_first() -> None:
+    given = sections(TEXT, {"field": "b", "action": "mask"}, preprocessing={"encode": "joint"})
+    assert "prompt must come first" in the_problem(given, "preprocessing.encode")
+
+
+def test_bos_rules_are_for_conversations() -> None:
+    assert "conversation" in the_problem(sections(TEXT, preprocessing={"bos": "strip"}), "preprocessing.bos")
+
+
+def test_implicit_prompts_are_for_two_sides_with_one_prompt_field() -> None:
+    def side(name: str) -> dict[str, Any]:
+        return {"sections": [{"field": "prompt", "action": "mask"}, {"field": name, "action": "train"}]}
+
+    good = {"input": {"sources": {"chosen": side("chosen"), "rejected": side("rejected")}, "implicit_prompt": True}}
+    assert load(good).input.implicit_prompt
+    lone = {"input": {"sections": [TEXT], "implicit_prompt": True}}
+    assert "input.sources" in the_problem(lone, "input.implicit_prompt")
+    bare = {"input": {"sources": {"chosen": {"sections": [TEXT]}, "rejected": side("b")}, "implicit_prompt": True}}
+    assert "first two sources" in the_problem(bare, "input.implicit_prompt")
+
+
+def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_bytes(b"{{ messages }}\n")
+    given = {**sections(CHAT), "input": {"sections": [CHAT], "chat_template": "mine.jinja"}}
+    (tmp_path / "c.json").write_text(json.dumps(given))
+    assert PipelineConfig.from_json(tmp_path / "c.json").input.chat_template == "{{ messages }}\n"
+    given["input"]["chat_template"] = "{{ bos_token }}"
+    assert load(given).input.chat_template == "{{ bos_token }}"
+    given["input"]["chat_template"] = "nowhere.jinja"
+    with pytest.raises(ConfigError, match="nowhere.jinja"):
+        load(given)
 
 
 @pytest.mark.parametrize("template", [0, 1, "yes", None, ["message"]])
 def test_template_takes_only_its_values(template: object) -> None:
     problem = the_problem(sections({**TEXT, "template": template}), "input.sections[0].template")
-    assert "allowed: false, true, 'message'" in problem
+    assert "allowed: false, true, 'message', 'conversation'" in problem
 
 
 def test_value_works_only_alone_in_a_source() -> None:
@@ -622,7 +660,7 @@ def test_unknown_keys_of_another_part_are_sent_there() -> None:
 
 def test_wrong_choices_name_what_was_found_what_is_allowed_and_the_nearest() -> None:
     problem = the_problem(sections({**TEXT, "action": "trian"}), "input.sections[0].action")
-    assert problem == "found 'trian'; did you mean 'train'? allowed: 'train', 'mask', '$role', 'value'"
+    assert problem == "found 'trian'; did you mean 'train'? allowed: 'train', 'mask', '$role', '$last', 'value'"
 
 
 def test_found_values_are_shortened() -> None:
@@ -749,7 +787,6 @@ def test_schema_agrees_with_the_config_reader() -> None:
     refused: tuple[dict[str, Any], ...] = (
         sections(TEXT, bogus=1),
         sections(TEXT, version=2),
-        sections({**CHAT, "template": "conversation"}),
         sections(TEXT, output={"storage_format": "h5"}),
         sections(TEXT, output={"storage_format": ["bin", "bin"]}),
         sections(TEXT, preprocessing={"max_items": 0}),

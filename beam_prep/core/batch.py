@@ -1,6 +1,6 @@
 """`Batch`: rows of tokens as named ragged columns; and how pieces of text become one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class Segments:
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
         own: int8, the message's own `train` key (1, 0), -1 without.
+        proven: bool, False where it is not certain that this is what the message says.
         roles: names of the roles.
     """
 
@@ -32,6 +33,7 @@ class Segments:
     role: Array
     turn: Array
     own: Array
+    proven: Array
     roles: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -43,13 +45,12 @@ class Segments:
         return np.asarray(self.role == code)
 
     def is_last_of_role(self) -> Array:
-        """bool [segments]: the last of its role in its sequence."""
+        """bool [segments]: of the last message of its role in its sequence."""
         key = self.sequence * (len(self.roles) + 1) + self.role
-        last = np.zeros(len(self), bool)
-        # np.unique gives the first place of each key, so look from the end.
-        _, from_end = np.unique(key[::-1], return_index=True)
-        last[len(self) - 1 - from_end] = True
-        return np.asarray(last & (self.role != UNSET))
+        _, group = np.unique(key, return_inverse=True)
+        last = np.full(group.max(initial=-1) + 1, UNSET)
+        np.maximum.at(last, group, self.turn)
+        return np.asarray((self.turn == last[group]) & (self.role != UNSET))
 
 
 @dataclass(slots=True)
@@ -128,6 +129,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
     enough = []
+    prompted: dict[str, dict[int, tuple[int, bool]]] = {}
     for output in rendered.outputs:
         if output.kind == "value":
             rows = rendered.values[output.name]
@@ -136,7 +138,10 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
             enough.append(np.ones(len(rows), bool))
             continue
         pieces = rendered.pieces[output.name]
-        ids, segments = _join(pieces, _encode(pieces, encoder), bos_id)
+        encoded = _encode(pieces, encoder)
+        if pieces.prompts:
+            prompted[output.name] = _borders(pieces, encoded[0], encoder)
+        ids, segments = _join(pieces, encoded, bos_id)
         if bos_id is not None:
             batch.count("double_bos", _double_bos(ids, pieces.rows, bos_id))
         rows = Ragged(ids, pieces.rows) if output.kind == "list" else ids
@@ -144,43 +149,106 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
+    if prompted:
+        _begin_behind_prompts(batch, rendered, prompted)
     return _drop_empty(batch, np.array(enough))
 
 
-def _encode(pieces: Pieces, encoder: Encoder) -> Ragged:
-    """Ids of each piece. Equal pieces (shared prompts, short answers) are encoded once."""
-    places: dict[tuple[str, bool], int] = {}
-    index = [places.setdefault(key, len(places)) for key in zip(pieces.texts, pieces.special.tolist(), strict=True)]
-    special = np.array([flag for _, flag in places], bool)
-    texts = [text for text, _ in places]
-    parts = [encoder.encode([texts[i] for i in np.flatnonzero(special == flag)], flag) for flag in (True, False)]
-    order = np.concatenate([np.flatnonzero(special), np.flatnonzero(~special)])
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return Ragged.concat(parts).take(place[index])
+def _begin_behind_prompts(batch: Batch, rendered: Rendered, prompted: dict[str, dict[int, tuple[int, bool]]]) -> None:
+    """Moves the start of what is trained behind the prompt; in preference rows, behind the shorter of both borders."""
+    short = np.zeros(len(batch), np.int64)
+    border = np.full(len(batch), np.iinfo(np.int64).max)
+    for name, found in prompted.items():
+        row = _row_of_piece(rendered.pieces[name])[list(found)]
+        np.minimum.at(border, row, [tokens for tokens, _ in found.values()])
+        short[row[[not whole for _, whole in found.values()]]] = 1
+    batch.count("prompt_not_prefix", short)
+    for name, found in prompted.items():
+        pieces, segments = rendered.pieces[name], batch.segments[name]
+        first = pieces.borders[list(found)]  # the piece's first segment is the one behind its prompt
+        behind = first[(pieces.segments[first, 1] < 0) & (first < pieces.borders[np.array(list(found)) + 1])]
+        start = segments.start.copy()
+        start[behind] += border[segments.sequence[behind]]
+        batch.segments[name] = replace(segments, start=np.minimum(start, segments.stop))
 
 
-def _join(pieces: Pieces, encoded: Ragged, bos_id: int | None) -> tuple[Ragged, Segments]:
-    """Ids of each sequence, with its BOS, and where the pieces lie in them."""
-    values: Array = encoded.flat
-    piece_borders = encoded.offsets
+def _row_of_piece(pieces: Pieces) -> Array:
+    """int64 [pieces]. Only where every row is one sequence."""
+    return np.repeat(np.arange(len(pieces.sequences) - 1), np.diff(pieces.sequences))
+
+
+def _encode(pieces: Pieces, encoder: Encoder) -> tuple[Ragged, Array, Array]:
+    """(ids of each piece, first token and one past the last of each segment, counted in its piece).
+
+    Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself.
+    """
+    part = np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
+    spanned = np.zeros(len(pieces.texts), bool)
+    spanned[part[pieces.segments[:, 1] >= 0]] = True
+    places: dict[tuple[str, bool, int], int] = {}
+    keys = zip(
+        pieces.texts, pieces.special.tolist(), np.where(spanned, np.arange(len(spanned)), -1).tolist(), strict=True
+    )
+    index = np.array([places.setdefault(key, len(places)) for key in keys], np.int64)
+    groups: dict[tuple[bool, bool], list[tuple[int, str, int]]] = {}
+    for place, (text, special, piece) in enumerate(places):
+        groups.setdefault((special, piece >= 0), []).append((place, text, piece))
+    parts, order = [Ragged.from_lists([])], []
+    start, stop = np.zeros(len(part), np.int64), np.full(len(part), -1)
+    for (special, with_spans), members in groups.items():
+        order += [place for place, _, _ in members]
+        texts = [text for _, text, _ in members]
+        if not with_spans:
+            parts.append(encoder.encode(texts, special))
+            continue
+        owners = [slice(pieces.borders[piece], pieces.borders[piece + 1]) for _, _, piece in members]
+        spans = [[(a, b) for a, b in pieces.segments[owner, :2].tolist() if b >= 0] for owner in owners]
+        ids, tokens = encoder.encode_spans(texts, special, spans)
+        parts.append(ids)
+        for owner, found in zip(owners, tokens, strict=True):
+            places_of = np.flatnonzero(pieces.segments[owner, 1] >= 0) + owner.start
+            start[places_of], stop[places_of] = np.array(found, np.int64).reshape(-1, 2).T
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    encoded = Ragged.concat(parts).take(back[index])
+    whole = stop < 0
+    stop[whole] = encoded.lengths[part[whole]]
+    return encoded, start, stop
+
+
+def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> dict[int, tuple[int, bool]]:
+    """For pieces with a prompt: piece -> (tokens of the longest common beginning, the prompt's ids are all of it)."""
+    found = {}
+    for special in (True, False):
+        owners = [piece for piece in pieces.prompts if bool(pieces.special[piece]) is special]
+        alone = encoder.encode([pieces.prompts[piece] for piece in owners], special)
+        for number, piece in enumerate(owners):
+            prompt, full = alone[number], encoded[piece]
+            size = min(len(prompt), len(full))
+            differs = np.flatnonzero(np.asarray(prompt)[:size] != np.asarray(full)[:size])
+            border = int(differs[0]) if len(differs) else size
+            found[piece] = border, border == len(prompt)
+    return found
+
+
+def _join(pieces: Pieces, encoded: tuple[Ragged, Array, Array], bos_id: int | None) -> tuple[Ragged, Segments]:
+    """Ids of each sequence, with its BOS, and where the segments lie in them."""
+    ids, start, stop = encoded
+    values: Array = ids.flat
+    piece_borders = ids.offsets
     borders = piece_borders[pieces.sequences]
-    sequence = np.repeat(np.arange(len(borders) - 1), np.diff(pieces.sequences))
+    part = np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
+    sequence_of_piece = np.repeat(np.arange(len(borders) - 1), np.diff(pieces.sequences))
+    sequence = sequence_of_piece[part]
     added = np.zeros(len(borders) - 1, bool)
     if bos_id is not None and pieces.bos.any():
         added = pieces.bos & ~_brings_bos(pieces, values, piece_borders, borders, bos_id)
         values = np.insert(values, borders[:-1][added], np.int32(bos_id))
     before = offsets_of(added)
-    shift = before[sequence + 1] if len(sequence) else np.zeros(0, np.int64)
+    shift = piece_borders[:-1][part] + before[sequence + 1]
+    _, _, action, role, turn, own, proven = pieces.segments.T
     segments = Segments(
-        piece_borders[:-1] + shift,
-        piece_borders[1:] + shift,
-        sequence,
-        pieces.action,
-        pieces.role,
-        pieces.turn,
-        pieces.own,
-        pieces.roles,
+        start + shift, stop + shift, sequence, action, role, turn, own, proven.astype(bool), pieces.roles
     )
     return Ragged(values, borders + before), segments
 
@@ -191,7 +259,8 @@ def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Ar
     some = np.flatnonzero(np.diff(borders) > 0)
     first = borders[some]
     piece = np.searchsorted(piece_borders, first, side="right") - 1
-    brings[some] = (values[first] == bos_id) & (pieces.role[piece] != UNSET)
+    role = pieces.segments[pieces.borders[piece], 3]
+    brings[some] = (values[first] == bos_id) & (role != UNSET)
     return brings
 
 
@@ -238,5 +307,6 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
         segments.role[picked],
         segments.turn[picked],
         segments.own[picked],
+        segments.proven[picked],
         segments.roles,
     )

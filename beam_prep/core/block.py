@@ -1,5 +1,6 @@
 """A block: all that came from one split of the input, with the account of every line of it (the ledger)."""
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -8,12 +9,13 @@ import numpy as np
 from beam_prep.core.hashing import Node
 from beam_prep.core.ragged import Array
 from beam_prep.core.schema import Column
+from beam_prep.errors import UserFunctionError
 
 Kind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
 TEXT_LIMIT = 1000
-"""Characters of a rejected record that are kept in the rejects."""
+"""Characters of a rejected record that are kept in the rejects, and of its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,10 @@ class Ledger:
         outcome = (kind, reason)
         if outcome not in self.outcomes:
             if len(self.outcomes) == 255:
-                raise ValueError(f"more than 255 different reasons in one block, the last is {reason!r}: use fewer")
+                raise UserFunctionError(
+                    f"more than 255 different reasons in one block, the last is {reason[:100]!r}: "
+                    "give few reasons, without what differs from record to record"
+                )
             self.outcomes.append(outcome)
         return self.outcomes.index(outcome) + 1
 
@@ -93,7 +98,7 @@ class Ledger:
     def reject(self, line: int, reason: str, message: str) -> None:
         """A line that cannot be used; it goes to the rejects with `reason` (a short word) and `message`."""
         self.status[line] = self._code("rejected", reason)
-        self.messages[line] = message
+        self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a block of rubbish has millions of the same
 
     def text(self, line: int, limit: int = TEXT_LIMIT) -> str:
         """The first `limit` characters of a line; bytes that are no UTF-8 become U+FFFD."""

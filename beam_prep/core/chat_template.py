@@ -7,16 +7,17 @@ other on every template at hand.
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
+from jinja2 import nodes
 
 from beam_prep.core.block import Reject
 from beam_prep.errors import TokenizerError
@@ -36,18 +37,65 @@ _RAISED_BY_TEMPLATES = (
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
+_MARK, _SPAN = "_beam_prep_mark", "_beam_prep_generation"
+_FENCES = "\ufdd0", "\ufdd1"
+
+
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks give their content."""
+    """`{% generation %}` blocks give their content, and report where it lies."""
 
     tags = {"generation"}  # noqa: RUF012  (as Extension declares it)
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(lineno)
+        call = nodes.Call(nodes.Name(_SPAN, "load"), [], [], None, None)
+        return nodes.CallBlock(call, [], [], body).set_lineno(lineno)
 
-    def _content(self, caller: Any) -> Any:
-        return caller()
+
+@dataclass(slots=True)
+class _Tracker:
+    """What one rendering reports while it runs.
+
+    Attributes:
+        places: id of a message -> its index.
+        fenced: generation blocks are put between fences, since their text is captured before it is written.
+        written: characters written so far.
+        marks: (characters written, message) whenever a loop comes to a message.
+        generations: (first character, one past the last, message) of each generation block.
+    """
+
+    places: dict[int, int]
+    fenced: bool = False
+    written: int = 0
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    generations: list[tuple[int, int]] = field(default_factory=list)
+
+    def mark(self, item: Any) -> None:
+        place = self.places.get(id(item))
+        if place is not None:
+            self.marks.append((self.written, place))
+
+    def generation(self, caller: Any) -> str:
+        text = str(caller())
+        self.generations.append((self.written, self.written + len(text)))
+        return _FENCES[0] + text + _FENCES[1] if self.fenced else text
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A conversation as text, and where its parts lie (in characters).
+
+    Attributes:
+        text: the whole rendering.
+        regions: per message, the range that the template wrote for it, header and end marker included; None where
+            that is not known for certain.
+        generations: ranges of the `{% generation %}` blocks; None where they could not be told for certain.
+    """
+
+    text: str
+    regions: list[tuple[int, int] | None]
+    generations: list[tuple[int, int]] | None
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -56,11 +104,11 @@ class _Namespace(jinja2.utils.Namespace):
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, attributes = args[0], dict(*args[1:], **kwargs)
         for name in attributes:
-            self._check(name)
+            _Namespace._check(name)  # `self._check` would look among the attributes
         jinja2.utils.Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
+        _Namespace._check(name)
         jinja2.utils.Namespace.__setitem__(self, name, value)
 
     @staticmethod
@@ -97,8 +145,17 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A compiled template: `generation` = it has generation blocks, `captured` = some are inside a capture or macro."""
+
+    template: jinja2.Template
+    generation: bool
+    captured: bool
+
+
 @functools.lru_cache(maxsize=16)
-def _compile(source: str) -> jinja2.Template:
+def _compile(source: str) -> _Compiled:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -107,9 +164,34 @@ def _compile(source: str) -> jinja2.Template:
         raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
     )
     try:
-        return environment.from_string(source)
+        tree = environment.parse(source)
+        _mark_loops(tree)
+        tree.set_environment(environment)
+        code = environment.compile(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
+    template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+    blocks = list(_generation_blocks(tree))
+    inside = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
+    captured = {
+        id(block) for outer in tree.find_all(inside) for block in _generation_blocks(outer) if block is not outer
+    }
+    return _Compiled(template, bool(blocks), any(id(block) in captured for block in blocks))
+
+
+def _mark_loops(tree: nodes.Template) -> None:
+    """Every loop tells the tracker what it comes to, first thing in its body. Nothing that is written changes."""
+    for loop in tree.find_all(nodes.For):
+        if isinstance(loop.target, nodes.Name):
+            item = nodes.Name(loop.target.name, "load")
+            call = nodes.Call(nodes.Name(_MARK, "load"), [item], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(call).set_lineno(loop.lineno))
+
+
+def _generation_blocks(tree: nodes.Node) -> Iterator[nodes.CallBlock]:
+    for block in tree.find_all(nodes.CallBlock):
+        if isinstance(block.call.node, nodes.Name) and block.call.node.name == _SPAN:
+            yield block
 
 
 class ChatTemplate:
@@ -120,26 +202,113 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._template = _compile(source)
+        self._compiled = _compile(source)
         self._tokens = dict(special_tokens)
+        self._prompts: dict[str, str] = {}
 
-    def render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
+    @property
+    def has_generation(self) -> bool:
+        """Whether the template marks what the assistant says with `{% generation %}` blocks."""
+        return self._compiled.generation
+
+    def render(self, messages: list[Message], add_generation_prompt: bool = False, **variables: Any) -> str:
         """The conversation as text.
+
+        Args:
+            messages: role, content and whatever else the template reads.
+            add_generation_prompt: end with what comes before an answer.
+            variables: `tools`, and whatever the template takes besides.
 
         Raises:
             Reject: `template_error`: the template refuses the messages, or fails on them.
         """
+        plain = [_plain(message) for message in messages]
+        return self._run(plain, _Tracker({}), {"add_generation_prompt": add_generation_prompt, **variables})
+
+    def render_chat(self, messages: list[Message], **variables: Any) -> RenderedChat:
+        """The conversation as text, in one rendering, with the places of its messages and generation blocks.
+
+        Raises:
+            Reject: `template_error`.
+        """
+        plain = [_plain(message) for message in messages]
+        tracker = _Tracker({id(message): place for place, message in enumerate(plain)})
+        text = self._run(plain, tracker, variables)
+        generations: list[tuple[int, int]] | None = tracker.generations
+        if self._compiled.captured:
+            fenced = self._run(plain, _Tracker({}, fenced=True), variables)
+            generations = _unfence(fenced, text)
+        return RenderedChat(text, _regions(tracker.marks, len(messages), len(text)), generations)
+
+    def generation_prompt(self, **variables: Any) -> str:
+        """What the template writes before an answer.
+
+        Raises:
+            Reject: `template_error`: the template renders no lone user message.
+        """
+        key = repr(sorted(variables.items()))
+        if key not in self._prompts:
+            if len(self._prompts) > 256:
+                self._prompts.clear()
+            probe = [{"role": "user", "content": "x"}]
+            without, with_prompt = (self.render(probe, add, **variables) for add in (False, True))
+            self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+        return self._prompts[key]
+
+    def _run(self, plain: list[Message], tracker: _Tracker, variables: Mapping[str, Any]) -> str:
+        given = {
+            "messages": plain,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+            **self._tokens,
+            **variables,
+            _MARK: tracker.mark,
+            _SPAN: tracker.generation,
+        }
+        parts = []
         try:
-            return self._template.render(
-                messages=[_plain(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-            )
+            for part in self._compiled.template.generate(given):
+                parts.append(part)
+                tracker.written += len(part)
         except _RAISED_BY_TEMPLATES as error:
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             raise Reject("template_error", f"the chat template raised: {kind}{error}") from None
+        return "".join(parts)
+
+
+def _regions(marks: list[tuple[int, int]], messages: int, end: int) -> list[tuple[int, int] | None]:
+    """What was written from one mark to the next belongs to the message of the first. Text in two places: unknown."""
+    regions: list[tuple[int, int] | None] = [None] * messages
+    twice = set()
+    first = end
+    for (start, place), (stop, _) in zip(marks, [*marks[1:], (end, 0)], strict=True):
+        if start == stop:
+            continue
+        first = min(first, start)
+        if regions[place] is not None:
+            twice.add(place)
+        regions[place] = (start, stop)
+    for place in twice:
+        regions[place] = None
+    if regions and regions[0] is None and 0 not in twice and first:
+        regions[0] = (0, first)  # a system message is often written before the loop
+    return regions
+
+
+def _unfence(fenced: str, text: str) -> list[tuple[int, int]] | None:
+    """Ranges between fences, in the text without them; None where the template did not just pass them on."""
+    opening, closing = _FENCES
+    if fenced.replace(opening, "").replace(closing, "") != text or opening in text or closing in text:
+        return None
+    ranges, start, seen = [], -1, 0
+    for place, character in enumerate(fenced):
+        if character == opening:
+            start, seen = place - seen, seen + 1
+        elif character == closing:
+            ranges.append((start, place - seen))
+            seen += 1
+    return ranges
 
 
 def _plain(message: Message) -> Message:

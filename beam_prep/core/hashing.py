@@ -5,7 +5,7 @@ gives a few whole subtrees, and the subtrees of all splits, in order, give the d
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 CHUNK = 64 * 1024
@@ -56,9 +56,16 @@ def tree_digest(nodes: Iterable[Node]) -> str:
     return digest.hex()
 
 
-def block_digest(nodes: Iterable[Node], skip: int, tail: bytes) -> str:
-    """Names a block: the subtrees of its byte range, the bytes skipped at its head, and its last line's overhang."""
-    state = hashlib.sha256(f"{skip}\n".encode())
+def block_digest(nodes: Collection[Node], skip: int, bom: bool, tail: bytes) -> str:
+    """Names a block, by all that its lines depend on.
+
+    Args:
+        nodes: the subtrees of its byte range.
+        skip: bytes at its head that belong to a line before.
+        bom: whether it begins with a byte order mark that is skipped; elsewhere in a file the same bytes are no JSON.
+        tail: what its last line has beyond the range.
+    """
+    state = hashlib.sha256(f"{skip} {bom:d} {len(nodes)}\n".encode())
     for node in nodes:
         state.update(bytes([node.level]) + node.digest)
     state.update(tail)

@@ -50,6 +50,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         ValueError: the policy does not give one bool a segment, or masks were built before.
     """
     columns, schema = {}, {}
+    unproven = np.zeros(len(batch), bool)
     for name, rows in batch.columns.items():
         columns[name], schema[name] = rows, batch.schema[name]
         output = next(output for output in batch.outputs if output.name == name)
@@ -66,7 +67,16 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
             )
         columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
-    return batch._with(columns=columns, schema=schema, segments={})
+        doubtful = segments.sequence[trained & ~segments.proven]
+        unproven[doubtful if rows.depth == 1 else np.searchsorted(rows.offsets, doubtful, side="right") - 1] = True
+    masked = batch._with(columns=columns, schema=schema, segments={})
+    return masked.reject(unproven, "spans_unproven", _UNPROVEN) if unproven.any() else masked
+
+
+_UNPROVEN = (
+    "where a message to train begins and ends in the rendered conversation is not certain; "
+    "wanted a chat template with {% generation %} blocks, or one that writes message after message"
+)
 
 
 def _cover(segments: Segments, trained: Array, size: int) -> Array:

@@ -127,6 +127,14 @@ class Ragged:
             return self
         return self._gather(self.offsets[:-1], np.minimum(lengths, length))
 
+    def tail(self, length: int) -> "Ragged":
+        """Every row cut to its last `length` values."""
+        lengths = self.lengths
+        if not (lengths > length).any():
+            return self
+        kept = np.minimum(lengths, length)
+        return self._gather(self.offsets[1:] - kept, kept)
+
     def _gather(self, starts: Array, lengths: Array) -> "Ragged":
         offsets = offsets_of(lengths)
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)

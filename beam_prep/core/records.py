@@ -1,6 +1,7 @@
 """Bytes of JSONL -> `Records`: every line exactly once, at any block size; a bad line is a reject, never an error."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,12 @@ from beam_prep.errors import UserFunctionError
 Record = dict[str, Any]
 
 BOM = b"\xef\xbb\xbf"
+
+MAX_DEPTH = 512
+"""Levels of nesting of a line. The parsers could do more, but not always as many: their limit is the free stack."""
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -60,7 +67,8 @@ class RawBlock:
         # A block size that is no multiple of the chunk is for tests only: its digests depend on it.
         chunk = CHUNK if block_bytes % CHUNK == 0 else block_bytes
         nodes = tree_nodes(covered, self.start, chunk)
-        digest = block_digest(nodes, self.skip, content[self.size :])
+        bom = self.start == 0 and content.startswith(BOM)
+        digest = block_digest(nodes, self.skip, bom, content[self.size :])
         return Origin(file, source, self.start, self.skip, len(covered), nodes, digest)
 
 
@@ -74,21 +82,23 @@ def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> It
         stop: end of the range, one block; -1: blocks of `block_bytes` to the end of the stream.
         block_bytes: size of a block's range.
     """
-    previous = b"\n" if start == 0 else stream.read(1)
-    buffer = b""
+    line_begins = start == 0 or stream.read(1) == b"\n"
+    buffer, here = b"", 0  # `start` is at `here` in the buffer: behind a long line, many blocks are cut from one buffer
     while stop < 0 or start < stop:
         want = block_bytes if stop < 0 else stop - start
-        buffer += _read(stream, want - len(buffer))
-        if not buffer:
+        if len(buffer) - here < want:
+            buffer, here = buffer[here:], 0
+            buffer += _read(stream, want - len(buffer))
+        size = min(want, len(buffer) - here)
+        if size == 0:
             return
-        size = min(want, len(buffer))
-        skip = 0 if previous == b"\n" else (buffer.find(b"\n", 0, size) + 1 or size)
-        end = size
-        if skip < size and buffer[size - 1] != 10:
-            buffer, end = _finish_line(stream, buffer, size)
-        yield RawBlock(start, size, skip, buffer[skip:end], buffer[:skip])
-        previous = buffer[size - 1 : size]
-        buffer = buffer[size:]
+        end = there = here + size
+        first = here if line_begins else (buffer.find(b"\n", here, there) + 1 or there)
+        line_begins = buffer[there - 1] == 10
+        if first < there and not line_begins:
+            buffer, end = _finish_line(stream, buffer, there)
+        yield RawBlock(start, size, first - here, buffer[first:end], buffer[here:first])
+        here = there
         start += size
 
 
@@ -117,12 +127,12 @@ def _finish_line(stream: Readable, buffer: bytes, position: int) -> tuple[bytes,
 def parse(raw: RawBlock, origin: Origin) -> Records:
     """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
 
-    Reject reasons: `bad_json`, `invalid_utf8`, `duplicate_key`, `bad_number` (no double holds it), `too_deep`,
+    Reject reasons: `bad_json`, `invalid_utf8`, `duplicate_key`, `bad_number` (beyond a double), `too_deep`,
     `not_an_object`. Integers beyond 64 bits stay exact.
     """
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
     _mark_blank(ledger)
-    careful = _lines_with_long_numbers(ledger)
+    long_numbers = _lines_with_long_numbers(ledger)
     escaped_quotes = b"\\u0022" in raw.data
     view = memoryview(raw.data)
     rows = []
@@ -136,7 +146,10 @@ def parse(raw: RawBlock, origin: Origin) -> Records:
             except orjson.JSONDecodeError as error:
                 row = _parse_carefully(raw.data[start:end], error)
             else:
-                if line in careful or escaped_quotes or _quotes(row) != raw.data.count(b'"', start, end):
+                quotes = raw.data.count(b'"', start, end)
+                if escaped_quotes:
+                    quotes += raw.data.count(b"\\u0022", start, end)
+                if line in long_numbers or _quotes(row) != quotes:
                     row = _parse_carefully(raw.data[start:end])
             if type(row) is not dict:
                 raise Reject("not_an_object", f"the line is {_describe(row)}, wanted a JSON object")
@@ -183,7 +196,12 @@ def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
         places = places[(view[places + step] - np.uint8(48)) < 10]
         if not len(places):
             return set()
-    return set((np.searchsorted(ledger.starts, places, side="right") - 1).tolist())
+    lines = np.searchsorted(ledger.starts, places, side="right") - 1
+    found: set[int] = set()
+    for line, place in zip(lines.tolist(), places.tolist(), strict=True):
+        if line not in found and _LONG_NUMBER.search(ledger.raw, max(0, place - 9), place + 19):
+            found.add(line)
+    return found
 
 
 def _quotes(row: Any) -> int:
@@ -200,30 +218,48 @@ def _parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -
         text = line.decode("utf-8")
     except UnicodeDecodeError as bad:
         raise Reject("invalid_utf8", f"byte {bad.start} of the line is no UTF-8 ({bad.reason})") from None
+    too_deep = Reject("too_deep", f"the line is nested deeper than {MAX_DEPTH} levels")
+    if error is not None and "depth limit" in str(error):
+        raise too_deep
     if error is not None and "infinity" not in str(error):
-        reason = "too_deep" if "depth limit" in str(error) else "bad_json"
-        raise Reject(reason, str(error))
+        raise Reject("bad_json", str(error))
+    if _deeper_than(MAX_DEPTH, line):
+        raise too_deep
     try:
-        row = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
-        json.dumps(row, ensure_ascii=False).encode("utf-8")
+        row = json.loads(text, object_pairs_hook=_unique, parse_int=_whole, parse_float=_finite)
     except json.JSONDecodeError as bad:
         raise Reject("bad_json", str(bad)) from None
     except RecursionError:
-        raise Reject("too_deep", "the line is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise Reject("bad_json", "a string holds half of a surrogate pair") from None
-    except ValueError:
-        raise Reject("bad_number", "an integer has more than 4,300 digits") from None
+        raise too_deep from None
+    if error is not None:
+        raise Reject("bad_number", str(error))
     return row
+
+
+def _deeper_than(levels: int, line: bytes) -> bool:
+    if line.count(b"[") + line.count(b"{") <= levels:
+        return False
+    view = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+    opened = (view == ord("[")) | (view == ord("{"))
+    closed = (view == ord("]")) | (view == ord("}"))
+    return bool(np.cumsum(opened.astype(np.int64) - closed).max(initial=0) > levels)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Record:
     row = dict(pairs)
     if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Reject("duplicate_key", f"the key {twice!r} stands twice in one object")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise Reject("duplicate_key", f"the key {name!r} stands twice in one object")
+            seen.add(name)
     return row
+
+
+def _whole(text: str) -> int:
+    if len(text) > 308:
+        _finite(text)
+    return int(text)
 
 
 def _finite(text: str) -> float:
@@ -233,17 +269,15 @@ def _finite(text: str) -> float:
     return number
 
 
-def _no_constant(text: str) -> Any:
-    raise Reject("bad_json", f"{text} is not JSON")
-
-
 def _describe(value: Any) -> str:
     """`a number (3)`: what was found, for messages."""
+    if value is None:
+        return "null"
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    kind = kinds.get(type(value), "null")
-    if kind == "null" or type(value) in (dict, list):
+    kind = kinds.get(type(value), f"a {type(value).__name__}")
+    if type(value) not in (str, bool, int, float):
         return kind
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value[:50] if type(value) is str else value, ensure_ascii=False)
     return f"{kind} ({text if len(text) <= 40 else text[:40] + '...'})"
 
 
@@ -282,7 +316,7 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
 
     def work(row: Record) -> Record:
         answer = _call(records, function, row)
-        if isinstance(answer, str):
+        if isinstance(answer, str) and answer:
             raise Reject(answer, f"{_name(function)} refused the record")
         if not isinstance(answer, (bool, np.bool_)):
             raise UserFunctionError(
@@ -304,7 +338,7 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
 
     def work(row: Record) -> Record:
         answer = _call(records, function, row)
-        if isinstance(answer, str):
+        if isinstance(answer, str) and answer:
             raise Reject(answer, f"{_name(function)} refused the record")
         if not isinstance(answer, dict):
             raise UserFunctionError(f"{_name(function)} gave {_describe(answer)}; MapRecords wants a dict or a reason")
@@ -337,7 +371,8 @@ def _call(records: Records, function: Callable[[Record], Any], row: Record) -> A
     try:
         return function(row)
     except Exception as error:
-        raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {error}") from error
+        message = " ".join(str(error).split())  # on one line, so that what stands behind it is not lost in a log
+        raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
 
-Action = Literal["train", "mask", "$role", "value"]
+Action = Literal["train", "mask", "$role", "$last", "value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +15,16 @@ class Section:
 
     Attributes:
         field: the record's key.
-        action: `train`, `mask`, `$role` (by the message's role), or `value` (numbers, not text).
-        template: None for plain text; "message" = each message rendered and encoded alone.
+        action: `train`, `mask`, `$role` (by the message's role), `$last` (what follows the prompt), or `value`
+            (numbers, not text).
+        template: None for plain text; "message" = each message rendered and encoded alone; "conversation" = the
+            messages of all sections rendered once, as one conversation.
         add_special_tokens: None = yes for the first section that yields anything, if it is text.
     """
 
     field: str
     action: Action
-    template: Literal["message"] | None = None
+    template: Literal["message", "conversation"] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -35,12 +37,14 @@ class Output:
         kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row).
         sections: where it comes from, in order.
         mask_name: the column of the mask; None where the config makes a mask needless.
+        joint: text sections are joined before they are encoded.
     """
 
     name: str
     kind: Literal["ids", "list", "value"]
     sections: tuple[Section, ...]
     mask_name: str | None = None
+    joint: bool = False
 
     @property
     def has_template(self) -> bool:
@@ -49,7 +53,30 @@ class Output:
     @property
     def trains(self) -> bool:
         """Whether any of its tokens can be trained on."""
-        return any(section.action in ("train", "$role") for section in self.sections)
+        return any(section.action in ("train", "$role", "$last") for section in self.sections)
+
+    @property
+    def conversation(self) -> bool:
+        """Whether its messages are rendered as one conversation."""
+        return any(section.template == "conversation" for section in self.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How text becomes pieces, beyond the sections.
+
+    Attributes:
+        eos: end standard (text) rows with the EOS token's text: `never`, `if_missing`, `always`.
+        bos: the BOS at the head of a rendered conversation: `keep` it, `strip` it, or strip it and let the
+            `tokenizer` add its own special tokens.
+        implicit_prompt: (preference) the longest common beginning of both sides is the prompt.
+        chat_template: in place of the tokenizer's own.
+    """
+
+    eos: Literal["never", "if_missing", "always"] = "never"
+    bos: Literal["keep", "strip", "tokenizer"] = "keep"
+    implicit_prompt: bool = False
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,18 @@
 """Records -> `Rendered`: pieces of text to encode, each with its role and action."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from beam_prep.core.block import Block, Reject
-from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.chat_template import ChatTemplate, RenderedChat
+from beam_prep.core.conversation import Speech
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.records import Record, Records, _describe
-from beam_prep.core.schema import Output, Section
+from beam_prep.core.schema import Output, Section, TextRules
 
 DEFAULT_DOMAIN = "__default__"
 
@@ -19,7 +21,31 @@ MASK, TRAIN, BY_ROLE = 0, 1, 2
 
 UNSET = -1
 
-_ACTIONS = {"mask": MASK, "train": TRAIN, "$role": BY_ROLE}
+_ACTIONS = {"mask": MASK, "train": TRAIN, "$role": BY_ROLE, "$last": TRAIN}
+
+
+class Segment(NamedTuple):
+    """A part of a piece, and what is known about it.
+
+    Attributes:
+        start, stop: characters of the piece; (0, -1) = the whole of it.
+        action: MASK, TRAIN or BY_ROLE.
+        role: index into the block's roles; UNSET for text sections.
+        turn: index of the message; UNSET for text sections.
+        own: the message's own `train` key, 1 or 0; UNSET without.
+        proven: 0 where it is not certain that this is what the message says.
+    """
+
+    start: int
+    stop: int
+    action: int
+    role: int = UNSET
+    turn: int = UNSET
+    own: int = UNSET
+    proven: int = 1
+
+
+WHOLE = (0, -1)
 
 
 @dataclass(slots=True)
@@ -29,10 +55,9 @@ class Pieces:
     Attributes:
         texts: one text a piece; each is encoded alone.
         special: bool [pieces]: encoded with the tokenizer's own special tokens.
-        action: int8 [pieces]: MASK, TRAIN or BY_ROLE.
-        role: int32 [pieces]: index into `roles`; UNSET for text sections.
-        turn: int32 [pieces]: index of the message in its list; UNSET for text sections.
-        own: int8 [pieces]: the message's own `train` key, 1 or 0; UNSET without.
+        prompts: piece -> its prompt's text: the piece is trained behind the longest common beginning of both's ids.
+        segments: int64 [segments, 7]: see `Segment`.
+        borders: int64 [pieces + 1]: borders of pieces, in segments.
         roles: the names of the roles of this block.
         sequences: int64 [sequences + 1]: borders of sequences, in pieces.
         rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
@@ -41,10 +66,9 @@ class Pieces:
 
     texts: list[str]
     special: Array
-    action: Array
-    role: Array
-    turn: Array
-    own: Array
+    prompts: dict[int, str]
+    segments: Array
+    borders: Array
     roles: tuple[str, ...]
     sequences: Array
     rows: Array
@@ -68,103 +92,283 @@ class Rendered(Block):
     values: dict[str, Ragged] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What renders: a chat template, the special tokens that it may write, and the rules for text.
+
+    Attributes:
+        template: None where no section wants one.
+        controls: texts of the tokenizer's special tokens.
+        bos, eos: texts of these tokens, "" where there are none.
+        rules: see `TextRules`.
+    """
+
+    template: ChatTemplate | None
+    controls: tuple[str, ...] = ()
+    bos: str = ""
+    eos: str = ""
+    rules: TextRules = field(default_factory=TextRules)
+
+
 class _Texts:
     """Collects the pieces of one output; `undo` takes the last row back."""
 
-    def __init__(self, output: Output, template: ChatTemplate | None, roles: dict[str, int]) -> None:
+    def __init__(self, output: Output, voice: Voice, roles: dict[str, int]) -> None:
         self.output = output
-        self.template = template
+        self.voice = voice
         self.roles = roles
-        self.columns: tuple[list[Any], ...] = ([], [], [], [], [], [])
+        self.texts: list[str] = []
+        self.special: list[bool] = []
+        self.prompts: dict[int, str] = {}
+        self.segments: list[Segment] = []
+        self.borders = [0]
         self.sequences = [0]
         self.rows = [0]
 
-    def _piece(self, text: str, special: bool, action: int, role: int, turn: int, own: int) -> None:
-        for column, value in zip(self.columns, (text, special, action, role, turn, own), strict=True):
-            column.append(value)
+    def _piece(self, text: str, special: bool, *segments: Segment, prompt: str | None = None) -> None:
+        if prompt is not None:
+            self.prompts[len(self.texts)] = prompt
+        self.texts.append(text)
+        self.special.append(special)
+        self.segments += segments
+        self.borders.append(len(self.segments))
 
     def _end_sequence(self) -> None:
-        self.sequences.append(len(self.columns[0]))
+        self.sequences.append(len(self.texts))
 
     def add(self, record: Record) -> bool:
         """Adds a row; says whether it yielded anything."""
-        before = len(self.columns[0])
+        before = len(self.texts)
         if self.output.kind == "list":
-            for section in self.output.sections:
-                for place, element in enumerate(_list(record, section.field)):
-                    where = f"{section.field}[{place}]"
-                    if section.template is not None:
-                        self._messages(section, element, where)
-                    else:
-                        self._text(section, element, where, special=bool(section.add_special_tokens))
-                    self._end_sequence()
+            self._list_row(record)
         else:
-            first = True
-            for section in self.output.sections:
-                value = record.get(section.field)
-                if section.template is not None:
-                    yielded = self._messages(section, value, section.field)
-                else:
-                    special = first if section.add_special_tokens is None else section.add_special_tokens
-                    yielded = self._text(section, value, section.field, special)
-                first = first and not yielded
+            if self.output.conversation:
+                self._conversation(record)
+            elif self.output.joint:
+                self._joint(record)
+            else:
+                self._sections(record)
             self._end_sequence()
         self.rows.append(len(self.sequences) - 1)
-        return len(self.columns[0]) > before
+        return len(self.texts) > before
 
     def undo(self, rows: int) -> None:
         """Back to the first `rows` rows."""
         del self.rows[rows + 1 :]
         del self.sequences[self.rows[-1] + 1 :]
-        for column in self.columns:
-            del column[self.sequences[-1] :]
+        pieces = self.sequences[-1]
+        for piece in range(pieces, len(self.texts)):
+            self.prompts.pop(piece, None)
+        del self.texts[pieces:], self.special[pieces:], self.borders[pieces + 1 :]
+        del self.segments[self.borders[-1] :]
 
-    def _text(self, section: Section, value: Any, where: str, special: bool) -> bool:
-        if value is None:
-            return False
-        if not isinstance(value, str):
-            raise Reject("wrong_type", f"field {where!r} is {_describe(value)}, wanted a string")
-        if not value.strip():
-            return False
-        self._piece(value, special, _ACTIONS[section.action], UNSET, UNSET, UNSET)
-        return True
+    def _list_row(self, record: Record) -> None:
+        for section in self.output.sections:
+            for place, element in enumerate(_list(record, section.field)):
+                where = f"{section.field}[{place}]"
+                if section.template is not None:
+                    self._messages(section, element, where)
+                elif text := _text(element, where):
+                    self._piece(text, bool(section.add_special_tokens), Segment(*WHOLE, _ACTIONS[section.action]))
+                self._end_sequence()
+
+    def _sections(self, record: Record) -> None:
+        """Each section's text, and each message's, is a piece of its own."""
+        blank = self.voice.rules.eos != "never"
+        texts = [
+            None if section.template else _text(record.get(section.field), section.field, blank)
+            for section in self.output.sections
+        ]
+        self._end_with_eos(texts)
+        first = True
+        for section, text in zip(self.output.sections, texts, strict=True):
+            if section.template is not None:
+                yielded = self._messages(section, record.get(section.field), section.field)
+            elif text:
+                special = first if section.add_special_tokens is None else section.add_special_tokens
+                self._piece(text, special, Segment(*WHOLE, _ACTIONS[section.action]))
+                yielded = True
+            else:
+                yielded = False
+            first = first and not yielded
+
+    def _end_with_eos(self, texts: list[str | None]) -> None:
+        """The EOS token's text behind the last text section. With it a blank text is a record."""
+        rules = self.voice.rules
+        if rules.eos == "never" or self.output.has_template:
+            return
+        last = len(texts) - 1
+        text = texts[last] or ""
+        if rules.eos == "always" or not text.endswith(self.voice.eos):
+            texts[last] = text + self.voice.eos
+
+    def _joint(self, record: Record) -> None:
+        """All sections joined before they are encoded; what the leading `mask` sections say is the prompt."""
+        sections = self.output.sections
+        texts = [_text(record.get(section.field), section.field, blank=True) for section in sections]
+        if self.voice.rules.eos == "never" and not any(text and text.strip() for text in texts):
+            return
+        self._end_with_eos(texts)
+        whole = "".join(text or "" for text in texts)
+        masked = next((place for place, section in enumerate(sections) if section.action != "mask"), len(sections))
+        special = sections[0].add_special_tokens is not False
+        if masked == 0:
+            self._piece(whole, special, Segment(*WHOLE, TRAIN))
+        else:
+            prompt = "".join(text or "" for text in texts[:masked])
+            self._piece(whole, special, Segment(*WHOLE, TRAIN), prompt=prompt)
 
     def _messages(self, section: Section, value: Any, where: str) -> bool:
-        if value is None:
-            return False
-        if not isinstance(value, list):
-            raise Reject("wrong_type", f"field {where!r} is {_describe(value)}, wanted a list of messages")
-        assert self.template is not None
-        for turn, message in enumerate(value):
-            role = check_message(message, f"{where}[{turn}]")
-            text = self.template.render([message])
-            own = message.get("train")
-            self._piece(
-                text,
-                False,
-                _ACTIONS[section.action],
-                self.roles.setdefault(role, len(self.roles)),
-                turn,
-                UNSET if own is None else int(own),
-            )
-        return bool(value)
+        """Each message rendered alone."""
+        template = self.voice.template
+        assert template is not None
+        messages, roles = _check_messages(value, where)
+        for turn, (message, role) in enumerate(zip(messages, roles, strict=True)):
+            try:
+                text = template.render([message])
+            except Reject as reject:
+                lacks = " has no content" if message.get("content") is None else ""
+                raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
+            code = self.roles.setdefault(role, len(self.roles))
+            self._piece(text, False, Segment(*WHOLE, _ACTIONS[section.action], code, turn, _own(message)))
+        return bool(messages)
+
+    def _conversation(self, record: Record) -> None:
+        """The messages of all sections rendered once."""
+        messages: list[dict[str, Any]] = []
+        actions: list[str] = []
+        for section in self.output.sections:
+            found, _ = _check_messages(record.get(section.field), section.field)
+            messages += found
+            actions += [section.action] * len(found)
+        if not messages:
+            return
+        template = self.voice.template
+        assert template is not None
+        variables = _variables(record)
+        chat = template.render_chat(messages, **variables)
+        text, cut, special = self._cut_bos(chat.text)
+        prompt = self._prompt(messages, actions, variables)
+        segments = list(self._segments(chat, messages, actions, variables, prompt is not None))
+        if cut:
+            segments = [_moved(segment, cut) for segment in segments]
+        self._piece(text, special, *segments, prompt=prompt)
+
+    def _cut_bos(self, text: str) -> tuple[str, int, bool]:
+        """(text, characters cut, with the tokenizer's special tokens), by the rule for BOS."""
+        rule, bos = self.voice.rules.bos, self.voice.bos
+        cut = len(bos) if rule != "keep" and bos and text.startswith(bos) else 0
+        return text[cut:], cut, rule == "tokenizer"
+
+    def _prompt(self, messages: list[dict[str, Any]], actions: list[str], variables: dict[str, Any]) -> str | None:
+        """The prompt's text with the generation prompt, where what follows the prompt is trained."""
+        if "$last" in actions:
+            if messages[-1]["role"] != "assistant":
+                role = messages[-1]["role"]
+                raise Reject("last_not_assistant", f"the last message is of role {role!r}, wanted 'assistant'")
+            masked = len(messages) - 1
+        elif "mask" in actions and "train" in actions:
+            masked = actions.index("train")
+        else:
+            return None
+        if masked == 0:
+            raise Reject("no_prompt", "no message stands before the answer, wanted at least one")
+        assert self.voice.template is not None
+        rendered = self.voice.template.render(messages[:masked], add_generation_prompt=True, **variables)
+        return self._cut_bos(rendered)[0]
+
+    def _segments(
+        self,
+        chat: RenderedChat,
+        messages: list[dict[str, Any]],
+        actions: list[str],
+        variables: dict[str, Any],
+        prompted: bool,
+    ) -> Iterator[Segment]:
+        """What of the conversation can be trained: by message, or the whole."""
+        own = [_own(message) for message in messages]
+        roles = [self.roles.setdefault(message["role"], len(self.roles)) for message in messages]
+        last = len(messages) - 1
+        if prompted and own[last] != 0:
+            # The part behind the prompt: where it begins is known when both are encoded.
+            yield Segment(*WHOLE, TRAIN, roles[last], last)
+        if all(action == "train" for action in actions) and set(own) <= {UNSET, 1}:
+            yield Segment(*WHOLE, TRAIN)
+            return
+        if "$role" not in actions and set(own) == {UNSET}:
+            return
+        assert self.voice.template is not None
+        for said in Speech(self.voice.template, self.voice.controls).find(chat, messages, variables):
+            place = said.message
+            if (prompted and own[place] != 1) or actions[place] == "mask":
+                continue
+            action = BY_ROLE if actions[place] == "$role" else TRAIN
+            yield Segment(said.start, said.stop, action, roles[place], place, own[place], int(said.proven))
 
     def build(self) -> Pieces:
-        texts, special, action, role, turn, own = self.columns
         sequences = np.asarray(self.sequences, np.int64)
-        bos = self.output.kind == "ids" and self.output.has_template
+        bos = self.output.kind == "ids" and self.output.has_template and not self.output.conversation
         return Pieces(
-            texts,
-            np.asarray(special, bool),
-            np.asarray(action, np.int8),
-            np.asarray(role, np.int32),
-            np.asarray(turn, np.int32),
-            np.asarray(own, np.int8),
+            self.texts,
+            np.asarray(self.special, bool),
+            self.prompts,
+            np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields)),
+            np.asarray(self.borders, np.int64),
             tuple(self.roles),
             sequences,
             np.asarray(self.rows, np.int64),
             np.full(len(sequences) - 1, bos),
         )
+
+
+def _moved(segment: Segment, cut: int) -> Segment:
+    if segment[:2] == WHOLE:
+        return segment
+    return segment._replace(start=max(segment.start - cut, 0), stop=max(segment.stop - cut, 0))
+
+
+def _own(message: Mapping[str, Any]) -> int:
+    own = message.get("train")
+    return UNSET if own is None else int(own)
+
+
+def _text(value: Any, where: str, blank: bool = False) -> str | None:
+    """A text field; None where it is missing (or blank, unless that counts as text)."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise Reject("wrong_type", f"field {where!r} is {_describe(value)}, wanted a string")
+    return value if blank or value.strip() else None
+
+
+def _check_messages(value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """(messages, their roles)."""
+    if value is None:
+        return [], []
+    if not isinstance(value, list):
+        raise Reject("wrong_type", f"field {where!r} is {_describe(value)}, wanted a list of messages")
+    return value, [check_message(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
+
+
+def _variables(record: Record) -> dict[str, Any]:
+    """What else the template is given: the record's `tools` and `chat_template_kwargs`."""
+    variables: dict[str, Any] = {}
+    tools = record.get("tools")
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise Reject("bad_tools", f"field 'tools' is a string that is no JSON ({error})") from None
+    if tools is not None and tools != "":
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise Reject("bad_tools", f"field 'tools' is {_describe(tools)}, wanted a list of schemas (objects)")
+        variables["tools"] = tools
+    more = record.get("chat_template_kwargs")
+    if more is not None:
+        if not isinstance(more, dict):
+            raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {_describe(more)}, wanted an object")
+        variables.update(more)
+    return variables
 
 
 class _Values:
@@ -187,9 +391,13 @@ class _Values:
             if type(number) not in (int, float):
                 raise Reject("wrong_type", f"field '{self.field}[{place}]' is {_describe(number)}, wanted a number")
             try:
-                self.numbers.append(float(number))
+                double = float(number)
             except OverflowError:
                 raise Reject("bad_number", f"field '{self.field}[{place}]' is beyond a double") from None
+            if double != number:
+                wanted = "wanted one that a double holds exactly"
+                raise Reject("bad_number", f"field '{self.field}[{place}]' is {_describe(number)}, {wanted}")
+            self.numbers.append(double)
         self.rows.append(len(self.numbers))
         return bool(value)
 
@@ -211,8 +419,8 @@ def check_message(message: Any, where: str) -> str:
         raise Reject("wrong_type", f"{where!r} is {_describe(message)}, wanted a message (an object)")
     role = message.get("role")
     if not isinstance(role, str):
-        found = "has no role" if role is None else f"has a role that is {_describe(role)}, wanted a string"
-        raise Reject("bad_message", f"{where!r} {found}")
+        found = "no role" if role is None else f"a role that is {_describe(role)}"
+        raise Reject("bad_message", f"{where!r} has {found}, wanted a string")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
         raise Reject("wrong_type", f"'{where}.content' is {_describe(content)}, wanted a string")
@@ -231,7 +439,7 @@ def _list(record: Record, name: str) -> list[Any]:
 
 
 def apply_template(
-    records: Records, outputs: Sequence[Output], template: ChatTemplate | None, domain_key: str | None = None
+    records: Records, outputs: Sequence[Output], voice: Voice, domain_key: str | None = None
 ) -> Rendered:
     """Turns every record into pieces of text, by the sections of each output.
 
@@ -240,13 +448,15 @@ def apply_template(
     """
     roles: dict[str, int] = {}
     collectors: list[_Texts | _Values] = [
-        _Values(output) if output.kind == "value" else _Texts(output, template, roles) for output in outputs
+        _Values(output) if output.kind == "value" else _Texts(output, voice, roles) for output in outputs
     ]
     kept: list[int] = []
     domain: list[str] = []
     ledger = records.ledger
     for line, record in zip(records.line.tolist(), records.rows, strict=True):
         try:
+            if voice.rules.implicit_prompt:
+                record = _with_prompt(record, outputs)
             yielded = [collector.add(record) for collector in collectors]
             if all(yielded):
                 _check_counts(outputs, collectors)
@@ -272,6 +482,30 @@ def apply_template(
         else:
             rendered.values[output.name] = collector.build()
     return rendered
+
+
+def _with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
+    """The longest common beginning of both sides of a preference row, messages or characters, as its prompt.
+
+    As TRL's extract_prompt: where one side is the beginning of the other, the last shared element stays out of the
+    prompt; a prompt of characters steps back over a final space.
+    """
+    prompt = outputs[0].sections[0].field
+    names = [output.sections[-1].field for output in outputs[:2]]
+    one, other = (record.get(name) for name in names)
+    if record.get(prompt) is not None or not one or not other:
+        return record
+    if not isinstance(one, str | list) or not isinstance(other, str | list):
+        return record  # the sections say what is wrong with it
+    if type(one) is not type(other):
+        raise Reject("wrong_type", f"{names[0]!r} is {_describe(one)}, {names[1]!r} is {_describe(other)}")
+    if one == other:
+        raise Reject("equal_sides", f"{names[0]!r} and {names[1]!r} are equal, wanted a difference")
+    size = min(len(one), len(other))
+    at = next((place for place in range(size) if one[place] != other[place]), size - 1)
+    if isinstance(one, str) and at and one[at - 1] == " ":
+        at -= 1
+    return {**record, prompt: one[:at], names[0]: one[at:], names[1]: other[at:]}
 
 
 def _check_counts(outputs: Sequence[Output], collectors: list[Any]) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _MARK = "beam_prep.json"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", _MARK)
 _TEXTS_AT_ONCE = 512
+# Where a tokenizer.json says how offsets are made.
+_PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
 _CUT = "\ufffd"  # what decoders give for bytes that are no character
 _LONGEST_CUT = 16  # tokens
 
@@ -40,12 +42,19 @@ class Encoder(Protocol):
         """Ids of each text, int32, without truncation or padding."""
         ...
 
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> tuple[Ragged, list[list[tuple[int, int]]]]:
+        """Ids of each text, and the tokens [start, stop) that overlap each of its character spans."""
+        ...
+
 
 class _Loaded(NamedTuple):
     backend: "tokenizers.Tokenizer"
     special_tokens: dict[str, str]
     chat_template: str | None
     max_id: int
+    controls: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=4)
@@ -57,11 +66,14 @@ def _loaded(folder: str, fingerprint: str) -> _Loaded:
     if mark["fingerprint"] != fingerprint:
         raise TokenizerError(f"the tokenizer in {folder} changed: fingerprint {mark['fingerprint']}, not {fingerprint}")
     template = base / "chat_template.jinja"
+    backend = tokenizers.Tokenizer.from_file(str(base / "tokenizer.json"))
+    added = backend.get_added_tokens_decoder().values()
     return _Loaded(
-        tokenizers.Tokenizer.from_file(str(base / "tokenizer.json")),
+        backend,
         mark["special_tokens"],
-        template.read_text("utf-8") if template.exists() else None,
+        template.read_bytes().decode("utf-8") if template.exists() else None,
         mark["max_id"],
+        tuple(sorted((token.content for token in added if token.special), key=len, reverse=True)),
     )
 
 
@@ -137,12 +149,19 @@ class Tokenizer:
         """The source of the chat template."""
         return self._it.chat_template
 
-    def template(self) -> ChatTemplate:
-        """The compiled chat template.
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Texts of all tokens that are marked special, the longest first."""
+        return self._it.controls
+
+    def template(self, source: str | None = None) -> ChatTemplate:
+        """The compiled chat template; of `source`, where it is given.
 
         Raises:
             TokenizerError: the tokenizer has none.
         """
+        if source is not None:
+            return ChatTemplate(source, self._it.special_tokens)
         if self._it.chat_template is None:
             raise TokenizerError(
                 "this tokenizer has no chat template, and the config asks for one (template: true): put a "
@@ -163,6 +182,26 @@ class Tokenizer:
             values.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes)))
             lengths += sizes
         return Ragged.from_lengths(np.concatenate(values) if values else np.zeros(0, np.int32), lengths)
+
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> tuple[Ragged, list[list[tuple[int, int]]]]:
+        """Ids of each text, and for each of its character spans the tokens [start, stop) that overlap it.
+
+        An empty span overlaps nothing: start equals stop. `spans` [texts]; characters count in the text as given,
+        whatever the tokenizer's normaliser makes of it.
+        """
+        ids: list[list[int]] = []
+        places: list[list[tuple[int, int]]] = []
+        for first in range(0, len(texts), _TEXTS_AT_ONCE):
+            chunk = slice(first, first + _TEXTS_AT_ONCE)
+            batch = self._it.backend.encode_batch(list(texts[chunk]), add_special_tokens=add_special_tokens)
+            for encoding, wanted in zip(batch, spans[chunk], strict=True):
+                ids.append(encoding.ids)
+                places.append([_token_span(encoding, start, stop) for start, stop in wanted])
+        sizes = [len(row) for row in ids]
+        flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes))
+        return Ragged.from_lengths(flat, sizes), places
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
@@ -199,6 +238,19 @@ class Tokenizer:
         return texts
 
 
+def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
+    """The tokens that overlap the characters [start, stop)."""
+    # A normaliser may take characters away; then the nearest ones inside the span count.
+    first = next((token for at in range(start, stop) if (token := encoding.char_to_token(at)) is not None), None)
+    if first is None:
+        return 0, 0
+    last = next(token for at in range(stop - 1, start - 1, -1) if (token := encoding.char_to_token(at)) is not None)
+    # char_to_token gives the first token of a character; its other bytes may be tokens of their own.
+    while (following := encoding.token_to_chars(last + 1)) is not None and following[0] < stop:
+        last += 1
+    return int(first), int(last) + 1
+
+
 def _resolve(path: str) -> Tokenizer:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
@@ -229,7 +281,18 @@ def _resolve(path: str) -> Tokenizer:
     if isinstance(template, dict):
         template = template.get("default")
     max_id = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
-    return _write(backend.to_str(), special_tokens, template, max_id)
+    source = json.loads(backend.to_str())
+    _keep_offsets(source)
+    return _write(json.dumps(source, ensure_ascii=False), special_tokens, template, max_id)
+
+
+def _keep_offsets(part: Any) -> None:
+    """Offsets that include white space: trimmed ones lose the tokens at the edge of a span. No id changes."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        if key == "trim_offsets":
+            part[key] = False
+        elif isinstance(value, dict | list) and (isinstance(key, int) or key in _PARTS):
+            _keep_offsets(value)
 
 
 def _hub_answers() -> bool:

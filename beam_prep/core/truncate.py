@@ -1,33 +1,68 @@
 """Cutting rows to a length."""
 
+from typing import Literal, get_args
+
 import numpy as np
 
 from beam_prep.core.batch import Batch
-from beam_prep.core.ragged import Ragged, offsets_of
+from beam_prep.core.ragged import Array, Ragged, offsets_of
+from beam_prep.errors import RunError
+
+TruncationMode = Literal["keep_start", "keep_end", "drop", "error"]
 
 
-def truncate(batch: Batch, max_seq_len: int) -> Batch:
-    """Keeps the first `max_seq_len` tokens of every sequence (of every element, in lists), of masks alike.
+def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start") -> Batch:
+    """No sequence (in lists: no element) longer than `max_seq_len` tokens, masks alike.
 
-    Counts `truncated_rows` and `truncated_tokens` over the ids.
+    Args:
+        batch: rows of tokens.
+        max_seq_len: tokens.
+        mode: keep the first tokens (`keep_start`) or the last (`keep_end`), drop the record (`drop`, counted as
+            `too_long`), or fail the run (`error`).
+
+    Counts over kept rows: `truncated_rows`, `truncated_tokens` (ids), and `truncated_end`: rows that lost their last
+    token, which ends the answer.
+
+    Raises:
+        RunError: a sequence is longer, and the mode is `error`.
     """
-    columns = {}
+    if mode not in get_args(TruncationMode):
+        raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(get_args(TruncationMode))}")
+    lost = np.zeros(len(batch), np.int64)
     for name, rows in batch.columns.items():
-        if batch.schema[name].role == "value":
-            columns[name] = rows
-            continue
-        inner = rows.values if isinstance(rows.values, Ragged) else rows
-        cut = inner.head(max_seq_len)
-        if cut is inner:
-            columns[name] = rows
-            continue
-        columns[name] = Ragged(cut, rows.offsets) if isinstance(rows.values, Ragged) else cut
         if batch.schema[name].role == "ids":
-            lost = inner.lengths - cut.lengths
-            if isinstance(rows.values, Ragged):
-                lost = np.diff(offsets_of(lost)[rows.offsets])
-            batch.count("truncated_tokens", lost)
-            batch.count(
-                "truncated_rows", (lost > 0) & (batch.counters.get("truncated_rows", np.zeros(len(batch))) == 0)
-            )
-    return batch._with(columns=columns)
+            lost += _lost(rows, max_seq_len)
+    cut = lost > 0
+    if not cut.any():
+        return batch
+    if mode == "drop":
+        return batch.drop(cut, "too_long")
+    if mode == "error":
+        row = int(np.argmax(cut))
+        raise RunError(
+            f"a sequence is {lost[row]} tokens longer than max_seq_len {max_seq_len} ({batch.where(row)}): "
+            "raise max_seq_len, or choose another truncation_mode"
+        )
+    columns = {
+        name: rows if batch.schema[name].role == "value" else _cut(rows, max_seq_len, mode)
+        for name, rows in batch.columns.items()
+    }
+    shorter = batch._with(columns=columns)
+    shorter.count("truncated_tokens", lost)
+    shorter.count("truncated_rows", cut)
+    if mode == "keep_start":
+        shorter.count("truncated_end", cut)
+    return shorter
+
+
+def _lost(rows: Ragged, length: int) -> Array:
+    """int64 [rows]: tokens beyond `length`, of each row's sequences together."""
+    inner = rows.values if isinstance(rows.values, Ragged) else rows
+    lost = np.maximum(inner.lengths - length, 0)
+    return np.diff(offsets_of(lost)[rows.offsets]) if isinstance(rows.values, Ragged) else lost
+
+
+def _cut(rows: Ragged, length: int, mode: str) -> Ragged:
+    if isinstance(rows.values, Ragged):
+        return Ragged(_cut(rows.values, length, mode), rows.offsets)
+    return rows.head(length) if mode == "keep_start" else rows.tail(length)

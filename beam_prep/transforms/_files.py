@@ -4,6 +4,7 @@ import bz2
 import glob
 import gzip
 import os
+import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.block import InputFile
 from beam_prep.errors import InputError
 
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
+_PACKED_BYTES = 256 * 1024
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
@@ -57,10 +59,18 @@ def _match(pattern: str) -> list[str]:
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
         return sorted(found, key=os.fsencode)
-    found = [metadata.path for metadata in FileSystems.match([pattern])[0].metadata_list]
+    found = [metadata.path for metadata in _stored(pattern)]
     if not found:
         raise InputError(f"no such input: {pattern!r}; check the bucket and the path")
     return sorted(found, key=str.encode)
+
+
+def _stored(pattern: str) -> Sequence[FileMetadata]:
+    try:
+        found: Sequence[FileMetadata] = FileSystems.match([pattern])[0].metadata_list
+    except (BeamIOError, ValueError) as error:  # no rights, no such bucket; a store that Beam does not know
+        raise InputError(f"cannot look up {pattern!r}: {error}") from None
+    return found
 
 
 def file_stat(path: str) -> tuple[int, float]:
@@ -70,22 +80,24 @@ def file_stat(path: str) -> tuple[int, float]:
         InputError: the file cannot be read.
     """
     if not is_local(path):
-        metadata = FileSystems.match([path])[0].metadata_list
+        metadata = _stored(path)
         if not metadata:
             raise InputError(f"no such input: {path!r}")
         return metadata[0].size_in_bytes, metadata[0].last_updated_in_seconds
     try:
-        stat = os.stat(path)
+        found = os.stat(path)
     except FileNotFoundError:
         broken = f" (a link to {os.readlink(path)!r}, which is not there)" if os.path.islink(path) else ""
         raise InputError(f"no such input: {path!r}{broken}") from None
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from None
-    if os.path.isdir(path):
+    if stat.S_ISDIR(found.st_mode):
         raise InputError(f"{path!r} is a directory: name its files, for instance {os.path.join(path, '*.jsonl')!r}")
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path!r} is a pipe or a device, which cannot be read twice: write its data to a file first")
     if not os.access(path, os.R_OK):
         raise InputError(f"cannot read {path!r}: permission denied; make it readable (chmod u+r)")
-    return stat.st_size, stat.st_mtime
+    return found.st_size, found.st_mtime
 
 
 @contextmanager
@@ -95,15 +107,24 @@ def open_input(source: InputFile, start: int = 0) -> Iterator["_Input"]:
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not what its ending says.
     """
-    if file_stat(source.path) != (source.size, source.updated):
-        raise InputError(f"{source.path!r} changed while the job ran: run again on files that stay as they are")
-    stream = FileSystems.open(source.path, compression_type=CompressionTypes.UNCOMPRESSED)
+    _check_unchanged(source)
+    try:
+        stream = FileSystems.open(source.path, compression_type=CompressionTypes.UNCOMPRESSED)
+    except OSError as error:
+        raise InputError(f"cannot read {source.path!r}: {error}") from None
     try:
         if source.compression is None:
             _refuse_compressed(source, stream, start)
         yield _Input(source, stream)
+        if is_local(source.path):  # written over while it was read? (Objects of a store are replaced as a whole.)
+            _check_unchanged(source)
     finally:
         stream.close()
+
+
+def _check_unchanged(source: InputFile) -> None:
+    if file_stat(source.path) != (source.size, source.updated):
+        raise InputError(f"{source.path!r} changed while the job ran: run again on files that stay as they are")
 
 
 class _Input:
@@ -122,8 +143,7 @@ class _Input:
             if source.compression is None:
                 raise InputError(f"cannot read {source.path!r}: {error}") from error
             raise InputError(
-                f"{source.path!r} is not a whole {source.compression} file ({error}): "
-                "mend it, rename it, or leave it out"
+                f"{source.path!r} cannot be read as {source.compression} ({error}): mend it, rename it, or leave it out"
             ) from None
         return data
 
@@ -132,9 +152,36 @@ def _decompressed(compression: str, stream: BinaryIO) -> Any:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=stream)
     if compression == "bzip2":
-        return bz2.BZ2File(stream)
+        return _Bzip2(stream)
     # Unlike the zstandard package, Arrow notices a frame that is cut.
     return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+
+
+class _Bzip2:
+    """Reads bzip2 streams, one behind the other.
+
+    `bz2.BZ2File` takes a damaged stream behind the first for padding and ends there, silently; here it is an error.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._decompressor = bz2.BZ2Decompressor()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none only at the end."""
+        while True:
+            packed = b""
+            if self._decompressor.eof:
+                packed = self._decompressor.unused_data or self._stream.read(_PACKED_BYTES)
+                if not packed:
+                    return b""
+                self._decompressor = bz2.BZ2Decompressor()
+            elif self._decompressor.needs_input:
+                packed = self._stream.read(_PACKED_BYTES)
+                if not packed:
+                    raise EOFError("it ends in the middle")
+            if data := self._decompressor.decompress(packed, size):
+                return data
 
 
 def _refuse_compressed(source: InputFile, stream: BinaryIO, start: int) -> None:

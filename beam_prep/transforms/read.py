@@ -9,6 +9,7 @@ import numpy as np
 from beam_prep.core.block import InputFile, Ledger, Split
 from beam_prep.core.hashing import CHUNK
 from beam_prep.core.records import RawBlock, Records, parse, read_blocks
+from beam_prep.errors import InputError
 from beam_prep.transforms._files import list_inputs, open_input
 from beam_prep.transforms._spool import Spool
 
@@ -30,12 +31,14 @@ def read_split(split: Split, block_bytes: int, spool: Spool | None = None) -> It
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
     """
-    empty = True
+    end = split.start
     with open_input(split.source, split.start) as stream:
         for raw in read_blocks(stream, split.start, split.stop, block_bytes):
-            empty = False
+            end = raw.start + raw.size
             yield _block(split, raw, block_bytes, spool)
-    if empty:
+    if end < split.stop:
+        raise InputError(f"{split.source.path!r} became shorter while the job ran: run again on a file that stays")
+    if end == 0:  # an empty file has a block too: the manifest lists it
         yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
 
 

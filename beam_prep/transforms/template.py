@@ -6,14 +6,35 @@ from collections.abc import Sequence
 import apache_beam as beam
 
 from beam_prep.core.records import Records
-from beam_prep.core.schema import Output
-from beam_prep.core.template import Rendered, apply_template
+from beam_prep.core.schema import Output, TextRules
+from beam_prep.core.template import Rendered, Voice, apply_template
 from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import TokenizerError
 
 
-def _render(records: Records, outputs: tuple[Output, ...], tokenizer: Tokenizer, domain_key: str | None) -> Rendered:
+def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> Voice:
+    """What renders these outputs.
+
+    Raises:
+        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
+    """
     needed = any(output.has_template for output in outputs)
-    return apply_template(records, outputs, tokenizer.template() if needed else None, domain_key)
+    tokens = tokenizer.special_tokens
+    if rules.eos != "never" and "eos_token" not in tokens:
+        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
+    return Voice(
+        tokenizer.template(rules.chat_template) if needed else None,
+        tokenizer.controls,
+        tokens.get("bos_token", ""),
+        tokens.get("eos_token", ""),
+        rules,
+    )
+
+
+def _render(
+    records: Records, outputs: tuple[Output, ...], tokenizer: Tokenizer, domain_key: str | None, rules: TextRules
+) -> Rendered:
+    return apply_template(records, outputs, voice_of(outputs, tokenizer, rules), domain_key)
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,21 +47,23 @@ class ApplyTemplate(beam.PTransform):
         outputs: what each row consists of, or a config's `input`.
         tokenizer: its chat template renders messages.
         domain_key: the record's key that names its domain.
+        rules: BOS, EOS, implicit prompts, another chat template.
 
     Raises:
-        TokenizerError: a section wants a template and the tokenizer has none.
+        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
     """
 
     outputs: Sequence[Output]
     tokenizer: Tokenizer
     domain_key: str | None = None
+    rules: TextRules = dataclasses.field(default_factory=TextRules)
 
     def __post_init__(self) -> None:
         super().__init__()
         outputs = getattr(self.outputs, "outputs", None)
         self.outputs = tuple(outputs() if callable(outputs) else self.outputs)
-        if any(output.has_template for output in self.outputs):
-            self.tokenizer.template()
+        voice_of(self.outputs, self.tokenizer, self.rules)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Rendered]:
-        return records | beam.Map(_render, self.outputs, self.tokenizer, self.domain_key).with_output_types(Rendered)
+        work = beam.Map(_render, self.outputs, self.tokenizer, self.domain_key, self.rules)
+        return records | work.with_output_types(Rendered)

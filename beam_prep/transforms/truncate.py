@@ -5,14 +5,21 @@ import dataclasses
 import apache_beam as beam
 
 from beam_prep.core.batch import Batch
-from beam_prep.core.truncate import truncate
+from beam_prep.core.truncate import TruncationMode, truncate
 
 
 @dataclasses.dataclass(eq=False)
 class Truncate(beam.PTransform):
-    """`Batch` -> `Batch`: the first `max_seq_len` tokens of every sequence; in lists, of every element."""
+    """`Batch` -> `Batch`: no sequence longer than `max_seq_len` tokens; in lists, no element.
+
+    Attributes:
+        max_seq_len: tokens.
+        mode: what is longer is cut (`keep_start`, `keep_end`), its record dropped (`drop`, counted as `too_long`),
+            or the run fails (`error`).
+    """
 
     max_seq_len: int
+    mode: TruncationMode = "keep_start"
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -20,4 +27,4 @@ class Truncate(beam.PTransform):
             raise ValueError(f"max_seq_len is {self.max_seq_len}, wanted at least 1")
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[Batch]:
-        return batches | beam.Map(truncate, self.max_seq_len).with_output_types(Batch)
+        return batches | beam.Map(truncate, self.max_seq_len, self.mode).with_output_types(Batch)

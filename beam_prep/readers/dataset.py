@@ -1,0 +1,335 @@
+"""`bp.open(OUTPUT)`: the rows of an output, for a trainer. Needs numpy; no Beam, no transformers.
+
+    ds = bp.open("out")
+    ds[0]["sequence"]              # int32 [length]
+    ds.decode(0)                   # its text
+    ds.domain("math")[:100]        # a view; reads nothing
+    torch.utils.data.DataLoader(ds, batch_size=8, collate_fn=...)
+
+Readers trust nothing but the manifest: what it does not list is not there.
+"""
+
+import difflib
+import hashlib
+import itertools
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.schema import IGNORE_INDEX, Column
+from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
+from beam_prep.formats import FORMATS, Format, Row, ShardReader
+from beam_prep.formats.manifest import MANIFEST, TOKENIZER, columns_of, load
+
+if TYPE_CHECKING:
+    from beam_prep.core.tokenizer import Tokenizer
+
+_FAILURE = "failure.json"
+
+
+def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
+    """Opens an output directory. Reads its manifest; shards are opened when their rows are asked for.
+
+    Raises:
+        FormatError: there is no output; the message says what is there instead.
+    """
+    folder = Path(os.path.abspath(path))
+    try:
+        text = (folder / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(_why_not(path, folder)) from None
+    manifest = load(text, str(folder / MANIFEST))
+    try:
+        output = _Output(folder, manifest)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{folder / MANIFEST} is damaged ({error!r}): make the output again") from None
+    return Dataset(output, range(output.starts[-1]))
+
+
+def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
+    """Why a path without a manifest is no output, and what to type."""
+    failed = Path(f"{folder}.failed")
+    if "://" in os.fspath(path):
+        return f"{path}: only local directories can be opened; copy the output to this machine first"
+    if (folder / _FAILURE).is_file():
+        return f"{path} is what a failed run left, not an output: the reason is in {folder / _FAILURE}"
+    if (failed / _FAILURE).is_file():
+        return f"{path} holds no output, its run failed: the reason is in {failed / _FAILURE}"
+    if not folder.exists():
+        return f"{path}: no such directory; give the directory that `beam-prep run` made with -o"
+    if above := next((parent for parent in folder.parents[:3] if (parent / MANIFEST).is_file()), None):
+        return f"{path} is a part of an output: open {above}"
+    if not folder.is_dir():
+        return f"{path} is a file; give the directory that `beam-prep run` made with -o"
+    return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
+
+
+class _Shard(NamedTuple):
+    """A shard as the manifest lists it."""
+
+    domain: str
+    number: int
+    rows: int
+
+
+class _Output:
+    """What all views of one output share: its manifest and the shards that are open. Row numbers are of the output."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.schema = columns_of(manifest)
+        self.shards = [_Shard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
+        self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
+        self.shards_of: dict[str, int] = {}
+        self.rows_of: dict[str, range] = {}
+        for index, shard in enumerate(self.shards):
+            self.shards_of[shard.domain] = self.shards_of.get(shard.domain, 0) + 1
+            first = self.rows_of[shard.domain].start if shard.domain in self.rows_of else self.starts[index]
+            self.rows_of[shard.domain] = range(first, self.starts[index + 1])
+        self._folders = {name: folder / manifest["domains"][name] for name in self.shards_of}
+        self._format = _format_of(folder, manifest)
+        self._open: dict[int, ShardReader] = {}
+
+    def __reduce__(self) -> tuple[type["_Output"], tuple[Path, dict[str, Any]]]:
+        # Another process opens the shards itself.
+        return _Output, (self.folder, self.manifest)
+
+    def shard_of(self, row: int) -> int:
+        return bisect_right(self.starts, row) - 1
+
+    def reader(self, index: int, keep: bool) -> ShardReader:
+        """The shard's reader; `keep`: it stays open."""
+        if index in self._open:
+            return self._open[index]
+        domain, number, rows = self.shards[index]
+        folder = self._folders[domain]
+        reader = self._format.read(folder, self.schema, number, self.shards_of[domain])
+        if len(reader) != rows:
+            raise FormatError(
+                f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
+                "make the output again"
+            )
+        if keep:
+            self._open[index] = reader
+        return reader
+
+    @cached_property
+    def tokenizer(self) -> "Tokenizer | None":
+        if not any(file["path"].startswith(f"{TOKENIZER}/") for file in self.manifest["files"]):
+            return None
+        from beam_prep.core.tokenizer import Tokenizer
+
+        folder = self.folder / TOKENIZER
+        if not folder.is_dir():
+            raise FormatError(f"{folder}: no such directory, though {MANIFEST} lists it")
+        found = Tokenizer.load(folder)
+        wanted = self.manifest.get("tokenizer", {}).get("fingerprint", found.fingerprint)
+        if found.fingerprint != wanted:
+            raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
+        return found
+
+    def files(self) -> Iterator[dict[str, Any]]:
+        """Every file that the manifest lists."""
+        yield from (file for shard in self.manifest["shards"] for file in shard["files"])
+        yield from self.manifest["rejects"]
+        yield from self.manifest["files"]
+
+
+def _format_of(folder: Path, manifest: Mapping[str, Any]) -> Format:
+    known = [name for name in manifest["formats"] if name in FORMATS]
+    if not known:
+        raise FormatError(
+            f"{folder} is in {', '.join(manifest['formats'])}, which this version cannot read: "
+            "pip install --upgrade beam-prep"
+        )
+    return FORMATS["bin" if "bin" in known else known[0]]
+
+
+class Dataset:
+    """Rows of an output, or of a part of it: a sequence (map-style dataset), read lazily.
+
+    Row order: domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column name to
+    array [length] in the column's dtype, or to a `Ragged` where the column is a list of lists; the arrays are copies,
+    the caller's own. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share what is open. A shard once
+    indexed stays open (memory-mapped); iterating keeps one shard open at a time.
+
+    Pickles as its path and manifest, so that a data loader's processes open the files themselves.
+    """
+
+    def __init__(self, output: _Output, rows: range) -> None:
+        """For `open_dataset` and views."""
+        self._output = output
+        self._rows = rows
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.path)!r}, rows={len(self)}, columns={list(self.columns)})"
+
+    @property
+    def path(self) -> Path:
+        """The output directory, absolute."""
+        return self._output.folder
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the whole output."""
+        return self._output.manifest
+
+    @property
+    def schema(self) -> tuple[Column, ...]:
+        """The columns, in order."""
+        return self._output.schema
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(column.name for column in self.schema)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the domains that have rows here, in the order of the rows."""
+        return tuple(name for name, rows in self._output.rows_of.items() if _within(self._rows, rows))
+
+    def domain(self, name: str) -> "Dataset":
+        """A view of the rows of one domain.
+
+        Raises:
+            BeamPrepError: the output has no such domain.
+        """
+        found = self._output.rows_of.get(name)
+        if found is None:
+            close = difflib.get_close_matches(name, self._output.rows_of, 1)
+            known = list(self._output.rows_of)
+            some = ", ".join(map(repr, known[:10])) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise BeamPrepError(f"{self.path} has no domain {name!r}; {hint}it has {some}")
+        return Dataset(self._output, _within(self._rows, found))
+
+    def domain_of(self, index: int) -> str:
+        """The domain of a row.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        return self._output.shards[self._output.shard_of(self._row_number(index))].domain
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Dataset": ...
+    def __getitem__(self, index: int | slice) -> "Row | Dataset":
+        """A row (negative: from the end), or a view of a slice.
+
+        Raises:
+            IndexError: there is no such row.
+            FormatError: the row's shard is missing or damaged; the message names the file.
+        """
+        if isinstance(index, slice):
+            return Dataset(self._output, self._rows[index])
+        number = self._row_number(index)
+        shard = self._output.shard_of(number)
+        return _copy(self._output.reader(shard, keep=True).row(number - self._output.starts[shard]))
+
+    def __iter__(self) -> Iterator[Row]:
+        shard, reader = -1, None
+        for number in self._rows:
+            if (found := self._output.shard_of(number)) != shard or reader is None:
+                shard, reader = found, self._output.reader(found, keep=False)
+            yield _copy(reader.row(number - self._output.starts[shard]))
+
+    def _row_number(self, index: int) -> int:
+        try:
+            return self._rows[index]
+        except IndexError:
+            raise IndexError(f"row {index} of {len(self)}") from None
+
+    @property
+    def tokenizer(self) -> "Tokenizer | None":
+        """The tokenizer that made the output, loaded at first use; None where the output keeps none.
+
+        Raises:
+            FormatError: the kept files are not there, or of another tokenizer.
+        """
+        return self._output.tokenizer
+
+    def decode(self, index: int, column: str | None = None) -> str | list[str]:
+        """The text of a row's ids, special tokens visible.
+
+        Args:
+            index: the row; negative: from the end.
+            column: one of ids, or of labels (the text of those that are not -100); default: the first of ids.
+
+        Returns:
+            The text; a list of texts where the column is a list of lists.
+
+        Raises:
+            BeamPrepError: no such column, or not one of token ids.
+            TokenizerError: the output keeps no tokenizer.
+            IndexError, FormatError: see `[]`.
+        """
+        name = self._text_column(column)
+        if self.tokenizer is None:
+            raise TokenizerError(f"{self.path} keeps no tokenizer: decode the ids with the one that made them")
+        ids = self[index][name]
+        if isinstance(ids, Ragged):
+            return [self.tokenizer.decode(_trained_ids(one)) for one in ids.to_lists()]
+        return self.tokenizer.decode(_trained_ids(ids.tolist()))
+
+    def _text_column(self, name: str | None) -> str:
+        texts = [column.name for role in ("ids", "labels") for column in self.schema if column.role == role]
+        if name is None and texts:
+            return texts[0]
+        if name is None or name not in texts:
+            raise BeamPrepError(f"no column {name!r} of token ids in {self.path}; it has {', '.join(texts) or 'none'}")
+        return name
+
+    def verify(self) -> None:
+        """Reads every file of the whole output and compares it with the manifest.
+
+        Raises:
+            FormatError: a file is missing, or its size or sha256 is another; the message names the first such file.
+        """
+        for file in self._output.files():
+            path = self.path / file["path"]
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                raise FormatError(f"{path}: no such file, though {MANIFEST} lists it") from None
+            if size != file["bytes"]:
+                raise FormatError(f"{path}: found {size} bytes, {MANIFEST} says {file['bytes']}")
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if digest != file["sha256"]:
+                raise FormatError(f"{path} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
+
+
+def _within(rows: range, part: range) -> range:
+    """Those of `rows`, in their order, that lie in `part` (of step 1)."""
+    if rows.step < 0:
+        return _within(rows[::-1], part)[::-1]
+    return rows[bisect_left(rows, part.start) : bisect_left(rows, part.stop)]
+
+
+def _copy(row: Row) -> Row:
+    """Own arrays in native byte order: a tensor over a read-only map would crash the process when it is written to."""
+    return {
+        name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
+        for name, value in row.items()
+    }
+
+
+def _native(values: Array) -> Array:
+    return np.array(values, dtype=values.dtype.newbyteorder("="))
+
+
+def _trained_ids(ids: list[int]) -> list[int]:
+    return [token for token in ids if token != IGNORE_INDEX]
