@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
     from beam_prep.core.batch import Batch as Batch
     from beam_prep.core.batch import Segments as Segments
+    from beam_prep.core.layout import Layout as Layout
     from beam_prep.core.mask import RoleMask as RoleMask
     from beam_prep.core.ragged import Ragged as Ragged
     from beam_prep.core.records import Records as Records
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
     from beam_prep.transforms.filter import MapRecords as MapRecords
     from beam_prep.transforms.mask import BuildMask as BuildMask
+    from beam_prep.transforms.pad import Pad as Pad
     from beam_prep.transforms.read import ReadJSONL as ReadJSONL
     from beam_prep.transforms.shard import Shard as Shard
     from beam_prep.transforms.shift import Labels as Labels
@@ -42,8 +44,10 @@ _PUBLIC = {
     "FilterByChars": "transforms.filter",
     "FilterRecords": "transforms.filter",
     "Labels": "transforms.shift",
+    "Layout": "core.layout",
     "MapRecords": "transforms.filter",
     "Output": "core.schema",
+    "Pad": "transforms.pad",
     "Pipeline": "pipeline",
     "PipelineConfig": "config",
     "Ragged": "core.ragged",

@@ -166,13 +166,13 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """What a run gave, in a few lines."""
     ledger, totals = manifest["ledger"], manifest["totals"]
-    lines = [
-        f"{output}: {totals['rows']:,} rows, {totals['tokens']:,} tokens in {len(manifest['shards'])} shards "
-        f"({', '.join(manifest['formats'])})"
-    ]
+    shards = "1 shard" if len(manifest["shards"]) == 1 else f"{len(manifest['shards']):,} shards"
+    tokens = sum(totals["tokens"].values())
+    lines = [f"{output}: {totals['rows']:,} rows, {tokens:,} tokens in {shards} ({', '.join(manifest['formats'])})"]
+    ids_of = {column["name"]: column["of"] for column in manifest["columns"]}
     for column, trained in totals["trained"].items():
-        share = trained / totals["tokens"] if totals["tokens"] else 0
-        lines.append(f"  {column}: {trained:,} trained tokens ({share:.1%} of all)")
+        of = totals["tokens"][ids_of[column]]
+        lines.append(f"  {column}: {trained:,} trained tokens ({trained / of if of else 0:.1%} of {ids_of[column]})")
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())

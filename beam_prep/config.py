@@ -28,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 
+from beam_prep.core.adapters import Adapter, adapter
 from beam_prep.core.schema import Output, Section
 from beam_prep.errors import ConfigError
 
@@ -35,20 +36,14 @@ Kind = Literal["ids", "list", "value"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
 
-FORMATS = ("bin", "tfrecord")
-RESERVED = ("domain", "position_ids", "seq_lens", "meta")
+FORMATS = ("bin", "tfrecord", "arrow", "h5")
+RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),
     "masks": ("bool", *LARGEST),
     "labels": tuple(name for name in LARGEST if name[0] == "i"),  # -100 where nothing is trained
     "values": tuple(name for name in get_args(DType) if name != "bool"),
-}
-
-# Values that the format has and this version has not; the version that brings one adds it to the field's type.
-LATER = {
-    "h5": "comes in a later version; use bin or tfrecord",
-    "arrow": "comes in a later version; use bin or tfrecord",
 }
 
 Location = tuple[str | int, ...]
@@ -78,12 +73,6 @@ class _Strict(BaseModel):
         return ()
 
 
-def _not_yet(value: object) -> object:
-    if isinstance(value, str) and value in LATER:
-        raise ValueError(f"found {value!r}; {LATER[value]}")
-    return value
-
-
 def _only(*allowed: object) -> BeforeValidator:
     def check(value: object) -> object:
         if not any(type(value) is type(item) and value == item for item in allowed):  # 1 == True == 1.0
@@ -96,9 +85,11 @@ def _only(*allowed: object) -> BeforeValidator:
 def _as_formats(value: object) -> tuple[str, ...]:
     """Formats in one order, whatever the order in the config: it changes nothing in the output."""
     names: Any = [value] if isinstance(value, str) else value
-    known = isinstance(names, list | tuple) and len(names) > 0 and all(_not_yet(name) in FORMATS for name in names)
+    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMATS for name in names)
     if not known or any(names.count(name) > 1 for name in names):
-        raise ValueError(f"found {_found(value)}; allowed: 'bin', 'tfrecord', or a list of them, each once")
+        raise ValueError(
+            f"found {_found(value)}; allowed: {', '.join(map(repr, FORMATS))}, or a list of them, each once"
+        )
     return tuple(name for name in FORMATS if name in names)
 
 
@@ -191,11 +182,41 @@ def _prompt_first(actions: Sequence[str]) -> bool:
     return ranks == sorted(ranks)
 
 
+class AdapterConfig(_Strict):
+    """How records of another shape are read."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    name: Literal["sharegpt", "alpaca", "tokenized"] = Field(description="The shape; other keys are its options.")
+
+    def build(self) -> Adapter:
+        """The function on records."""
+        return adapter(self.name, **(self.model_extra or {}))
+
+    def _problems(self) -> Iterator[Problem]:
+        try:
+            if self.name != "tokenized":
+                self.build()
+            elif self.model_extra:
+                yield (), f"found {_found(self.model_extra)}; adapter 'tokenized' has no options"
+        except ConfigError as error:
+            yield (), str(error)
+
+
 class InputConfig(_Strict):
     """What is read: `sections` for one output, `sources` for several."""
 
     sections: Sections | None = Field(default=None, description="What the only output is made of, in order.")
     sources: dict[Name, SourceConfig] | None = Field(default=None, description="Several outputs, each with its name.")
+    adapter: Annotated[
+        AdapterConfig | None,
+        BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+    ] = Field(
+        default=None,
+        description="Records of another shape: sharegpt, alpaca, or tokenized (input_ids with labels or a mask); or "
+        "an object with its name and options.",
+    )
     chat_template: Text | None = Field(
         default=None,
         description="In place of the tokenizer's chat template: the template itself, or a path beside the config.",
@@ -203,6 +224,11 @@ class InputConfig(_Strict):
     implicit_prompt: bool = Field(
         default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
     )
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether records are tokenised already."""
+        return self.adapter is not None and self.adapter.name == "tokenized"
 
     def outputs(self, joint: bool = False) -> tuple[Output, ...]:
         """What each record becomes, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
@@ -225,7 +251,10 @@ class InputConfig(_Strict):
         )
 
     def _problems(self) -> Iterator[Problem]:
-        if self.sources:
+        if self.tokenized:
+            if self.sources or self.sections:
+                yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"
+        elif self.sources:
             yield from self._name_problems(self.sources)
             yield from self._char_limit_problems()
             yield from self._prompt_problems(self.sources)
@@ -300,6 +329,18 @@ class PreprocessingConfig(_Strict):
         default="keep",
         description="A conversation's leading BOS: keep; strip; tokenizer: strip, and let the tokenizer add its own.",
     )
+    padding: Literal["none", "max_length"] | Annotated[int, Field(gt=0)] = Field(
+        default="none", description="max_length: every row padded to max_seq_len; a number: to a multiple of it."
+    )
+    packing_strategy: Literal["none", "simple", "bfd", "bfd_split", "wrapped"] = Field(
+        default="none",
+        description="Several documents a row. bfd: best fit decreasing, longer ones are cut; bfd_split: cut into "
+        "pieces; wrapped: joined and cut anywhere; simple: one document a row.",
+    )
+    max_packed_len: Annotated[int, Field(gt=0)] | None = Field(
+        default=None, description="Tokens of a packed row; null means max_seq_len."
+    )
+    packing_group: int = Field(default=5000, gt=0, description="Consecutive rows of a shard that are packed together.")
     shift: bool = Field(default=False, description="Shift the labels by one, which transformers' models do themselves.")
 
     # On the field, not in `_problems`: so it is reported together with an unknown key.
@@ -320,6 +361,10 @@ class OutputConfig(_Strict):
     dtype: dict[str, DType] = Field(default={}, description="Column to dtype; others are int32, values float32.")
     columns: Literal["loss_mask", "labels"] = Field(
         default="loss_mask", description="labels: input_ids and labels (-100 where masked), for input.sections only."
+    )
+    position_ids_mode: Literal["none", "doc_reset", "continuous"] | None = Field(
+        default=None,
+        description="position_ids: from 0 in every document, or through the row; null: doc_reset with packing.",
     )
 
     @property
@@ -365,6 +410,10 @@ class OutputSpec:
 
 
 def _specs(given: InputConfig, output: OutputConfig) -> tuple[OutputSpec, ...]:
+    if given.tokenized:
+        only = SourceConfig(sections=(SectionConfig(field="input_ids", action="train"),))
+        names = ("input_ids", "labels") if output.columns == "labels" else ("sequence", "loss_mask")
+        return (_spec(*names, only, True, output.dtype),)
     if given.sources:
         return tuple(
             _spec(name, source.mask_key or f"{name}_mask", source, source.mask_key is not None, output.dtype)
@@ -393,6 +442,8 @@ def _holds(given: InputConfig, output: OutputConfig) -> dict[str, str]:
     for spec in specs:
         if spec.kind != "value" and spec.mask_name is None:
             holds.setdefault(f"{spec.name}_mask" if given.sources else "loss_mask", "masks")
+    if not given.sources:
+        holds |= {"attention_mask": "masks", "position_ids": "token ids", "seq_lens": "token ids"}
     return holds
 
 
@@ -486,14 +537,32 @@ class PipelineConfig(_Strict):
     def columns(self) -> dict[str, str]:
         """Column to dtype, in output order: each output, then its mask."""
         pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in self.outputs()]
-        return {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
+        columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
+        more = {
+            "attention_mask": self.preprocessing.padding != "none",
+            "position_ids": self.position_ids_mode != "none",
+            "seq_lens": self.preprocessing.packing_strategy != "none",
+        }
+        return columns | {name: self.output.dtype.get(name, "int32") for name, there in more.items() if there}
+
+    @property
+    def position_ids_mode(self) -> Literal["none", "doc_reset", "continuous"]:
+        """Which position ids are written: with packing `doc_reset`, unless the config says otherwise."""
+        default: Literal["none", "doc_reset"] = "none" if self.preprocessing.packing_strategy == "none" else "doc_reset"
+        return self.output.position_ids_mode or default
+
+    @property
+    def pad_multiple(self) -> int | None:
+        """Rows are padded to a multiple of this; None: not padded."""
+        padding = self.preprocessing.padding
+        return None if padding == "none" else self.preprocessing.max_seq_len if padding == "max_length" else padding
 
     def check_vocabulary(self, max_id: int) -> None:
         """Raise `ConfigError` if a column that holds token ids (labels do too) cannot hold `max_id`."""
         holds = _holds(self.input, self.output)
         lines = []
         for name, dtype in self.columns().items():
-            if holds[name] in ("token ids", "labels") and LARGEST[dtype] < max_id:
+            if holds[name] in ("token ids", "labels") and name not in RESERVED and LARGEST[dtype] < max_id:
                 wide = [other for other in ALLOWED_DTYPES[holds[name]] if LARGEST[other] >= max_id]
                 lines.append(
                     f"output.dtype.{name} is {dtype}, which holds ids up to {LARGEST[dtype]}; "
@@ -526,6 +595,7 @@ def _joint_problems(
         return
     if preprocessing is not None:
         yield from _text_rule_problems(given, preprocessing)
+        yield from _layout_problems(given, preprocessing, output)
     if given.sources and output.columns == "labels":
         yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
         return
@@ -535,6 +605,21 @@ def _joint_problems(
             yield ("output", "dtype", name), _unknown("column", name, holds)
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
+
+
+def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
+    """Packing, padding and positions are for rows of one sequence."""
+    settings: list[tuple[Location, object]] = [
+        (("preprocessing", "padding"), preprocessing.padding),
+        (("preprocessing", "packing_strategy"), preprocessing.packing_strategy),
+        (("output", "position_ids_mode"), output.position_ids_mode or "none"),
+    ]
+    for place, value in settings:
+        if given.sources and value != "none":
+            yield place, f"found {value!r}; it works only with input.sections, whose rows are one sequence"
+    if preprocessing.padding != "none" and preprocessing.packing_strategy != "none":
+        text = f"found {preprocessing.padding!r} beside packing_strategy; packed rows are padded by the trainer"
+        yield ("preprocessing", "padding"), text
 
 
 def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:

@@ -116,20 +116,19 @@ def _number(rows: Dataset, record: int, domain: str | None) -> int:
 def _totals(dataset: Dataset, marks: bool) -> Text:
     """What the whole output holds."""
     manifest, totals = dataset.manifest, dataset.manifest["totals"]
-    first = next((column.name for column in dataset.schema if column.role == "ids"), None)
-    several = sum(column.role == "ids" for column in dataset.schema) > 1
     shards = len(manifest["shards"])
     text = Text()
     text.append(str(dataset.path), "bold")
     text.append(
-        f": {totals['rows']:,} rows, {totals['tokens']:,} tokens{f' in {first}' if several else ''}, "
+        f": {totals['rows']:,} rows, {sum(totals['tokens'].values()):,} tokens, "
         f"{shards:,} shard{'s' * (shards != 1)} ({', '.join(manifest['formats'])}), {len(dataset.domains):,} "
         f"domain{'s' * (len(dataset.domains) != 1)}\n"
     )
     text.append(f"columns: {', '.join(dataset.columns)}; {_shift(dataset.schema)}\n")
+    ids_of = {column.name: column.of for column in dataset.schema}
     for name, trained in totals["trained"].items():
-        share = "" if several else f" ({_percent(trained, totals['tokens'])})"
-        text.append(f"{name}: {trained:,} trained tokens{share}\n")
+        share = _percent(trained, totals["tokens"][ids_of[name]])
+        text.append(f"{name}: {trained:,} trained tokens ({share} of {ids_of[name]})\n")
     if dataset.tokenizer is None:
         text.append("no tokenizer is kept in the output: tokens are shown as ids\n")
     if marks:

@@ -11,15 +11,18 @@ import apache_beam as beam
 import beam_prep
 from beam_prep.config import PipelineConfig
 from beam_prep.core.batch import Batch
+from beam_prep.core.layout import Layout
 from beam_prep.core.records import Records
 from beam_prep.core.schema import TextRules
 from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import ConfigError
 from beam_prep.formats.spool import SPOOL_VERSION
-from beam_prep.transforms.filter import FilterByChars
+from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
+from beam_prep.transforms.pad import Pad
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.template import ApplyTemplate
-from beam_prep.transforms.tokenize import Tokenize
+from beam_prep.transforms.tokenize import FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
 # What makes tokens: with another version of these, an old block or output is another one.
@@ -40,20 +43,45 @@ class Prepare(beam.PTransform):
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         config, step = self.config, self.config.preprocessing
         rules = TextRules(step.eos, step.bos, config.input.implicit_prompt, config.input.chat_template)
-        if config.char_filter_fields:
-            records |= FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields)
-        batches = (
-            records
-            | ApplyTemplate(
-                config.input.outputs(joint=step.encode == "joint"), self.tokenizer, config.output.domain_key, rules
+        outputs = config.input.outputs(joint=step.encode == "joint")
+        if config.input.tokenized:
+            batches = records | FromTokens(outputs[0], self.tokenizer, config.output.domain_key)
+        else:
+            if config.input.adapter is not None:
+                records |= AdaptRecords(config.input.adapter.build())
+            if config.char_filter_fields:
+                records |= FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields)
+            batches = (
+                records
+                | ApplyTemplate(outputs, self.tokenizer, config.output.domain_key, rules)
+                | Tokenize(self.tokenizer)
+                | BuildMask(config.mask, config.mask_default)
             )
-            | Tokenize(self.tokenizer)
-            | BuildMask(config.mask, config.mask_default)
-            | Truncate(step.max_seq_len, step.truncation_mode)
-        )
+        batches |= Truncate(step.max_seq_len, step.truncation_mode)
         if config.output.columns == "labels":
             batches |= Shift() if step.shift else Labels()
+        if config.pad_multiple is not None:
+            batches |= Pad(config.pad_multiple, _pad_id(self.tokenizer))
         return batches
+
+
+def layout(config: PipelineConfig) -> Layout:
+    """How the rows of a config's shards are packed."""
+    step = config.preprocessing
+    return Layout(
+        step.packing_strategy,
+        step.max_packed_len or step.max_seq_len,
+        step.packing_group,
+        config.position_ids_mode,
+        config.columns(),
+    )
+
+
+def _pad_id(tokenizer: Tokenizer) -> int:
+    pad_id = tokenizer.pad_id
+    if pad_id is None:
+        raise ConfigError("preprocessing.padding: this tokenizer has no pad_token and no eos_token; name one in it")
+    return pad_id
 
 
 def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dict[str, Any]:
@@ -70,8 +98,11 @@ def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dic
 def spool_recipe(job_facts: dict[str, Any]) -> str:
     """Digest of what a spooled block is a function of, besides its bytes: all but what only the plan and Write see."""
     config = json.loads(json.dumps(job_facts["config"]))
-    del config["preprocessing"]["max_items"]
-    for key in ("max_tokens_per_shard", "storage_format"):
+    for key in ("max_items", "packing_strategy", "max_packed_len", "packing_group"):
+        del config["preprocessing"][key]
+    for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
         del config["output"][key]
+    for key in ("position_ids", "seq_lens"):
+        config["output"]["dtype"].pop(key, None)
     text = json.dumps([SPOOL_VERSION, {**job_facts, "config": config}])  # unsorted: the order of sources matters
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

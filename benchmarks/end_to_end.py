@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -178,7 +179,7 @@ def run_ours(corpus: Path, tokenizer: Path, work: Path) -> Run:
     manifest = json.loads((output / "manifest.json").read_bytes())
     totals, ledger = manifest["totals"], manifest["ledger"]
     left_out = sum(ledger["dropped"].values()) + sum(ledger["rejected"].values())
-    written = Written(totals["rows"], totals["tokens"], totals["trained"]["loss_mask"], left_out)
+    written = Written(totals["rows"], totals["tokens"]["sequence"], totals["trained"]["loss_mask"], left_out)
     clear(output, work / ".beam_prep")
     return Run(f"beam-prep, {how}", usage, written)
 
@@ -203,12 +204,18 @@ def clear(*folders: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All runs of both tools on one corpus with one tokenizer; `size` in bytes."""
+    """All runs of both tools on one corpus with one tokenizer.
+
+    Attributes:
+        size: of the corpus, in bytes.
+        encoding: CPU seconds of the tokenizer alone; only where it was measured.
+    """
 
     tokenizer: str
     size: int
     ours: list[Run]
     peer: list[Run]
+    encoding: float | None = None
 
     @property
     def mb(self) -> str:
@@ -250,6 +257,29 @@ def check_agreement(runs: Sequence[Sequence[Run]]) -> None:
         raise BenchmarkError("the tools disagree: " + "; ".join(f"{d[-1].tool}: {d[-1].written}" for d in runs if d))
 
 
+def encoding_seconds(corpus: Path, tokenizer: Path) -> float:
+    """CPU seconds that the Rust tokenizer takes for the contents of all messages, called as beam-prep calls it.
+
+    Without what the template puts around them, and with no second process beside it: not more than it takes in a run.
+    """
+    from tokenizers import Tokenizer
+
+    say(f"{tokenizer.name}, {corpus.name}: the tokenizer alone")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    encoder.no_padding()
+    encoder.no_truncation()
+    seconds = 0.0
+    with open(corpus, "rb") as lines:
+        while rows := [json.loads(line) for line in itertools.islice(lines, 2000)]:
+            texts = [message["content"] for row in rows for message in row["messages"]]
+            started = time.process_time()
+            for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
+                encoding.ids  # noqa: B018  (asking makes the list)
+            seconds += time.process_time() - started
+    return seconds
+
+
 # Corpora
 
 
@@ -279,8 +309,8 @@ def report(cases: Sequence[Case], arguments: Sequence[str]) -> str:
     parts = [machine(), usage_table(cases)]
     if any(case.peer for case in cases):
         parts.append(ratio_table([case for case in cases if case.peer]))
-    if growths := growth(cases):
-        parts.append("\n".join(growths))
+    if findings := growth(cases) + encoding_share(cases):
+        parts.append("\n".join(findings))
     parts += [rows_table(cases), f"Command: `{shlex.join(['python', 'benchmarks/end_to_end.py', *arguments])}`"]
     return "\n\n".join(parts)
 
@@ -322,7 +352,7 @@ def usage_table(cases: Sequence[Case]) -> str:
 
 def median(runs: Sequence[Run], name: str) -> float:
     """Of one field of `Usage`."""
-    return statistics.median(getattr(run.usage, name) for run in runs)
+    return float(statistics.median(getattr(run.usage, name) for run in runs))
 
 
 def ratio_table(cases: Sequence[Case]) -> str:
@@ -348,6 +378,16 @@ def growth(cases: Sequence[Case]) -> list[str]:
                 f"* {tokenizer}: peak PSS of beam-prep at {large.mb} MB over that at {small.mb} MB: {ratio:.2f}"
             )
     return lines
+
+
+def encoding_share(cases: Sequence[Case]) -> list[str]:
+    """How much of beam-prep's CPU time is the tokenizer's."""
+    return [
+        f"* {case.tokenizer}: the tokenizer alone takes {case.encoding:.1f} CPU s for the messages of {case.mb} MB, "
+        f"{case.encoding / median(case.ours, 'cpu'):.0%} of the CPU time of beam-prep"
+        for case in cases
+        if case.encoding is not None
+    ]
 
 
 def rows_table(cases: Sequence[Case]) -> str:
@@ -478,11 +518,16 @@ def benchmark(given: argparse.Namespace) -> list[Case]:
     corpora = [make_corpus(script, megabytes, given.cache) for megabytes in given.sizes]
     tools = list(tools_of(given))
     with tempfile.TemporaryDirectory(prefix="run-", dir=given.cache, ignore_cleanup_errors=True) as work:
-        return [
+        cases = [
             compare(corpus, tokenizer, given.repeats, tools, Path(work))
             for tokenizer in given.tokenizer
             for corpus in corpora
         ]
+    smallest = min(corpora, key=lambda corpus: corpus.stat().st_size)
+    for number, (tokenizer, corpus) in enumerate(itertools.product(given.tokenizer, corpora)):
+        if corpus == smallest:
+            cases[number] = replace(cases[number], encoding=encoding_seconds(corpus, tokenizer))
+    return cases
 
 
 def say(text: str) -> None:

@@ -182,6 +182,35 @@ def test_odd_conversations(tmp_path: Path) -> None:
     assert_masks(run(case, config, tmp_path / "out"), expected(case))
 
 
+def test_padded_rows_with_the_real_border(tmp_path: Path) -> None:
+    # The tutorial's own first run masks 50 tokens whatever they are, and trains on padding: shown as wrong in the docs.
+    case = f"tutorial_padded__{CHATML}"
+    template = (
+        "USER: {{ messages[0].content }}\n"
+        "{% if add_generation_prompt %}ASSISTANT:{% elif messages|length > 1 %}ASSISTANT: {{ messages[1].content }}"
+        "{% endif %}"
+    )
+    config = {
+        "input": {"sections": [{**CONVERSATION, "action": "$last"}], "chat_template": template},
+        "preprocessing": {"max_seq_len": 128, "padding": "max_length", "untrained": "keep"},
+    }
+    dataset = run(case, config, tmp_path / "out")
+    # The tutorial sets pad = eos, as its tokenizer has no pad; this one has one, and so that is what pads.
+    pad_id = dataset.tokenizer.pad_id
+    full = [
+        {
+            **row,
+            "input_ids": [
+                i if real else pad_id for i, real in zip(row["input_ids"], row["attention_mask"], strict=True)
+            ],
+        }
+        for row in expected(case)
+    ]
+    assert_labels(dataset, expected(case, "boundary"), full)
+    for index, want in enumerate(full):
+        assert dataset[index]["attention_mask"].tolist() == want["attention_mask"]
+
+
 @pytest.mark.parametrize(("name", "bos"), [("full", "strip"), ("bos_by_tokenizer", "tokenizer")])
 def test_the_walkthroughs_last_turn_shifted(name: str, bos: str, tmp_path: Path) -> None:
     case = f"walkthrough_shift__{CHATML}"
@@ -192,3 +221,126 @@ def test_the_walkthroughs_last_turn_shifted(name: str, bos: str, tmp_path: Path)
     dataset = run(case, config, tmp_path / "out")
     wanted = expected(case, name)
     assert_rows(dataset if len(dataset) == len(wanted) else dataset[: len(wanted)], wanted)
+
+
+PACKED = [
+    ("sft_conv_lm__chatml-12k", "bfd_512", "bfd", 512),
+    ("sft_conv_lm__chatml-12k", "bfd_300", "bfd", 300),
+    ("sft_conv_lm__chatml-12k", "wrapped_512", "wrapped", 512),
+    ("sft_conv_lm__chatml-12k", "bfd_split_100", "bfd_split", 100),
+    ("sft_conv_lm__mistral-v1", "bfd_512", "bfd", 512),
+    ("sft_conv_lm__mistral-v1", "wrapped_512", "wrapped", 512),
+    ("sft_conv_pc__chatml-12k", "bfd_512", "bfd", 512),
+    ("sft_conv_pc__chatml-12k", "wrapped_512", "wrapped", 512),
+    ("sft_conv_pc__mistral-v1", "bfd_512", "bfd", 512),
+    ("sft_conv_pc__mistral-v1", "wrapped_512", "wrapped", 512),
+    ("sft_std_lm__chatml-12k", "bfd_512", "bfd", 512),
+    ("sft_std_lm__chatml-12k", "wrapped_512", "wrapped", 512),
+    ("sft_std_lm__mistral-v1", "bfd_512", "bfd", 512),
+    ("sft_std_lm__mistral-v1", "wrapped_512", "wrapped", 512),
+    ("sft_std_pc__chatml-12k", "bfd_512", "bfd", 512),
+    ("sft_std_pc__chatml-12k", "bfd_300", "bfd", 300),
+    ("sft_std_pc__chatml-12k", "bfd_split_100", "bfd_split", 100),
+    ("sft_std_pc__chatml-12k", "wrapped_512", "wrapped", 512),
+    ("sft_std_pc__mistral-v1", "bfd_512", "bfd", 512),
+    ("sft_std_pc__mistral-v1", "wrapped_512", "wrapped", 512),
+    ("sft_tricky_conv__chatml-12k", "bfd_256", "bfd", 256),
+]
+FORMS: dict[str, dict[str, Any]] = {
+    "conv_lm": {"input": {"sections": [{**CONVERSATION, "action": "train"}]}},
+    "tricky": {"input": {"sections": [{**CONVERSATION, "action": "train"}]}},
+    "conv_pc": {"input": {"sections": CONV_PC}},
+    "std_lm": {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"eos": "if_missing"}},
+    "std_pc": {
+        "input": {"sections": [PROMPT, COMPLETION]},
+        "preprocessing": {"eos": "if_missing", "encode": "joint"},
+    },
+}
+
+
+@pytest.mark.parametrize(("case", "name", "strategy", "length"), PACKED)
+def test_packed_rows_and_their_order(case: str, name: str, strategy: str, length: int, tmp_path: Path) -> None:
+    form = next(form for key, form in FORMS.items() if key in case)
+    packing = {"packing_strategy": strategy, "max_packed_len": length, "packing_group": 1000, "untrained": "keep"}
+    if strategy == "bfd":
+        packing["max_seq_len"] = length  # cut first, so that bfd sorts by the length after the cut, as TRL does
+    config = {**form, "preprocessing": {**form.get("preprocessing", {}), **packing}}
+    dataset = run(case, config, tmp_path / "out")
+    wanted = expected(case, name)
+    assert_rows(dataset, wanted)
+    for index, want in enumerate(wanted):
+        row = dataset[index]
+        if "seq_lengths" in want:
+            assert row["seq_lens"].tolist() == want["seq_lengths"]
+        positions = [place for length in row["seq_lens"].tolist() for place in range(length)]
+        assert row["position_ids"].tolist() == positions
+
+
+@pytest.mark.parametrize("kind", ["conv_lm", "conv_pc"])
+def test_packed_labels_of_the_assistant(kind: str, tmp_path: Path) -> None:
+    case = f"sft_{kind}__chatml-12k"
+    sections = [{**CONVERSATION, "action": "$role"}]
+    if kind == "conv_pc":
+        sections = [CONV_PC[0], {**CONV_PC[1], "action": "$role"}]
+    packing = {"packing_strategy": "bfd", "max_seq_len": 512, "packing_group": 1000, "untrained": "keep"}
+    dataset = run(case, {"input": {"sections": sections}, "preprocessing": packing}, tmp_path / "out")
+    assert_labels(dataset, expected(case, "bfd_512_assistant_only"), expected(case, "bfd_512"))
+
+
+@pytest.mark.parametrize(
+    "case", [f"sft_{kind}__{name}" for kind in ("conv_lm", "std_lm", "std_pc") for name in (CHATML, MISTRAL)]
+)
+def test_rows_cut_at_their_end(case: str, tmp_path: Path) -> None:
+    form = next(form for key, form in FORMS.items() if key in case)
+    wanted = expected(case, "trunc_128")
+    config = {**form, "preprocessing": {**form.get("preprocessing", {}), "max_seq_len": 128}}
+    dataset = run(case, config, tmp_path / "out")
+    if "input_ids" in wanted[0]:
+        assert_rows(dataset, wanted)
+    else:  # the golden holds counts only
+        assert len(dataset) == len(wanted)
+
+
+def test_joined_rows_cut_at_their_start(tmp_path: Path) -> None:
+    form = FORMS["std_pc"]
+    preprocessing = {**form["preprocessing"], "max_seq_len": 128, "truncation_mode": "keep_end"}
+    dataset = run("sft_std_pc__chatml-12k", {**form, "preprocessing": preprocessing}, tmp_path / "out")
+    assert_rows(dataset, expected("sft_std_pc__chatml-12k", "keep_end_128"))
+
+
+@pytest.mark.parametrize(
+    ("case", "form"), [("sft_conv_pc__chatml-12k", "conv_pc"), ("sft_std_pc__chatml-12k", "std_pc")]
+)
+def test_loss_on_prompt_and_completion(case: str, form: str, tmp_path: Path) -> None:
+    # Run `full_loss`; its completion_mask column is excepted.
+    sections = [{**section, "action": "train"} for section in FORMS[form]["input"]["sections"]]
+    config = {**FORMS[form], "input": {"sections": sections}}
+    dataset = run(case, config, tmp_path / "out")
+    wanted = expected(case)
+    assert [row["input_ids"].tolist() for row in dataset] == [row["input_ids"] for row in wanted]
+    assert all((row["labels"] == row["input_ids"]).all() for row in dataset)
+
+
+def test_sharegpt_with_the_names_of_roles_kept(tmp_path: Path) -> None:
+    case = "sft_sharegpt__chatml-12k"
+    adapter = {"name": "sharegpt", "roles": "keep"}
+    config = {"input": {"sections": [{**CONVERSATION, "action": "train"}], "adapter": adapter}}
+    assert_rows(run(case, config, tmp_path / "out"), expected(case))
+
+
+@pytest.mark.parametrize("kind", ["conv", "std"])
+def test_reward_rows(kind: str, tmp_path: Path) -> None:
+    case = f"pref_{kind}_explicit__chatml-12k"
+    template = {"template": "conversation"} if kind == "conv" else {}
+    sources = {
+        side: {"sections": [{**PROMPT, **template}, {"field": side, "action": "train", **template}]}
+        for side in ("chosen", "rejected")
+    }
+    rules = {} if template else {"encode": "joint", "eos": "if_missing"}
+    config = {"input": {"sources": sources}, "preprocessing": {"untrained": "keep", **rules}, "output": {}}
+    dataset = run(case, config, tmp_path / "out")
+    wanted = expected(case, "reward")
+    assert [row["chosen"].tolist() for row in dataset] == [row["chosen_ids"] for row in wanted]
+    assert [row["rejected"].tolist() for row in dataset] == [row["rejected_ids"] for row in wanted]
+    short = {**config, "preprocessing": {**config["preprocessing"], "max_seq_len": 200, "truncation_mode": "drop"}}
+    assert len(run(case, short, tmp_path / "short")) == len(expected(case, "reward_200"))

@@ -294,7 +294,7 @@ def test_inspect_prints_totals_and_the_first_records(chats: Dataset, capsys: pyt
     out = capsys.readouterr().out
     totals = chats.manifest["totals"]
     assert out.startswith(
-        f"{chats.path}: {totals['rows']} rows, {totals['tokens']:,} tokens, 1 shard (bin), 1 domain\n"
+        f"{chats.path}: {totals['rows']} rows, {totals['tokens']['sequence']:,} tokens, 1 shard (bin), 1 domain\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
         f"loss_mask: {totals['trained']['loss_mask']:,} trained tokens ("
     )

@@ -141,7 +141,7 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
     except Reject:
         return None
     calls = found if isinstance(found, list) else [found]
-    if not all(isinstance(call, dict) and call.keys() >= {"name", "arguments"} for call in calls):
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
         return None
     return [{"type": "function", "function": call} for call in calls]
 
@@ -227,10 +227,13 @@ class Alpaca:
             raise Reject("wrong_type", f"field {self.history!r} is {_describe(pairs)}, wanted a list of pairs")
         messages = []
         for place, pair in enumerate(pairs):
-            if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-                found = f"{len(pair)} values" if isinstance(pair, list) else _describe(pair)
-                where = f"{self.history}[{place}]"
+            where = f"{self.history}[{place}]"
+            if not isinstance(pair, list) or len(pair) != 2:
+                found = f"a list of {len(pair)}" if isinstance(pair, list) else _describe(pair)
                 raise Reject("wrong_type", f"'{where}' is {found}, wanted [question, answer] (two strings)")
+            for side, text in enumerate(pair):
+                if not isinstance(text, str):
+                    raise Reject("wrong_type", f"'{where}[{side}]' is {_describe(text)}, wanted a string")
             messages += [_says("user", pair[0]), _says("assistant", pair[1])]
         return messages
 
@@ -270,7 +273,7 @@ def adapter(name: str, **options: Any) -> Adapter:
     known = [field.name for field in dataclasses.fields(kind)]
     for option in options:
         if option not in known:
-            raise ConfigError(_unknown(f"option of adapter {name!r}", option, known))
+            raise ConfigError(f"adapter {name!r}: {_unknown('option', option, known)}")
     return kind(**options)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from beam_prep.core.block import Block
+from beam_prep.core.block import Block, Ledger
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column, Output
 from beam_prep.core.template import UNSET, Pieces, Rendered
@@ -101,19 +101,34 @@ class Batch(Block):
             self.counters[name] = self.counters.get(name, 0) + per_row.astype(np.int64)
 
     def drop(self, rows: Array, reason: str) -> "Batch":
-        """The batch without the rows of a bool mask, which the ledger counts as dropped."""
-        self.ledger.drop(self.line[rows], reason)
-        return self.take(~rows)
+        """The batch without the rows of a bool mask, which its ledger counts as dropped."""
+        left = self._without(rows)
+        if left is not self:
+            left.ledger.drop(self.line[rows], reason)
+        return left
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
         """The batch without the rows of a bool mask, which go to the rejects."""
+        left = self._without(rows)
         for line in self.line[rows].tolist():
-            self.ledger.reject(line, reason, message)
-        return self.take(~rows)
+            left.ledger.reject(line, reason, message)
+        return left
+
+    def _without(self, rows: Array) -> "Batch":
+        """The other rows, with a ledger of their own: this batch may have a second consumer."""
+        if not rows.any():
+            return self
+        left = self.take(~rows)
+        left.ledger = _copy_of(self.ledger)
+        return left
 
     def _with(self, **changes: object) -> "Batch":
         values = {name: getattr(self, name) for name in _BATCH_FIELDS}
-        return Batch(**{**values, **changes})
+        return Batch(**{**values, "counters": dict(self.counters), **changes})
+
+
+def _copy_of(ledger: Ledger) -> Ledger:
+    return replace(ledger, status=ledger.status.copy(), outcomes=list(ledger.outcomes), messages=dict(ledger.messages))
 
 
 _BATCH_FIELDS = (
@@ -281,6 +296,7 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
     some = ~enough.all(axis=0) & ~nothing
     keep = ~(nothing | some)
     segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
+    batch.ledger = _copy_of(batch.ledger)
     batch.ledger.drop(batch.line[nothing], "empty")
     for row in np.flatnonzero(some).tolist():
         name = batch.outputs[int(np.argmin(enough[:, row]))].name

@@ -282,7 +282,8 @@ def _regions(marks: list[tuple[int, int]], messages: int, end: int) -> list[tupl
     regions: list[tuple[int, int] | None] = [None] * messages
     twice = set()
     first = end
-    for (start, place), (stop, _) in zip(marks, [*marks[1:], (end, 0)], strict=True):
+    stops = [start for start, _ in marks[1:]] + [end]
+    for (start, place), stop in zip(marks, stops, strict=False):
         if start == stop:
             continue
         first = min(first, start)
@@ -291,7 +292,7 @@ def _regions(marks: list[tuple[int, int]], messages: int, end: int) -> list[tupl
         regions[place] = (start, stop)
     for place in twice:
         regions[place] = None
-    if regions and regions[0] is None and 0 not in twice and first:
+    if marks and regions[0] is None and 0 not in twice and first:
         regions[0] = (0, first)  # a system message is often written before the loop
     return regions
 

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 _SAFE = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,59}")
 _LOOKS_HASHED = re.compile(r".*-[0-9a-f]{16}")
-_TAKEN = {"rejects", "tokenizer", "manifest.json", "run.json", "features.json", "con", "prn", "aux", "nul"}
+_TAKEN = {
+    "rejects",
+    "tokenizer",
+    "manifest.json",
+    "run.json",
+    "features.json",
+    "dataset_dict.json",
+}
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")  # on Windows, with any ending
 
 
 def folder_of(domain: str) -> str:
@@ -15,7 +23,11 @@ def folder_of(domain: str) -> str:
     Upper case takes the hash too: some file systems do not tell it from lower case.
     """
     if _SAFE.fullmatch(domain) and not (
-        domain in _TAKEN or domain.endswith(".") or _LOOKS_HASHED.fullmatch(domain) or domain.startswith("shard_")
+        domain in _TAKEN
+        or domain.endswith(".")
+        or domain.startswith("shard_")
+        or _LOOKS_HASHED.fullmatch(domain)
+        or _DEVICE.fullmatch(domain)
     ):
         return domain
     slug = re.sub(r"[^a-z0-9_]+", "_", domain.lower())[:40].strip("_") or "domain"

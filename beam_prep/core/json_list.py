@@ -94,6 +94,7 @@ class ListAsLines:
         data = _read(self._stream, min(size, STEP))
         if not data:
             self._check_end()
+            return b""
         end = self._start + len(data)
         lines = self._begin(data) if self._mode is _Mode.BEFORE else data
         if self._mode is _Mode.LIST:
@@ -112,10 +113,10 @@ class ListAsLines:
         head = data[: len(data) - len(rest)].replace(b"\n", b"\r")
         if rest:
             self._mode = {b"[": _Mode.LIST, b"{": _Mode.OBJECTS}.get(rest[:1], _Mode.LINES)
-            self._element = self._start + len(head)
         if self._mode is _Mode.LIST:  # what is looked at from here on stands within the list
             self._depth = 1
             rest = b" " + rest[1:]
+        self._element = self._start + len(head) + _spaces(rest, 0)
         return head + rest
 
     def _list(self, data: bytes) -> bytes:
@@ -148,10 +149,8 @@ class ListAsLines:
 
     def _structure(self, data: bytes) -> tuple[Array, Array, Array]:
         """Brackets, commas and line ends outside of strings: their places, their kinds, the depth behind each."""
-        clean = b"_" + data[1:] if self._escaped and data else data
-        clean = clean.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-        self._escaped = clean.endswith(b"\\")
-        codes = np.frombuffer(clean.translate(_KINDS), np.uint8)
+        codes = np.frombuffer(bytearray(data.translate(_KINDS)), np.uint8)
+        codes[self._behind_backslash(data)] = 0
         places = np.flatnonzero(codes != 0)
         kinds = codes[places]
         quotes = kinds == _QUOTE
@@ -166,6 +165,19 @@ class ListAsLines:
         if len(depths):
             self._depth = int(depths[-1])
         return places, kinds, depths
+
+    def _behind_backslash(self, data: bytes) -> Array:
+        """Places of the bytes that a backslash takes the meaning from: those behind an odd number of backslashes."""
+        slashes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\\"))
+        head = np.zeros(int(self._escaped), np.int64)
+        if self._escaped:
+            slashes = slashes[slashes > 0]
+        runs = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
+        lengths = np.diff(runs, append=len(slashes))
+        odd = lengths % 2 == 1
+        behind = np.concatenate([head, slashes[runs[odd]] + lengths[odd]])
+        self._escaped = len(behind) > 0 and int(behind[-1]) == len(data)
+        return behind[behind < len(data)]
 
     def _cut(self, data: bytes, borders: Array) -> bytes:
         """The bytes with line ends at these places, and at no others."""

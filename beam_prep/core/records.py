@@ -86,7 +86,7 @@ def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> It
     buffer, here = b"", 0  # `start` is at `here` in the buffer: behind a long line, many blocks are cut from one buffer
     while stop < 0 or start < stop:
         want = block_bytes if stop < 0 else stop - start
-        if len(buffer) - here < want:
+        if len(buffer) - here < want or here > len(buffer) // 2:
             buffer, here = buffer[here:], 0
             buffer += _read(stream, want - len(buffer))
         size = min(want, len(buffer) - here)

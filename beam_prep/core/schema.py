@@ -87,7 +87,9 @@ class Column:
         name: its key in every format.
         dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
         depth: 1 = each row is a list of values, 2 = each row is a list of lists.
-        role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `value`.
+        role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `value`,
+            `attention` (1 where there is a token, 0 where there is padding), `position`, `lengths` (of the documents
+            in a packed row).
         of: for a mask or labels, the column of ids that it belongs to.
         shifted: for labels: label i belongs to the token behind input i.
     """
@@ -95,6 +97,6 @@ class Column:
     name: str
     dtype: str
     depth: int
-    role: Literal["ids", "mask", "labels", "value"]
+    role: Literal["ids", "mask", "labels", "value", "attention", "position", "lengths"]
     of: str | None = None
     shifted: bool = False

@@ -15,7 +15,7 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
     Rows with a number that its dtype cannot hold are rejected (`bad_number`); fractions do not fit integers.
 
     Raises:
-        ValueError: a token id does not fit its dtype.
+        ValueError: a token id (or a label) does not fit its dtype.
     """
     lost = np.zeros(len(batch), bool)
     columns, schema = {}, {}
@@ -25,7 +25,7 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
         flat, fits = _cast(rows.flat, dtype)
         if not fits.all():
             if column.role != "value":
-                raise ValueError(f"column {name!r} holds {rows.flat.max()}, which does not fit {dtype}: use int32")
+                raise ValueError(f"column {name!r} holds {rows.flat[~fits][0]}, which does not fit {dtype}: use int32")
             lost |= rows.sums(~fits) > 0
         columns[name], schema[name] = rows.with_flat(flat), replace(column, dtype=dtype)
     stored = batch._with(columns=columns, schema=schema)

@@ -1,12 +1,12 @@
 """Records -> `Rendered`: pieces of text to encode, each with its role and action."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from beam_prep.core.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.block import Block, Reject
 from beam_prep.core.chat_template import ChatTemplate, RenderedChat
 from beam_prep.core.conversation import Speech
@@ -126,6 +126,8 @@ class _Texts:
         self.rows = [0]
 
     def _piece(self, text: str, special: bool, *segments: Segment, prompt: str | None = None) -> None:
+        if not text.isascii():
+            _check_characters(text)
         if prompt is not None:
             self.prompts[len(self.texts)] = prompt
         self.texts.append(text)
@@ -341,34 +343,28 @@ def _text(value: Any, where: str, blank: bool = False) -> str | None:
     return value if blank or value.strip() else None
 
 
+def _check_characters(text: str) -> None:
+    # No parsed line has any; a step of the user's own may make them, and no tokenizer takes them.
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Reject("bad_text", f"character {error.start} of a text is half of a surrogate pair") from None
+
+
 def _check_messages(value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
     """(messages, their roles)."""
     if value is None:
         return [], []
     if not isinstance(value, list):
         raise Reject("wrong_type", f"field {where!r} is {_describe(value)}, wanted a list of messages")
-    return value, [check_message(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
+    messages = [flatten_content(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
+    return messages, [check_message(message, f"{where}[{turn}]") for turn, message in enumerate(messages)]
 
 
 def _variables(record: Record) -> dict[str, Any]:
     """What else the template is given: the record's `tools` and `chat_template_kwargs`."""
-    variables: dict[str, Any] = {}
-    tools = record.get("tools")
-    if isinstance(tools, str) and tools.strip():
-        try:
-            tools = json.loads(tools)
-        except ValueError as error:
-            raise Reject("bad_tools", f"field 'tools' is a string that is no JSON ({error})") from None
-    if tools is not None and tools != "":
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise Reject("bad_tools", f"field 'tools' is {_describe(tools)}, wanted a list of schemas (objects)")
-        variables["tools"] = tools
-    more = record.get("chat_template_kwargs")
-    if more is not None:
-        if not isinstance(more, dict):
-            raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {_describe(more)}, wanted an object")
-        variables.update(more)
-    return variables
+    schemas = tools(record)
+    return ({} if schemas is None else {"tools": schemas}) | template_kwargs(record)
 
 
 class _Values:

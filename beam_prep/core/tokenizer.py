@@ -140,6 +140,12 @@ class Tokenizer:
         return self.id_of("bos_token")
 
     @property
+    def pad_id(self) -> int | None:
+        """Id of the PAD token, or of EOS where there is no PAD; None where there is neither."""
+        pad = self.id_of("pad_token")
+        return self.id_of("eos_token") if pad is None else pad
+
+    @property
     def max_id(self) -> int:
         """The largest id, added tokens included."""
         return self._it.max_id

@@ -254,23 +254,27 @@ def _batches(path: Path, columns: Sequence[Column]) -> list[pa.RecordBatch]:
         FileNotFoundError: there is no such file.
         pa.ArrowException, OSError, ValueError: it is damaged.
     """
-    source = pa.memory_map(str(path))
-    stream = pa.ipc.open_stream(source)
-    for column in columns:
-        found = [field.type for field in stream.schema if field.name == column.name]
-        if found != [_type(column)]:
-            raise ValueError(
-                f"column {column.name!r}: found {', '.join(map(str, found)) or 'none'}, not {_type(column)}"
-            )
-    batches, end = [], source.tell()
-    for batch in stream:
-        batch.validate()
-        batches.append(batch.select([column.name for column in columns]))
-        end = source.tell()
-    # Arrow takes a file that is cut between two batches for a whole one.
-    if source.size() != end + len(_END) or source.read_at(len(_END), end) != _END:
-        raise ValueError("its end is missing")
+    # The mapped memory outlives the closed file, which would keep a file descriptor.
+    with pa.memory_map(str(path)) as source:
+        stream = pa.ipc.open_stream(source)
+        _check_types(stream.schema, columns)
+        batches, end = [], source.tell()
+        for batch in stream:
+            batch.validate()
+            batches.append(batch.select([column.name for column in columns]))
+            end = source.tell()
+        # Arrow takes a file that is cut between two batches for a whole one.
+        if source.size() != end + len(_END) or source.read_at(len(_END), end) != _END:
+            raise ValueError("its end is missing")
     return batches
+
+
+def _check_types(schema: pa.Schema, columns: Sequence[Column]) -> None:
+    for column in columns:
+        found = [field.type for field in schema if field.name == column.name]
+        if found != [_type(column)]:
+            said = ", ".join(map(str, found)) or "none"
+            raise ValueError(f"column {column.name!r}: found {said}, not {_type(column)}")
 
 
 class _View:

@@ -110,6 +110,17 @@ def cast(values: Array, dtype: str, name: str) -> Array:
     return stored
 
 
+def map_file(path: Path) -> Array:
+    """A file's bytes, read-only uint8, mapped into memory.
+
+    Not by numpy: its maps keep a file descriptor each, and an output may have more shards than a process has those.
+    """
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file:
+        return np.frombuffer(file.read_buffer(), np.uint8)
+
+
 def row_number(index: int, rows: int) -> int:
     """`index` counted from the front.
 

@@ -33,7 +33,7 @@ import numpy as np
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, row_number
+from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, map_file, row_number
 
 __all__ = ["HDF5", "HDF5Reader", "HDF5Writer"]
 
@@ -207,7 +207,8 @@ class HDF5Reader:
         h5py = _h5py()
         try:
             with h5py.File(path, "r") as file:
-                self.columns = {column.name: _open_column(path, file, column) for column in columns}
+                data = map_file(path)
+                self.columns = {column.name: _open_column(data, file, column) for column in columns}
         except FileNotFoundError:
             raise FormatError(f"{path}: no such file") from None
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
@@ -230,39 +231,44 @@ class HDF5Reader:
         return {name: rows[number] for name, rows in self.columns.items()}
 
 
-def _open_column(path: Path, file: Any, column: Column) -> Ragged:
-    """The column whole, over the mapped file.
+def _open_column(data: Array, file: Any, column: Column) -> Ragged:
+    """The column whole, over `data`, the mapped bytes of `file`.
 
     Raises:
         ValueError: it is not as the writer leaves it.
     """
-    values = _map(path, file, column.name, column.dtype)
-    offsets = _rising(path, file, _OFFSETS, column, len(values))
+    values = _values(data, file, column.name, column.dtype)
+    offsets = _rising(data, file, f"{_OFFSETS}/{column.name}", len(values))
     if column.depth == 1:
         return Ragged(values, offsets)
-    lists = Ragged(values, _rising(path, file, _INNER, column, len(values)))
-    rows = Ragged(lists, _rising(path, file, _LISTS, column, len(lists)))
+    lists = Ragged(values, _rising(data, file, f"{_INNER}/{column.name}", len(values)))
+    rows = Ragged(lists, _rising(data, file, f"{_LISTS}/{column.name}", len(lists)))
     if not np.array_equal(lists.offsets[rows.offsets], offsets):
         raise ValueError(f"column {column.name!r}: {_LISTS} and {_INNER} give other rows than {_OFFSETS}")
     return rows
 
 
-def _rising(path: Path, file: Any, group: str, column: Column, end: int) -> Array:
-    borders = _map(path, file, f"{group}/{column.name}", "int64")
+def _rising(data: Array, file: Any, name: str, end: int) -> Array:
+    """The borders in the dataset `name`, which must rise from 0 to `end`."""
+    borders = _values(data, file, name, "int64")
     if len(borders) == 0 or borders[0] != 0 or borders[-1] != end or (np.diff(borders) < 0).any():
-        raise ValueError(f"{group}/{column.name} do not rise from 0 to {end}")
+        raise ValueError(f"{name} do not rise from 0 to {end}")
     return borders
 
 
-def _map(path: Path, file: Any, name: str, dtype: str) -> Array:
+def _values(data: Array, file: Any, name: str, dtype: str) -> Array:
+    """A dataset whole, of the given dtype and one dimension."""
     dataset = file.get(name)
-    found = (getattr(dataset, "dtype", None), getattr(dataset, "shape", None))
-    if dataset is None or found[0] != np.dtype(dtype) or found[1] is None or len(found[1]) != 1:
-        raise ValueError(f"{name}: found dtype {found[0]}, shape {found[1]}, wanted a list of {dtype}")
+    found, shape = getattr(dataset, "dtype", None), getattr(dataset, "shape", None)
+    if found != np.dtype(dtype) or shape is None or len(shape) != 1:
+        raise ValueError(f"{name}: found dtype {found}, shape {shape}, wanted a list of {dtype}")
     stored = np.dtype(dtype).newbyteorder("<")
     if dataset.size == 0:
         return np.zeros(0, stored)
     offset = dataset.id.get_offset()
     if offset is None:
         raise ValueError(f"{name}: its values do not lie in one piece: another program stored them")
-    return np.asarray(np.memmap(path, stored, "r", offset, dataset.shape))
+    values = data[offset : offset + dataset.size * stored.itemsize].view(stored)
+    if len(values) != dataset.size:
+        raise ValueError(f"{name}: found {len(values)} values, wanted {dataset.size}")
+    return values

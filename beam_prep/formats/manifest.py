@@ -5,17 +5,20 @@ it is itself the same on every runner. Readers trust nothing but a manifest; it 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from beam_prep.core.plan import Plan
 from beam_prep.core.schema import Column
 from beam_prep.errors import FormatError
+
+if TYPE_CHECKING:
+    from beam_prep.core.plan import Plan
 
 MANIFEST = "manifest.json"
 RUN = "run.json"
 FEATURES = "features.json"
+DATASET_DICT = "dataset_dict.json"
 TOKENIZER = "tokenizer"
 MANIFEST_VERSION = 1
 
@@ -36,21 +39,23 @@ class ShardReceipt:
     Attributes:
         domain, shard: which one.
         rows: how many.
-        tokens: of the first column of ids.
+        tokens: per column of ids.
         trained: per column of masks or labels, the tokens that are trained.
+        packing: what packing did, see `PackStats`; None without.
         files: in every format.
     """
 
     domain: str
     shard: int
     rows: int
-    tokens: int
+    tokens: dict[str, int]
     trained: dict[str, int]
+    packing: dict[str, int] | None
     files: tuple[WrittenFile, ...]
 
 
 def build_manifest(
-    plan: Plan,
+    plan: "Plan",
     shards: Sequence[ShardReceipt],
     rejects: Sequence[WrittenFile],
     others: Sequence[WrittenFile],
@@ -67,10 +72,6 @@ def build_manifest(
         formats: in which every shard is written.
         facts: config, tokenizer, versions, options: what else the output is a function of.
     """
-    trained: dict[str, int] = {}
-    for shard in shards:
-        for column, count in shard.trained.items():
-            trained[column] = trained.get(column, 0) + count
     return {
         "manifest_version": MANIFEST_VERSION,
         **facts,
@@ -81,14 +82,32 @@ def build_manifest(
         "counters": plan.counters,
         "totals": {
             "rows": sum(shard.rows for shard in shards),
-            "tokens": sum(shard.tokens for shard in shards),
-            "trained": trained,
+            "tokens": _sum(shard.tokens for shard in shards),
+            "trained": _sum(shard.trained for shard in shards),
+            **_packing(shards),
         },
         "domains": plan.domains,
         "shards": [asdict(shard) for shard in shards],
         "rejects": [asdict(file) for file in rejects],
         "files": [asdict(file) for file in others],
     }
+
+
+def _packing(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
+    parts = [shard.packing for shard in shards if shard.packing is not None]
+    if not parts:
+        return {}
+    stats = {**_sum(parts), "capacity": parts[0]["capacity"]}
+    filled = stats["packs"] * stats["capacity"]
+    return {"packing": {**stats, "fill_rate": round(stats["tokens"] / filled, 6) if filled else 0.0}}
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total
 
 
 def dump(manifest: Mapping[str, Any]) -> bytes:

@@ -23,7 +23,7 @@ import numpy as np
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, row_number
+from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, map_file, row_number
 
 META = "meta.json"
 _SLICE = 1 << 16
@@ -207,5 +207,4 @@ def _map(path: Path, dtype: str, size: int) -> Array:
         raise FormatError(f"{path}: no such file") from None
     if found != wanted:
         raise FormatError(f"{path}: found {found} bytes, wanted {wanted} ({size} of {dtype}, says {META})")
-    # An empty file cannot be mapped.
-    return np.asarray(np.memmap(path, stored, "r")) if size else np.zeros(0, stored)
+    return map_file(path).view(stored) if size else np.zeros(0, stored)  # an empty file cannot be mapped

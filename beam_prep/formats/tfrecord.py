@@ -34,7 +34,7 @@ import numpy as np
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, check_rows, row_number
+from beam_prep.formats.contract import OpenFile, Row, check_rows, map_file, row_number
 from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key
 
 __all__ = ["TFRecord", "decode_example", "encode_rows", "features", "require_fast_crc32c"]
@@ -175,7 +175,7 @@ class TFRecordReader:
         self._columns = tuple(columns)
         try:
             # An empty file, a shard without rows, cannot be mapped.
-            self._data = np.asarray(np.memmap(path, np.uint8, "r")) if path.stat().st_size else np.zeros(0, np.uint8)
+            self._data = map_file(path) if path.stat().st_size else np.zeros(0, np.uint8)
         except FileNotFoundError:
             raise FormatError(f"{path}: no such file") from None
 

@@ -16,6 +16,8 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadat
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.block import InputFile
+from beam_prep.core.json_list import ListAsLines, is_json_file
+from beam_prep.core.records import Readable
 from beam_prep.errors import InputError
 
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
@@ -101,7 +103,7 @@ def file_stat(path: str) -> tuple[int, float]:
 
 
 @contextmanager
-def open_input(source: InputFile, start: int = 0) -> Iterator["_Input"]:
+def open_input(source: InputFile, start: int = 0) -> Iterator[Readable]:
     """A stream of a file's content, positioned one byte before `start` (at 0 for 0). Compressed files begin at 0.
 
     Raises:
@@ -115,7 +117,8 @@ def open_input(source: InputFile, start: int = 0) -> Iterator["_Input"]:
     try:
         if source.compression is None:
             _refuse_compressed(source, stream, start)
-        yield _Input(source, stream)
+        content = _Input(source, stream)
+        yield ListAsLines(content, source.path) if is_json_file(source.path) else content
         if is_local(source.path):  # written over while it was read? (Objects of a store are replaced as a whole.)
             _check_unchanged(source)
     finally:

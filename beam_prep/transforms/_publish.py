@@ -8,18 +8,23 @@ import platform
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from beam_prep.core.layout import Layout
+from beam_prep.core.pack import PackStats
 from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan
 from beam_prep.core.ragged import Ragged
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
+from beam_prep.formats.arrow import dataset_dict
 from beam_prep.formats.manifest import (
+    DATASET_DICT,
     FEATURES,
     MANIFEST,
     RUN,
@@ -100,12 +105,14 @@ class _Hashed:
         return WrittenFile(name, self._size, self._digest.hexdigest())
 
 
-def write_shard(plan: ShardPlan, spool: Spool, staging: Staging, formats: Sequence[str]) -> ShardReceipt:
+def write_shard(
+    plan: ShardPlan, spool: Spool, staging: Staging, formats: Sequence[str], layout: Layout
+) -> ShardReceipt:
     """Streams a shard's slices from the spool into every format.
 
-    Memory: one slice (a block's rows of one domain), whatever the size of the shard.
+    Memory: one slice (a block's rows of one domain) and one packing group, whatever the size of the shard.
     """
-    columns: tuple[Column, ...] | None = None
+    columns = layout.columns(spool.receipt(plan.slices[0].name).columns)
     files: dict[str, _Hashed] = {}
 
     def open_file(name: str) -> BinaryIO:
@@ -113,29 +120,28 @@ def write_shard(plan: ShardPlan, spool: Spool, staging: Staging, formats: Sequen
         files[path] = _Hashed(staging.path("output", path))
         return files[path]  # type: ignore[return-value]
 
-    writers = []
-    rows = tokens = 0
-    trained: dict[str, int] = {}
-    for piece in plan.slices:
-        data = spool.rows(piece.name, piece.domain, piece.start, piece.stop)
-        if columns is None:
-            columns = spool.receipt(piece.name).columns
-            writers = [FORMATS[name].writer(open_file, columns, plan.shard, plan.shards) for name in formats]
+    writers = [FORMATS[name].writer(open_file, columns, plan.shard, plan.shards) for name in formats]
+    rows = 0
+    counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
+    packed: list[PackStats] = []
+    slices = (spool.rows(piece.name, piece.domain, piece.start, piece.stop) for piece in plan.slices)
+    for data, stats in layout.rows(slices):
         for writer in writers:
             writer.write(data)
-        rows += piece.stop - piece.start
-        tokens += _tokens(columns, data)
+        rows += len(data[columns[0].name])
+        packed += [stats] if stats is not None else []
         for column in columns:
-            if column.role in ("mask", "labels"):
-                trained[column.name] = trained.get(column.name, 0) + _trained(column, data[column.name])
+            if column.role == "ids":
+                counts["tokens"][column.name] += len(data[column.name].flat)
+            elif column.role in ("mask", "labels"):
+                counts["trained"][column.name] += _trained(column, data[column.name])
     for writer in writers:
         writer.close()
     written = tuple(files[name].written(name) for name in sorted(files))
-    return ShardReceipt(plan.domain, plan.shard, rows, tokens, trained, written)
-
-
-def _tokens(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
-    return next((len(data[column.name].flat) for column in columns if column.role == "ids"), 0)
+    packing = asdict(sum(packed, PackStats(layout.capacity))) if layout.packing != "none" else None
+    return ShardReceipt(
+        plan.domain, plan.shard, rows, dict(counts["tokens"]), dict(counts["trained"]), packing, written
+    )
 
 
 def _trained(column: Column, rows: Ragged) -> int:
@@ -187,7 +193,7 @@ class Publisher:
     Attributes:
         output: the directory to make.
         staging: where its files were written.
-        formats, max_reject_rate, tokenizer, overwrite: see `Shard`.
+        formats, layout, max_reject_rate, tokenizer, overwrite: see `Shard`.
         facts: for the manifest.
         run: for `run.json`.
         remove_staging: the launch's folder goes with the last step; where no launcher does it.
@@ -196,6 +202,7 @@ class Publisher:
     output: str
     staging: Staging
     formats: tuple[str, ...]
+    layout: Layout
     max_reject_rate: float
     tokenizer: Tokenizer | None
     overwrite: bool
@@ -232,6 +239,7 @@ class Publisher:
                 problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
         if problem is not None:
             raise RunError(self._fail(plan, rejects, problem))
+        plan = replace(plan, columns=self.layout.columns(plan.columns))
         manifest = build_manifest(plan, shards, rejects, self._others(plan), self.formats, self.facts)
         text = dump(manifest)
         final = Path(self.output, MANIFEST)
@@ -256,6 +264,8 @@ class Publisher:
         others = []
         if "tfrecord" in self.formats:
             others.append(self._write(FEATURES, dump(features(plan.columns))))
+        if "arrow" in self.formats:
+            others.append(self._write(DATASET_DICT, dump(dataset_dict(sorted(plan.domains.values())))))
         if self.tokenizer is not None:
             for name in self.tokenizer.files():
                 others.append(self._write(f"{TOKENIZER}/{name}", Path(self.tokenizer.folder, name).read_bytes()))

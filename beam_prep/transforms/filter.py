@@ -6,6 +6,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from beam_prep.core.adapters import Adapter, adapt_records
 from beam_prep.core.records import Record, Records, filter_by_chars, filter_records, map_records
 
 
@@ -68,6 +69,23 @@ class MapRecords(beam.PTransform):
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Records]:
         return records | beam.Map(map_records, self.function).with_output_types(Records)
+
+
+@dataclasses.dataclass(eq=False)
+class AdaptRecords(beam.PTransform):
+    """`Records` -> `Records`: records of another shape (ShareGPT, Alpaca) become those that sections read.
+
+    Attributes:
+        adapter: see `beam_prep.core.adapters.adapter`.
+    """
+
+    adapter: Adapter
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Records]:
+        return records | beam.Map(adapt_records, self.adapter).with_output_types(Records)
 
 
 def _check_callable(function: Any) -> None:

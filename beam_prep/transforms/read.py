@@ -8,6 +8,7 @@ import numpy as np
 
 from beam_prep.core.block import InputFile, Ledger, Split
 from beam_prep.core.hashing import CHUNK
+from beam_prep.core.json_list import is_json_file, parse_list
 from beam_prep.core.records import RawBlock, Records, parse, read_blocks
 from beam_prep.errors import InputError
 from beam_prep.transforms._files import list_inputs, open_input
@@ -17,9 +18,9 @@ BLOCK_BYTES = 8 * 1024 * 1024
 
 
 def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split]:
-    """A plain file's byte ranges; a compressed file, or an empty one, is one split."""
+    """A plain file's byte ranges; a compressed file, a `.json` file, or an empty one, is one split."""
     index, source = place
-    if source.compression is not None:
+    if source.compression is not None or is_json_file(source.path):
         return [Split(index, source, 0, -1)]
     ranges = range(0, max(source.size, 1), block_bytes)
     return [Split(index, source, start, min(start + block_bytes, source.size)) for start in ranges]
@@ -46,7 +47,7 @@ def _block(split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None) -
     origin = raw.origin(split.file, split.source, block_bytes)
     receipt = spool.find(origin.digest) if spool is not None else None
     if receipt is None:
-        return parse(raw, origin)
+        return parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin)
     nothing = np.zeros(0, np.int64)
     return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
 
@@ -55,8 +56,9 @@ def _block(split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None) -
 class ReadJSONL(beam.PTransform):
     """Files -> `Records`, every line of them exactly once, in blocks that are the same on every runner.
 
-    Plain files are split by byte ranges; `.gz`, `.bz2` and `.zst` are read as streams, in blocks too. A line that is
-    not a JSON object is a reject, a blank line is counted. The files are listed here, when the pipeline is built.
+    Plain files are split by byte ranges; `.gz`, `.bz2` and `.zst` are read as streams, in blocks too, and so are
+    `.json` files that hold one list of records. A line that is not a JSON object is a reject, a blank line is counted.
+    The files are listed here, when the pipeline is built.
 
     Attributes:
         inputs: paths and globs.

@@ -15,6 +15,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.batch import Batch
+from beam_prep.core.layout import Layout
 from beam_prep.core.mask import settle_untrained
 from beam_prep.core.plan import Plan, Receipts, RejectsPlan, ShardPlan, SpoolReceipt, make_plan, pack_receipts
 from beam_prep.core.store import store_as
@@ -133,10 +134,11 @@ class Write(beam.DoFn):
     spool: Spool
     staging: Staging
     formats: tuple[str, ...]
+    layout: Layout
 
     def process(self, work: ShardPlan | RejectsPlan) -> Iterable[ShardReceipt | WrittenFile]:
         if isinstance(work, ShardPlan):
-            yield write_shard(work, self.spool, self.staging, self.formats)
+            yield write_shard(work, self.spool, self.staging, self.formats, self.layout)
         else:
             yield write_rejects(work, self.spool, self.staging)
 
@@ -167,6 +169,7 @@ class Shard(beam.PTransform):
         max_tokens: tokens of a shard, over all domains, before it is flushed.
         formats: one or more of `bin`, `tfrecord`; all from one tokenisation.
         max_items: kept records, at most.
+        pack: how rows are packed, and which position ids they get; by default neither.
         untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
         dtype: column -> dtype, where it is not the default (ids, masks and labels int32, values float32).
         max_reject_rate: a larger share of rejected records fails the run.
@@ -186,6 +189,7 @@ class Shard(beam.PTransform):
     max_tokens: int = 100_000_000
     formats: Sequence[str] = ("bin",)
     max_items: int | None = None
+    pack: Layout = dataclasses.field(default_factory=Layout)
     untrained: Untrained = "drop"
     dtype: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_reject_rate: float = 0.01
@@ -220,6 +224,7 @@ class Shard(beam.PTransform):
             self.output,
             self.staging,
             tuple(self.formats),
+            self.pack,
             self.max_reject_rate,
             self.tokenizer,
             self.overwrite,
@@ -247,7 +252,7 @@ class Shard(beam.PTransform):
         return (
             plan.work
             | "Spread" >> beam.Reshuffle()
-            | "Write" >> beam.ParDo(Write(self.spool, self.staging, tuple(self.formats)))
+            | "Write" >> beam.ParDo(Write(self.spool, self.staging, tuple(self.formats), self.pack))
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
             | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
         )

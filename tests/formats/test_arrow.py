@@ -31,7 +31,8 @@ MASKS_OF = Column("responses_mask", "bool", 2, "mask", of="responses")
 REWARDS = Column("rewards", "float32", 1, "value")
 ALL = [SEQUENCE, MASK, RESPONSES, MASKS_OF, REWARDS]
 
-DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64".split()
+DTYPES = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+DTYPES += ["float16", "float32", "float64"]
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +277,7 @@ def test_slices_of_any_size_give_the_same_file_and_the_rows_come_back(
     with pa.ipc.open_stream(path.read_bytes()) as stream:
         batches = list(stream)
     sizes = np.cumsum([0, *(batch.num_rows for batch in batches)])
-    row_bytes = sum(ragged.flat_lengths * ragged.flat.itemsize for ragged in whole.values())
+    row_bytes = np.sum([ragged.flat_lengths * ragged.flat.itemsize for ragged in whole.values()], axis=0)
     for a, b in pairwise(sizes.tolist()):
         assert b - a <= most[0]
         assert b - a == 1 or row_bytes[a:b].sum() <= most[1]
@@ -404,6 +405,15 @@ def test_rows_come_back_as_views_of_the_file(tmp_path: Path) -> None:
     assert not row.flags.writeable
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
+def test_a_reader_keeps_no_file_descriptor(tmp_path: Path) -> None:
+    write(tmp_path, ALL, [random_rows(10)])
+    before = len(os.listdir("/proc/self/fd"))
+    readers = [read(tmp_path, ALL) for _ in range(5)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(readers[4].row(9)) == len(ALL)
+
+
 def test_some_of_the_columns_in_any_order_can_be_read(tmp_path: Path) -> None:
     write(tmp_path, ALL, [random_rows(3)])
     for columns in ([MASK], [REWARDS, SEQUENCE]):
@@ -501,8 +511,8 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_flipped_bit_is_refused_or_changes_values_only(tmp_path: Path) -> None:
     path = write(tmp_path, ALL, [random_rows(4)])
     whole = path.read_bytes()
-    refused = 0
-    for at in range(len(whole)):
+    refused = []
+    for at in range(0, len(whole), 3):
         damaged = bytearray(whole)
         damaged[at] ^= 0x80
         path.write_bytes(damaged)
@@ -512,9 +522,9 @@ def test_a_flipped_bit_is_refused_or_changes_values_only(tmp_path: Path) -> None
                 found = [value.flat if isinstance(value, Ragged) else value for value in row.values()]
                 assert [values.dtype.name for values in found] == [column.dtype for column in ALL]
         except FormatError as error:
-            assert str(path) in str(error)
-            refused += 1
-    assert refused > 100
+            refused.append(str(error))
+    assert len(refused) > 50
+    assert all(str(path) in message for message in refused)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,438 @@
+"""ReadJSONL: files as they lie on disks, whole and damaged."""
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+import zstandard
+from apache_beam.testing import test_pipeline
+from apache_beam.testing.util import assert_that, equal_to
+
+import beam_prep as bp
+from beam_prep.core.block import InputFile
+from beam_prep.core.records import Records, parse, read_blocks
+from beam_prep.errors import InputError
+from beam_prep.transforms import _files
+from beam_prep.transforms._files import list_inputs, open_input
+from beam_prep.transforms.read import ReadJSONL, read_split, split_file
+from tests.conftest import ROOT
+
+BLOCK = 65536
+CONFIG = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
+
+
+def lines(count: int, width: int = 200) -> bytes:
+    """Different lines, and a bad and a blank one among them."""
+    rows = [json.dumps({"n": n, "text": hashlib.sha256(b"%d" % n).hexdigest() * (width // 64)}) for n in range(count)]
+    rows[count // 2 : count // 2] = ["not json", ""]
+    return "".join(row + "\n" for row in rows).encode()
+
+
+def zst(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zst}
+
+
+def halves(pack: Callable[[bytes], bytes], data: bytes) -> bytes:
+    """Two members (streams, frames), the border within a line, and an empty one between them."""
+    middle = len(data) // 2 + 7
+    return pack(data[:middle]) + pack(b"") + pack(data[middle:])
+
+
+def content(block: Records) -> tuple[Any, ...]:
+    """All that a block says of its file's content."""
+    ledger = block.ledger
+    rows = hashlib.sha256(json.dumps(block.rows).encode()).hexdigest()
+    return (
+        block.origin.start,
+        block.origin.skip,
+        block.origin.size,
+        block.origin.digest,
+        block.line.tolist(),
+        rows,
+        ledger.starts.tolist(),
+        ledger.outcomes,
+        ledger.messages,
+    )
+
+
+def blocks(path: Path, block_bytes: int = BLOCK) -> list[Records]:
+    """The blocks of a file, without a pipeline."""
+    (source,) = list_inputs([str(path)])
+    return [block for split in split_file((0, source), block_bytes) for block in read_split(split, block_bytes)]
+
+
+# --- what is read
+
+
+def test_compressed_files_give_the_blocks_of_the_plain_one(tmp_path: Path) -> None:
+    data = lines(1200)
+    assert len(data) > 3 * BLOCK
+    files = {"plain.jsonl": data, "NAMED.GZ": gzip.compress(data)}
+    files |= {f"one.jsonl{ending}": pack(data) for ending, pack in PACK.items()}
+    files |= {f"many.jsonl{ending}": halves(pack, data) for ending, pack in PACK.items()}
+    for name, packed in files.items():
+        (tmp_path / name).write_bytes(packed)
+    raw = list(read_blocks(io.BytesIO(data), 0, -1, BLOCK))
+    wanted = [content(parse(block, block.origin(0, InputFile("", 0, 0.0), BLOCK))) for block in raw]
+    assert sum(len(block[4]) for block in wanted) == 1200
+    with test_pipeline.TestPipeline(runner="FnApiRunner") as pipeline:
+        found = pipeline | ReadJSONL([str(tmp_path / name) for name in files], BLOCK)
+        assert_that(
+            found | beam.Map(lambda block: (block.origin.source.path, content(block))),
+            equal_to([(str(tmp_path / name), block) for name in files for block in wanted]),
+        )
+
+
+def test_empty_files_have_one_empty_block(tmp_path: Path) -> None:
+    names = ["empty.jsonl", "empty.gz", "empty.bz2", "empty.zst", "nothing.gz", "nothing.bz2", "nothing.zst"]
+    for name in names:
+        pack = PACK.get(Path(name).suffix, bytes)
+        (tmp_path / name).write_bytes(pack(b"") if name.startswith("nothing") else b"")
+    with test_pipeline.TestPipeline(runner="FnApiRunner") as pipeline:
+        found = pipeline | ReadJSONL([str(tmp_path / name) for name in names])
+        summary = found | beam.Map(lambda block: (block.origin.file, block.origin.size, len(block.ledger.starts)))
+        assert_that(summary, equal_to([(file, 0, 0) for file in range(len(names))]))
+
+
+def test_zero_padding_behind_gzip_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b'{"a":1}\n') + b"\0" * 512)
+    assert [row for block in blocks(tmp_path / "a.gz") for row in block.rows] == [{"a": 1}]
+
+
+def test_names_with_odd_characters(tmp_path: Path) -> None:
+    names = [b"a b ' \" & $(x) %.jsonl", "ünï 字.jsonl".encode(), b"[a]?*.jsonl", b"new\nline.jsonl", b"caf\xe9.jsonl"]
+    for number, name in enumerate(names):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_bytes(b'{"n":%d}\n' % number)
+    paths = [os.path.join(tmp_path, os.fsdecode(name)) for name in names]
+    with test_pipeline.TestPipeline(runner="FnApiRunner") as pipeline:
+        rows = pipeline | ReadJSONL(paths) | bp.testing.rows()
+        assert_that(rows, equal_to([{"n": n} for n in range(len(names))]))
+
+
+# --- what is listed
+
+
+def listed(*patterns: object) -> list[str]:
+    return [os.path.basename(file.path) for file in list_inputs([str(pattern) for pattern in patterns])]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.jsonl", "a.jsonl", "B.jsonl", "é.jsonl", "zz.jsonl", "a.jsonl.gz", "deep/er/c.jsonl"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return tmp_path / "in"
+
+
+def test_a_glob_is_sorted_by_bytes_and_arguments_stay_in_order(folder: Path) -> None:
+    assert listed(folder / "*.jsonl") == ["B.jsonl", "a.jsonl", "b.jsonl", "zz.jsonl", "é.jsonl"]
+    assert listed(folder / "zz.jsonl", folder / "[ab].jsonl", folder / "**/c.jsonl") == [
+        "zz.jsonl",
+        "a.jsonl",
+        "b.jsonl",
+        "c.jsonl",
+    ]
+
+
+def test_a_file_named_like_a_glob_is_that_file(folder: Path) -> None:
+    (folder / "[ab].jsonl").write_bytes(b"")
+    assert listed(folder / "[ab].jsonl") == ["[ab].jsonl"]
+
+
+def test_paths_may_be_paths(folder: Path) -> None:
+    assert [file.path for file in list_inputs([folder / "a.jsonl"])] == [str(folder / "a.jsonl")]  # type: ignore[list-item]
+
+
+def test_the_ending_names_the_compression(tmp_path: Path) -> None:
+    names = {"a.jsonl": None, "a.gz": "gzip", "a.jsonl.GZ": "gzip", "a.bz2": "bzip2", "a.zst": "zstd", "gz": None}
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    found = list_inputs([str(tmp_path / name) for name in names])
+    assert {os.path.basename(file.path): file.compression for file in found} == names
+
+
+@pytest.mark.parametrize("again", ["a.jsonl", "./a.jsonl", "../in/a.jsonl", "*.jsonl", "link.jsonl", "linked/a.jsonl"])
+def test_the_same_file_twice_is_refused(folder: Path, again: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    Path("link.jsonl").symlink_to("a.jsonl")
+    Path("linked").symlink_to(".")
+    with pytest.raises(InputError, match=r"the same input twice: '.*' and 'a\.jsonl'; name each file once"):
+        list_inputs(["a.jsonl", again])
+
+
+def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    Path("broken.jsonl").symlink_to("gone.jsonl")
+    Path("loop.jsonl").symlink_to("loop.jsonl")
+    os.mkfifo("pipe.jsonl")
+    for pattern, message in {
+        "none.jsonl": f"no such input: 'none.jsonl' (from {folder}); check the path, or quote the glob",
+        "none*.jsonl": f"no such input: 'none*.jsonl' (from {folder}); check the path, or quote the glob",
+        "deep": "'deep' is a directory: name its files, for instance 'deep/*.jsonl'",
+        "d*p": "'deep' is a directory: name its files, for instance 'deep/*.jsonl'",
+        "broken.jsonl": "no such input: 'broken.jsonl' (a link to 'gone.jsonl', which is not there)",
+        "loop.jsonl": "cannot read 'loop.jsonl': Too many levels of symbolic links",
+        "a.jsonl/x": f"no such input: 'a.jsonl/x' (from {folder}); check the path, or quote the glob",
+        "pipe.jsonl": "'pipe.jsonl' is a pipe or a device, which cannot be read twice: write its data to a file first",
+        "/dev/null": "'/dev/null' is a pipe or a device, which cannot be read twice: write its data to a file first",
+    }.items():
+        with pytest.raises(InputError) as caught:
+            list_inputs([pattern])
+        assert str(caught.value) == message
+    with pytest.raises(InputError, match="no input: name at least one JSONL file or glob"):
+        list_inputs([])
+
+
+def test_a_store_that_cannot_be_looked_up_is_an_input_error() -> None:
+    for pattern in ("nostore://bucket/*.jsonl", "nostore://bucket/a.jsonl"):
+        with pytest.raises(InputError, match="cannot look up 'nostore://bucket"):
+            list_inputs([pattern])
+
+
+def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_files.os, "access", lambda path, mode: not str(path).endswith("b.jsonl"))  # root may read all
+    with pytest.raises(InputError, match=r"cannot read '.*/b\.jsonl': permission denied; make it readable"):
+        list_inputs([str(folder / "*.jsonl")])
+
+
+@pytest.mark.parametrize("block_bytes", [0, -65536, 1, 65535, 65537])
+def test_block_bytes_is_a_multiple_of_the_chunk(folder: Path, block_bytes: int) -> None:
+    with pytest.raises(ValueError, match=f"block_bytes is {block_bytes}, wanted a multiple of 65536"):
+        ReadJSONL([str(folder / "a.jsonl")], block_bytes)
+
+
+# --- files that change
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_file_that_changes_after_it_was_listed_ends_the_run(tmp_path: Path, tokenizer_path: str, name: str) -> None:
+    pack = PACK.get(Path(name).suffix, bytes)
+    rewrite(tmp_path / name, pack(b'{"text":"one"}\n'))
+    for change in (b'{"text":"two"}\n', b'{"text":"one"}\n{"text":"two"}\n', b""):
+        job = bp.Pipeline(
+            bp.PipelineConfig.from_dict(CONFIG),
+            [str(tmp_path / name)],
+            output_dir=tmp_path / "out",
+            tokenizer_path=tokenizer_path,
+        )
+        (tmp_path / name).write_bytes(pack(change))
+        with pytest.raises(InputError, match=rf"'.*/{name}' changed while the job ran: run again"):
+            job.run(["--runner=FnApiRunner"])
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_removed_after_it_was_listed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
+    (source,) = list_inputs([str(tmp_path / "a.jsonl")])
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(InputError, match=r"no such input: '.*a\.jsonl'"), open_input(source):
+        pass
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rewrite(path, b'{"a":1}\n' * 20_000)
+    (source,) = list_inputs([str(path)])
+    (first, *_) = split_file((0, source), BLOCK)
+    reading = iter(read_split(first, BLOCK))
+    next(reading)
+    path.write_bytes(b'{"a":2}\n' * 20_000)
+    with pytest.raises(InputError, match="changed while the job ran"):
+        next(reading)
+
+
+def test_a_file_that_ends_before_its_split_does_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a":1}\n' * 20_000)
+    (source,) = list_inputs([str(path)])
+    path.write_bytes(b'{"a":1}\n' * 100)
+    monkeypatch.setattr(_files, "file_stat", lambda path: (source.size, source.updated))  # as a lagging store would
+    for split in split_file((0, source), BLOCK):
+        with pytest.raises(InputError, match=r"'.*a\.jsonl' became shorter"):
+            list(read_split(split, BLOCK))
+
+
+# --- damaged files
+
+GOOD = lines(400)
+HALF = GOOD[: len(GOOD) // 2]
+
+
+def flip(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]
+
+
+DAMAGED = {
+    "cut.jsonl.gz": gzip.compress(GOOD)[:-1000],
+    "no trailer.jsonl.gz": gzip.compress(GOOD)[:-4],
+    "bad crc.jsonl.gz": flip(gzip.compress(GOOD), -8),
+    "flipped.jsonl.gz": flip(gzip.compress(GOOD), 2000),
+    "garbage behind.jsonl.gz": gzip.compress(GOOD) + b"garbage",
+    "second member.jsonl.gz": gzip.compress(HALF) + flip(gzip.compress(GOOD), -8),
+    "plain.jsonl.gz": GOOD,
+    "cut.jsonl.bz2": bz2.compress(GOOD)[:-1000],
+    "flipped.jsonl.bz2": flip(bz2.compress(GOOD), 5000),
+    "garbage behind.jsonl.bz2": bz2.compress(GOOD) + b"garbage",
+    # Python's own reader takes what follows for padding, and loses it silently.
+    "second stream, its magic.jsonl.bz2": bz2.compress(HALF) + flip(bz2.compress(GOOD), 1),
+    "second stream, its data.jsonl.bz2": bz2.compress(HALF) + flip(bz2.compress(GOOD), 9000),
+    "second stream, cut.jsonl.bz2": bz2.compress(HALF) + bz2.compress(GOOD)[:-20],
+    "plain.jsonl.bz2": GOOD,
+    "cut.jsonl.zst": zst(GOOD)[:-1000],
+    "cut checksum.jsonl.zst": zst(GOOD)[:-1],
+    "flipped.jsonl.zst": flip(zst(GOOD), 5000),
+    "garbage behind.jsonl.zst": zst(GOOD) + b"garbage",
+    "second frame, cut.jsonl.zst": zst(HALF) + zst(GOOD)[:-20],
+    "plain.jsonl.zst": GOOD,
+    "gzip.jsonl": gzip.compress(GOOD),
+    "bzip2.jsonl": bz2.compress(GOOD),
+    "zstd.jsonl": zst(GOOD),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_error_that_names_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(DAMAGED[name])
+    with pytest.raises(InputError) as caught:
+        blocks(path)
+    message = str(caught.value)
+    assert message.startswith(repr(str(path)))
+    assert "\n" not in message
+    kind = _files._COMPRESSION.get(path.suffix)
+    assert (f"cannot be read as {kind} (" if kind else "is compressed, but its name does not end in ") in message
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, zst])
+def test_no_cut_and_no_flipped_bit_is_taken_for_the_end(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    data = lines(6)
+    packed = pack(data) + pack(data)
+    member = len(pack(data))
+    kind = {gzip.compress: "gzip", bz2.compress: "bzip2", zst: "zstd"}[pack]
+
+    def read(damaged: bytes) -> bytes | None:
+        stream = _files._Input(InputFile("x", len(damaged), 0.0, kind), io.BytesIO(damaged))
+        try:
+            return b"".join(iter(lambda: stream.read(100), b""))
+        except InputError:
+            return None
+
+    assert read(packed) == data + data
+    # A file that ends with its first member is whole; all others are not.
+    assert [size for size in range(1, len(packed)) if read(packed[:size]) is not None] == [member]
+    assert {read(flip(packed, place)) for place in range(len(packed))} <= {None, data + data}
+    assert read(flip(packed, member + len(packed) // 4)) is None
+
+
+def job(paths: list[Path], tmp_path: Path) -> bp.Pipeline:
+    return bp.Pipeline(
+        bp.PipelineConfig.from_dict(CONFIG),
+        [str(path) for path in paths],
+        output_dir=tmp_path / "out",
+        tokenizer_path=ROOT / "examples" / "tokenizer",
+        max_reject_rate=1,
+    )
+
+
+def fail(name: str, tmp_path: Path, *options: str) -> str:
+    """The message of a run over a good file and a damaged one."""
+    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    (tmp_path / name).write_bytes(DAMAGED[name])
+    job = bp.Pipeline(
+        bp.PipelineConfig.from_dict(CONFIG),
+        [str(tmp_path / "good.jsonl"), str(tmp_path / name)],
+        output_dir=tmp_path / "out",
+        tokenizer_path=ROOT / "examples" / "tokenizer",
+        max_reject_rate=1,
+    )
+    with pytest.raises(InputError) as caught:
+        job.run(["--runner=FnApiRunner", *options])
+    assert not (tmp_path / "out").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cut.jsonl.gz", "second stream, its data.jsonl.bz2", "cut.jsonl.zst", "gzip.jsonl"])
+def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(name: str, tmp_path: Path) -> None:
+    message = fail(name, tmp_path)
+    assert message.startswith(repr(str(tmp_path / name)))
+    assert message.endswith(("mend it, rename it, or leave it out", "rename it"))
+
+
+def test_the_error_crosses_processes_unchanged(tmp_path: Path) -> None:
+    workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    assert fail("cut.jsonl.gz", tmp_path, *workers) == fail("cut.jsonl.gz", tmp_path)
+
+
+# --- how much is held
+
+
+@pytest.mark.parametrize(("ending", "megabytes"), [(".gz", 60), (".bz2", 6), (".zst", 60)])
+def test_memory_does_not_grow_with_a_compressed_file(ending: str, megabytes: int, tmp_path: Path) -> None:
+    line = b'{"text":"' + b"x" * 489 + b'"}\n'
+    assert len(line) == 501
+    count = megabytes * 2000
+    pack = {".gz": lambda data: gzip.compress(data, 1), ".bz2": bz2.compress, ".zst": zst}[ending]
+    (tmp_path / f"a{ending}").write_bytes(pack(line * count))
+    (source,) = list_inputs([str(tmp_path / f"a{ending}")])
+    found = size = 0
+    tracemalloc.start()
+    try:
+        with open_input(source) as stream:
+            for raw in read_blocks(stream, 0, -1, BLOCK):
+                found += raw.data.count(b"\n")
+                size += raw.size
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found, size) == (count, count * len(line))
+    assert peak < 16 * BLOCK
+
+
+class _Counted(io.BytesIO):
+    """Counts the bytes that are read."""
+
+    count = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.count += len(data)
+        return data
+
+
+def test_a_line_of_50_mb_is_read_in_linear_time() -> None:
+    line = b'{"text":"' + b"x" * 50_000_000 + b'"}\n'
+    data = b'{"a":1}\n' + line + b'{"b":2}\n'
+    # As a plain file: the split where it begins reads it all, at most twice as far; every other split reads itself.
+    rows = 0
+    stream = _Counted(data)
+    for start in range(0, len(data), BLOCK):
+        stream.seek(max(0, start - 1))
+        for raw in read_blocks(stream, start, min(start + BLOCK, len(data)), BLOCK):
+            rows += raw.data.count(b"\n")
+    assert rows == 3
+    assert stream.count < 3 * len(data)
+    # As a stream: 763 blocks are cut from one buffer.
+    stream = _Counted(data)
+    rows = read = 0
+    for raw in read_blocks(stream, 0, -1, BLOCK):
+        rows += raw.data.count(b"\n")
+        read += raw.size
+    assert (rows, read, stream.count) == (3, len(data), len(data))
