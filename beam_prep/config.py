@@ -329,6 +329,10 @@ class PreprocessingConfig(_Strict):
         default="keep",
         description="A conversation's leading BOS: keep; strip; tokenizer: strip, and let the tokenizer add its own.",
     )
+    control_tokens: Literal["keep", "escape", "reject"] = Field(
+        default="keep",
+        description="Texts of special tokens inside contents: keep (as the tokens), escape, or reject the record.",
+    )
     padding: Literal["none", "max_length"] | Annotated[int, Field(gt=0)] = Field(
         default="none", description="max_length: every row padded to max_seq_len; a number: to a multiple of it."
     )

@@ -1,16 +1,18 @@
 """`beam-prep inspect` and `beam-prep cat`: what is in an output, for eyes and for other programs.
 
 What the loss is taken on is shown in bold green, the rest dim, special tokens reversed; where there are no colours
-(a file, a pipe, NO_COLOR), what is trained stands between `⟦` and `⟧`.
+(a file, a pipe, NO_COLOR), what is trained stands between `⟦` and `⟧`. Packed rows are shown document by document,
+padding as a count, preference pairs side by side where there is room. `beam_prep.preview` shows rows before a run.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,12 @@ from beam_prep.formats import Row
 from beam_prep.readers.dataset import Dataset, open_dataset
 
 OPEN, CLOSE = "⟦", "⟧"
+SIDE_BY_SIDE = 100
+"""Columns of a terminal from which on both sides of a preference pair stand beside each other."""
+
 _TRAINED, _UNTRAINED, _CAPTION = "bold green", "dim", "cyan"
 _VALUES = 100  # that are printed of one list
+_RULE = 72  # characters of the line that begins a document
 
 # Text must not steer the terminal: control characters and turns of the writing direction become visible.
 _VISIBLE = (
@@ -56,15 +62,33 @@ def inspect(
     """
     dataset = open_dataset(output)
     rows = dataset if domain is None else dataset.domain(domain)
-    numbers = range(_checked(count, len(rows))) if record is None else [_number(rows, record, domain)]
-    console = Console(highlight=False)
-    marks = console.color_system is None or console.no_color
-    with _ends_with_its_reader():
-        for text in itertools.chain([_totals(dataset, marks)], (render(rows, number, marks) for number in numbers)):
-            if marks:
-                console.file.write(f"{text.plain}\n\n")  # rich would expand the tabs
-            else:
-                console.print(text, end="\n\n", soft_wrap=True)
+    numbers = range(checked_count(count, len(rows))) if record is None else [_number(rows, record, domain)]
+    screen = Screen()
+    texts = (render(rows, number, screen.marks, screen.width) for number in numbers)
+    screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))
+
+
+class Screen:
+    """Where texts are printed.
+
+    Attributes:
+        marks: there are no colours: what is trained stands between `⟦` and `⟧`.
+        width: characters of a line.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self.marks = self._console.color_system is None or self._console.no_color
+        self.width = self._console.width
+
+    def show(self, texts: Iterable[Text]) -> None:
+        """Prints texts with a blank line behind each."""
+        with _ends_with_its_reader():
+            for text in texts:
+                if self.marks:
+                    self._console.file.write(f"{text.plain}\n\n")  # rich would expand the tabs
+                else:
+                    self._console.print(text, end="\n\n", soft_wrap=True)
 
 
 def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | None = None) -> None:
@@ -79,7 +103,7 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
         BeamPrepError: no such output or domain.
     """
     dataset = open_dataset(output)
-    left = len(dataset) if count is None else _checked(count, len(dataset))
+    left = len(dataset) if count is None else checked_count(count, len(dataset))
     with _ends_with_its_reader():
         for name in dataset.domains if domain is None else [domain]:
             head = f'{{"domain":{json.dumps(name)},'
@@ -100,7 +124,12 @@ def _ends_with_its_reader() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _checked(count: int, rows: int) -> int:
+def checked_count(count: int, rows: int) -> int:
+    """`--count`, and no more than there are.
+
+    Raises:
+        BeamPrepError: it is negative.
+    """
     if count < 0:
         raise BeamPrepError(f"--count is {count}, wanted 0 or more")
     return min(count, rows)

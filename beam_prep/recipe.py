@@ -42,7 +42,9 @@ class Prepare(beam.PTransform):
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         config, step = self.config, self.config.preprocessing
-        rules = TextRules(step.eos, step.bos, config.input.implicit_prompt, config.input.chat_template)
+        rules = TextRules(
+            step.eos, step.bos, config.input.implicit_prompt, config.input.chat_template, step.control_tokens
+        )
         outputs = config.input.outputs(joint=step.encode == "joint")
         if config.input.tokenized:
             batches = records | FromTokens(outputs[0], self.tokenizer, config.output.domain_key)

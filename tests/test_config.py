@@ -108,6 +108,7 @@ def test_defaults() -> None:
         "encode": "separate",
         "eos": "never",
         "bos": "keep",
+        "control_tokens": "keep",
         "padding": "none",
         "packing_strategy": "none",
         "max_packed_len": None,

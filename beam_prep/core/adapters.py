@@ -359,6 +359,9 @@ def template_kwargs(record: Record) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {_describe(found)}, wanted an object")
+    for name in ("messages", "add_generation_prompt"):
+        if name in found:
+            raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which is not for a record to set")
     return found
 
 

@@ -82,6 +82,14 @@ class _Tracker:
         return _FENCES[0] + text + _FENCES[1] if self.fenced else text
 
 
+def _ignore(item: Any) -> None:
+    """A loop comes to an item, and nobody asks."""
+
+
+def _say(caller: Any) -> Any:
+    return caller()
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
     """A conversation as text, and where its parts lie (in characters).
@@ -170,7 +178,8 @@ def _compile(source: str) -> _Compiled:
         code = environment.compile(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
-    template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+    # A plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
+    template = jinja2.Template.from_code(environment, code, dict(environment.globals))
     blocks = list(_generation_blocks(tree))
     inside = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
     captured = {
@@ -211,7 +220,9 @@ class ChatTemplate:
         """Whether the template marks what the assistant says with `{% generation %}` blocks."""
         return self._compiled.generation
 
-    def render(self, messages: list[Message], add_generation_prompt: bool = False, **variables: Any) -> str:
+    # Variables may come from data: `/` leaves all names to them.
+
+    def render(self, messages: list[Message], /, add_generation_prompt: bool = False, **variables: Any) -> str:
         """The conversation as text.
 
         Args:
@@ -223,9 +234,9 @@ class ChatTemplate:
             Reject: `template_error`: the template refuses the messages, or fails on them.
         """
         plain = [_plain(message) for message in messages]
-        return self._run(plain, _Tracker({}), {"add_generation_prompt": add_generation_prompt, **variables})
+        return self._run(plain, None, {**variables, "add_generation_prompt": add_generation_prompt})
 
-    def render_chat(self, messages: list[Message], **variables: Any) -> RenderedChat:
+    def render_chat(self, messages: list[Message], /, **variables: Any) -> RenderedChat:
         """The conversation as text, in one rendering, with the places of its messages and generation blocks.
 
         Raises:
@@ -233,6 +244,7 @@ class ChatTemplate:
         """
         plain = [_plain(message) for message in messages]
         tracker = _Tracker({id(message): place for place, message in enumerate(plain)})
+        variables = {**variables, "add_generation_prompt": False}
         text = self._run(plain, tracker, variables)
         generations: list[tuple[int, int]] | None = tracker.generations
         if self._compiled.captured:
@@ -240,12 +252,13 @@ class ChatTemplate:
             generations = _unfence(fenced, text)
         return RenderedChat(text, _regions(tracker.marks, len(messages), len(text)), generations)
 
-    def generation_prompt(self, **variables: Any) -> str:
+    def generation_prompt(self, /, **variables: Any) -> str:
         """What the template writes before an answer.
 
         Raises:
             Reject: `template_error`: the template renders no lone user message.
         """
+        variables = {name: value for name, value in variables.items() if name != "add_generation_prompt"}
         key = repr(sorted(variables.items()))
         if key not in self._prompts:
             if len(self._prompts) > 256:
@@ -255,19 +268,20 @@ class ChatTemplate:
             self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
         return self._prompts[key]
 
-    def _run(self, plain: list[Message], tracker: _Tracker, variables: Mapping[str, Any]) -> str:
+    def _run(self, plain: list[Message], tracker: _Tracker | None, variables: Mapping[str, Any]) -> str:
         given = {
-            "messages": plain,
             "tools": None,
             "documents": None,
-            "add_generation_prompt": False,
             **self._tokens,
             **variables,
-            _MARK: tracker.mark,
-            _SPAN: tracker.generation,
+            "messages": plain,
+            _MARK: _ignore if tracker is None else tracker.mark,
+            _SPAN: _say if tracker is None else tracker.generation,
         }
         parts = []
         try:
+            if tracker is None:
+                return self._compiled.template.render(given)
             for part in self._compiled.template.generate(given):
                 parts.append(part)
                 tracker.written += len(part)

@@ -98,6 +98,19 @@ def trained_tokens(batch: Batch) -> dict[str, Array]:
     return counts
 
 
+def reject_equal_sides(batch: Batch) -> Batch:
+    """Preference rows whose chosen and rejected are equal, after all cutting, are rejected (`equal_sides`)."""
+    one, other = (batch.columns.get(name) for name in ("chosen", "rejected"))
+    if one is None or other is None or one.depth != 1 or other.depth != 1:
+        return batch
+    equal = one.lengths == other.lengths
+    for row in np.flatnonzero(equal).tolist():
+        equal[row] = np.array_equal(np.asarray(one[row]), np.asarray(other[row]))
+    if not equal.any():
+        return batch
+    return batch.reject(equal, "equal_sides", "chosen and rejected are the same tokens, wanted a difference")
+
+
 def settle_untrained(batch: Batch, untrained: Literal["drop", "keep", "reject"]) -> Batch:
     """Rows that have an output with nothing to train on, after all cutting: dropped, kept or rejected."""
     never = {output.mask_name for output in batch.outputs if not output.trains}

@@ -4,20 +4,22 @@ Records are taken in input order. When the tokens of all domains since the last 
 that has rows since then gets a shard. `max_items` ends the input behind that many kept records.
 """
 
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.block import BlockReceipt, Origin, count_outcomes
+from beam_prep.core.block import BlockReceipt, InputFile, Origin, count_outcomes
 from beam_prep.core.domains import folders
 from beam_prep.core.hashing import Node, tree_digest
 from beam_prep.core.ragged import Array, offsets_of
 from beam_prep.core.schema import Column
+from beam_prep.errors import RunError
 
 REJECTS_PER_FILE = 100_000
 _PREFETCH = 32
@@ -160,7 +162,7 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
         "size": [r.origin.size for r in receipts],
         "nodes": [[node.digest for node in r.origin.nodes] for r in receipts],
         "levels": [[(node.index << 8) | node.level for node in r.origin.nodes] for r in receipts],
-        "source": [json.dumps([r.origin.source.path, r.origin.source.size]) for r in receipts],
+        "source": [_source(r.origin.source) for r in receipts],
         "name": [r.name for r in receipts],
         "reused": [r.reused for r in receipts],
         "lines": [r.block.lines for r in receipts],
@@ -175,6 +177,10 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
     with pa.ipc.new_stream(sink, _RECEIPTS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     return bytes(memoryview(sink.getvalue()))
+
+
+def _source(file: InputFile) -> str:
+    return json.dumps([file.path, file.size, file.compression is None])
 
 
 _RECEIPTS = pa.schema(
@@ -202,7 +208,8 @@ class Receipts:
     """All receipts of a job, in input order.
 
     Raises:
-        ValueError: a block is missing or there twice (a defect of the runner), or blocks differ in columns.
+        RunError: a block is missing or there twice: a defect of the runner. (That the last blocks of a compressed
+            file, or all of the last file's, are missing cannot be seen here.)
     """
 
     def __init__(self, blobs: Sequence[bytes]) -> None:
@@ -240,14 +247,26 @@ class Receipts:
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
     def _check(self) -> None:
+        """The blocks of each file join, from its first byte to its last."""
+        stops = self.start + self.size
         same_file = self.file[1:] == self.file[:-1]
-        gaps = np.flatnonzero(same_file & (self.start[1:] != self.start[:-1] + self.size[:-1]))
-        if len(gaps):
-            at = int(gaps[0])
-            raise ValueError(
-                f"blocks of input {self.file[at]} do not join at byte {self.start[at] + self.size[at]}: "
-                f"the next begins at {self.start[at + 1]}"
+        apart = same_file & ((self.start[1:] != stops[:-1]) | (self.start[1:] == self.start[:-1]))
+        for block in np.flatnonzero(apart)[:1]:
+            raise _lost(
+                f"behind byte {stops[block]} of {self.path(block)} comes a block from {self.start[block + 1]} on"
             )
+        for number, (first, stop) in enumerate(self._files()):
+            path, size, plain = self._source(first)
+            if self.file[first] != number:
+                raise _lost(f"all blocks of input file {number + 1} are missing")
+            if self.start[first] != 0:
+                raise _lost(f"the first block of {path} is missing")
+            if plain and stops[stop - 1] < size:
+                raise _lost(f"the blocks behind byte {stops[stop - 1]} of {path} are missing")
+
+    def _files(self) -> Iterator[tuple[int, int]]:
+        """The blocks [first, stop) of each file."""
+        return itertools.pairwise([*np.flatnonzero(np.diff(self.file, prepend=-1)).tolist(), len(self)])
 
     def columns(self) -> tuple[Column, ...]:
         """What each row has; the same in every block."""
@@ -260,18 +279,22 @@ class Receipts:
         """Per file: path, size in the store, digest of its content."""
         result = []
         nodes, levels = self._list("nodes"), self._list("levels")
-        firsts = np.flatnonzero(np.diff(self.file, prepend=-1))
-        for first, stop in zip(firsts, [*firsts[1:], len(self)], strict=True):
-            path, size = json.loads(self.table["source"][int(first)].as_py())
-            digests = [d for row in nodes[int(first) : int(stop)].to_pylist() for d in row]
-            places = [p for row in levels[int(first) : int(stop)].to_pylist() for p in row]
+        for first, stop in self._files():
+            path, size, _ = self._source(first)
+            digests = [d for row in nodes[first:stop].to_pylist() for d in row]
+            places = [p for row in levels[first:stop].to_pylist() for p in row]
             tree = (Node(place >> 8, place & 255, digest) for place, digest in zip(places, digests, strict=True))
             result.append({"path": path, "size": size, "digest": tree_digest(tree)})
         return result
 
     def path(self, block: int) -> str:
         """The file of a block, as given."""
-        return str(json.loads(self.table["source"][block].as_py())[0])
+        return self._source(block)[0]
+
+    def _source(self, block: int) -> tuple[str, int, bool]:
+        """(path, size, not compressed) of a block's file."""
+        path, size, plain = json.loads(self.table["source"][block].as_py())
+        return path, size, plain
 
     def domains_of(self, block: int) -> int:
         """How many domains a block has."""
@@ -280,6 +303,10 @@ class Receipts:
     def counts(self, blocks: Array) -> list[tuple[dict[str, Any], dict[str, int]]]:
         """(outcome counts, counters) of each of these blocks."""
         return [tuple(json.loads(text)) for text in self.table["counts"].take(blocks).to_pylist()]
+
+
+def _lost(what: str) -> RunError:
+    return RunError(f"{what}: the runner lost or doubled a block, run again")
 
 
 class _Sidecars:
@@ -425,7 +452,7 @@ def _rejects(receipts: Receipts, sidecars: _Sidecars, end: Border) -> list[Rejec
     files: list[list[RejectSlice]] = []
     room = 0
     blocks = range(len(receipts) if end.rows < 0 else end.block + 1)
-    for block, (found, _) in zip(blocks, receipts.counts(np.asarray(blocks)), strict=True):
+    for block, (found, _) in zip(blocks, receipts.counts(np.arange(len(blocks))), strict=True):
         count = sum(found["rejected"].values())
         if end.rows >= 0 and block == end.block and count:
             sidecar = sidecars.get(block)

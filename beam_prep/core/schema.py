@@ -71,12 +71,14 @@ class TextRules:
             `tokenizer` add its own special tokens.
         implicit_prompt: (preference) the longest common beginning of both sides is the prompt.
         chat_template: in place of the tokenizer's own.
+        control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
     bos: Literal["keep", "strip", "tokenizer"] = "keep"
     implicit_prompt: bool = False
     chat_template: str | None = None
+    control_tokens: Literal["keep", "escape", "reject"] = "keep"
 
 
 @dataclass(frozen=True, slots=True)

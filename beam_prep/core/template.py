@@ -9,6 +9,7 @@ import numpy as np
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.block import Block, Reject
 from beam_prep.core.chat_template import ChatTemplate, RenderedChat
+from beam_prep.core.control import Guard
 from beam_prep.core.conversation import Speech
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.records import Record, Records, _describe
@@ -109,6 +110,11 @@ class Voice:
     eos: str = ""
     rules: TextRules = field(default_factory=TextRules)
 
+    @property
+    def guard(self) -> Guard:
+        """What becomes of special tokens in what users wrote."""
+        return Guard(self.rules.control_tokens, self.controls)
+
 
 class _Texts:
     """Collects the pieces of one output; `undo` takes the last row back."""
@@ -116,6 +122,7 @@ class _Texts:
     def __init__(self, output: Output, voice: Voice, roles: dict[str, int]) -> None:
         self.output = output
         self.voice = voice
+        self.guard = voice.guard
         self.roles = roles
         self.texts: list[str] = []
         self.special: list[bool] = []
@@ -170,7 +177,7 @@ class _Texts:
                 where = f"{section.field}[{place}]"
                 if section.template is not None:
                     self._messages(section, element, where)
-                elif text := _text(element, where):
+                elif text := self.guard(_text(element, where)):
                     self._piece(text, bool(section.add_special_tokens), Segment(*WHOLE, _ACTIONS[section.action]))
                 self._end_sequence()
 
@@ -178,7 +185,7 @@ class _Texts:
         """Each section's text, and each message's, is a piece of its own."""
         blank = self.voice.rules.eos != "never"
         texts = [
-            None if section.template else _text(record.get(section.field), section.field, blank)
+            None if section.template else self.guard(_text(record.get(section.field), section.field, blank))
             for section in self.output.sections
         ]
         self._end_with_eos(texts)
@@ -207,7 +214,7 @@ class _Texts:
     def _joint(self, record: Record) -> None:
         """All sections joined before they are encoded; what the leading `mask` sections say is the prompt."""
         sections = self.output.sections
-        texts = [_text(record.get(section.field), section.field, blank=True) for section in sections]
+        texts = [self.guard(_text(record.get(section.field), section.field, blank=True)) for section in sections]
         if self.voice.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return
         self._end_with_eos(texts)
@@ -220,11 +227,16 @@ class _Texts:
             prompt = "".join(text or "" for text in texts[:masked])
             self._piece(whole, special, Segment(*WHOLE, TRAIN), prompt=prompt)
 
+    def _checked(self, value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """(messages, their roles)."""
+        messages, roles = _check_messages(value, where)
+        return self.guard(messages), self.guard(roles)
+
     def _messages(self, section: Section, value: Any, where: str) -> bool:
         """Each message rendered alone."""
         template = self.voice.template
         assert template is not None
-        messages, roles = _check_messages(value, where)
+        messages, roles = self._checked(value, where)
         for turn, (message, role) in enumerate(zip(messages, roles, strict=True)):
             try:
                 text = template.render([message])
@@ -240,14 +252,14 @@ class _Texts:
         messages: list[dict[str, Any]] = []
         actions: list[str] = []
         for section in self.output.sections:
-            found, _ = _check_messages(record.get(section.field), section.field)
+            found, _ = self._checked(record.get(section.field), section.field)
             messages += found
             actions += [section.action] * len(found)
         if not messages:
             return
         template = self.voice.template
         assert template is not None
-        variables = _variables(record)
+        variables = self.guard(_variables(record))
         chat = template.render_chat(messages, **variables)
         text, cut, special = self._cut_bos(chat.text)
         prompt = self._prompt(messages, actions, variables)

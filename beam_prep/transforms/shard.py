@@ -16,7 +16,7 @@ from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.batch import Batch
 from beam_prep.core.layout import Layout
-from beam_prep.core.mask import settle_untrained
+from beam_prep.core.mask import reject_equal_sides, settle_untrained
 from beam_prep.core.plan import Plan, Receipts, RejectsPlan, ShardPlan, SpoolReceipt, make_plan, pack_receipts
 from beam_prep.core.store import store_as
 from beam_prep.core.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class SpoolBlocks(beam.DoFn):
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
-            batch = store_as(settle_untrained(batch, self.untrained), self.dtype)
+            batch = store_as(settle_untrained(reject_equal_sides(batch), self.untrained), self.dtype)
             receipt = self.spool.write(batch, self.reject_text)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter

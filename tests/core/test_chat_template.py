@@ -1,0 +1,336 @@
+"""Our environment for chat templates against transformers' own: the same text, the same refusals, the same walls."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.core.adapters import template_kwargs
+from beam_prep.core.block import Reject
+from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import TokenizerError
+from tests.conftest import ROOT, SHARED, shared
+from tests.core.reference import auto
+
+TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "<a> & 'b' é", "n": 2}}}
+TEXT_CALL = {"function": {"name": "find", "arguments": '{"q": "x"}'}}
+
+
+def say(role: str, content: Any = "Hi.", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+TALKS: dict[str, list[dict[str, Any]]] = {
+    "one question": [say("user", "How far is it?")],
+    "one answer": [say("assistant", "Not far.")],
+    "system alone": [say("system", "Be kind.")],
+    "system": [say("system", "Be kind."), say("user"), say("assistant", "Hello!")],
+    "no system, two turns": [say("user"), say("assistant", "A"), say("user", "More"), say("assistant", "B")],
+    "system late": [say("user"), say("system", "Be kind."), say("assistant")],
+    "two systems": [say("system", "A"), say("system", "B"), say("user")],
+    "roles in a wrong order": [say("assistant"), say("assistant"), say("user"), say("user")],
+    "unknown role": [say("user"), say("narrator", "Meanwhile.")],
+    "tool call": [say("user"), say("assistant", "", tool_calls=[TOOL_CALL]), say("tool", '{"n": 1}'), say("assistant")],
+    "two tool calls without content": [say("user"), say("assistant", None, tool_calls=[TOOL_CALL, TOOL_CALL])],
+    "tool call in text": [say("user"), say("assistant", "", tool_calls=[TEXT_CALL])],
+    "tool calls null": [say("user"), say("assistant", "A", tool_calls=None)],
+    "tool results": [say("user"), say("tool", "a", name="find"), say("tool", "b", tool_call_id="c1"), say("user")],
+    "content null": [say("user", None), say("assistant", None)],
+    "content missing": [{"role": "user"}, {"role": "assistant"}],
+    "content empty": [say("user", ""), say("assistant", "")],
+    "role missing": [{"content": "x"}],
+    "role null": [{"role": None, "content": "x"}],
+    "reasoning_content": [say("user"), say("assistant", "B", reasoning_content="because"), say("user")],
+    "thinking": [say("user"), say("assistant", "B", thinking="because")],
+    "reasoning": [say("user"), say("assistant", "B", reasoning="because")],
+    "reasoning twice": [say("user"), say("assistant", "B", reasoning="r", thinking="t", reasoning_content="")],
+    "reasoning null": [say("user"), say("assistant", "B", reasoning_content=None, thinking="t")],
+    "think tags": [say("user"), say("assistant", "<think>\nbecause\n</think>\n\nB"), say("user"), say("assistant")],
+    "white space": [say("user", "  a\n"), say("assistant", "\n\tb  ")],
+    "control tokens": [say("user", "<|im_end|>\n<|im_start|>assistant\n</s>[INST]"), say("assistant", "<s>[/INST]")],
+    "jinja in content": [say("user", "{{ 7 * 7 }} {% raw %}"), say("assistant", "{# no #}")],
+    "unicode": [say("user", "日本 \u2028 \ufdd0 e\u0301 🧑‍🚀 \x00"), say("assistant", "ß\u200b")],
+    "html": [say("user", "<a href='x'>&amp;\"</a>"), say("assistant", "<b>")],
+    "parts": [say("user", [{"type": "text", "text": "x"}]), say("assistant")],
+    "other keys": [say("user", "x", train=True, name="Ann", weight=0.5), say("assistant", "y", train=False)],
+    "numbers": [say("user", 7), say("assistant", 1.5)],
+}
+
+
+def _folders() -> Iterator[Path]:
+    yield ROOT / "examples" / "tokenizer"
+    base = SHARED / "tokenizers"
+    yield from sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else ()
+
+
+def _templates() -> Iterator[Any]:
+    """Every template of every tokenizer: (folder, file beside it or None for its own)."""
+    for folder in _folders():
+        files = sorted(path.name for path in folder.glob("*.jinja"))
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        for name in files if files else [None] * ("chat_template" in config):
+            yield pytest.param(folder, name, id=f"{folder.name}-{name or 'config'}")
+
+
+TEMPLATES = list(_templates())
+
+
+def theirs(tokenizer: Any, source: str, talk: list[dict[str, Any]], **options: Any) -> str | None:
+    """What transformers writes; None where it refuses."""
+    try:
+        return str(tokenizer.apply_chat_template(talk, chat_template=source, tokenize=False, **options))
+    except Exception:  # whatever the template's own code raises
+        return None
+
+
+def ours(template: ChatTemplate, talk: list[dict[str, Any]], **options: Any) -> str | None:
+    """What we write, and with the places of messages marked; None where both refuse."""
+    text = tried(template.render, talk, **options)
+    if "add_generation_prompt" not in options:
+        marked = tried(template.render_chat, talk, **options)
+        assert (marked if marked is None else marked.text) == text
+    return text
+
+
+def tried(render: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What is rendered; None where the record is rejected."""
+    try:
+        return render(*arguments, **options)
+    except Reject as reject:
+        if reject.reason != "template_error" or not reject.message.startswith("the chat template raised: "):
+            raise
+        return None
+
+
+def test_there_are_templates_to_compare() -> None:
+    shared("tokenizers")
+    assert len(TEMPLATES) >= 16
+
+
+@pytest.mark.parametrize(("folder", "name"), TEMPLATES)
+def test_every_template_writes_what_transformers_writes(folder: Path, name: str | None) -> None:
+    """Text and refusals; `tools` are not passed. `render_chat`, which also marks places, writes the same."""
+    tokenizer = auto(folder)
+    source = (folder / name).read_text() if name else tokenizer.chat_template
+    template = ChatTemplate(source, tokenizer.special_tokens_map)
+    rendered = 0
+    for about, talk in TALKS.items():
+        for options in ({}, {"add_generation_prompt": True}, {"enable_thinking": False, "bos_token": "<other>"}):
+            wanted = theirs(tokenizer, source, talk, **options)
+            assert ours(template, talk, **options) == wanted, about
+            rendered += wanted is not None
+    assert rendered >= len(TALKS)
+
+
+@pytest.mark.parametrize(("folder", "name"), TEMPLATES)
+def test_what_is_loaded_is_the_tokenizers_own_template(folder: Path, name: str | None) -> None:
+    loaded = Tokenizer.load(folder)
+    assert loaded.chat_template == auto(folder).chat_template
+    talk = TALKS["system"]
+    alike = {**auto(folder).special_tokens_map, **loaded.special_tokens}
+    assert loaded.template().render(talk) == theirs(auto(folder), loaded.chat_template, talk, **alike)
+
+
+def test_real_tool_conversations_render_alike() -> None:
+    rows = [json.loads(line) for line in shared("data", "tool_messages_glaive_en.jsonl").read_text().split("\n")[:60]]
+    for name in ("qwen2.5", "minimind", "mistral-v3"):
+        tokenizer = auto(shared("tokenizers", name))
+        template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
+        for row in rows:
+            wanted = theirs(tokenizer, tokenizer.chat_template, row["messages"])
+            assert ours(template, row["messages"]) == wanted
+            with_tools = theirs(tokenizer, tokenizer.chat_template, row["messages"], tools=row["tools"])
+            assert ours(template, row["messages"], tools=row["tools"]) == with_tools
+
+
+# What templates may use: each piece against transformers, on odd templates of our own.
+
+
+def each(body: str) -> str:
+    return "{% for m in messages %}" + body + "{% endfor %}"
+
+
+WRITTEN = {
+    "trimmed blocks": "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\n",
+    "kept newline": "a\n{{ messages[0].content }}\n\n",
+    "continue": each("{% if loop.first %}{% continue %}{% endif %}{{ m.content }}"),
+    "break": each("{{ m.content }}{% break %}{{ m.role }}"),
+    "loop filter and else": "{% for m in messages if m.role == 'x' %}{{ m }}{% else %}none{% endfor %}",
+    "two targets": "{% for key, value in messages[0].items() %}{{ key }}={{ value }};{% endfor %}",
+    "recursive": "{% for m in messages recursive %}{{ m.content }}{{ loop(m.more) if m.more }}{% endfor %}",
+    "nested loops": each("{% for n in messages %}{{ loop.index }}{{ n.content }}{% endfor %}{{ loop.index }}"),
+    "loop variables": each("{{ loop.previtem }}|{{ loop.last }}{{ loop.changed(m.role) }}{{ loop.length }}"),
+    "one name for two loops": each("{% for m in [1, 2] %}{{ m }}{% endfor %}{{ m.content }}"),
+    "macro": "{% macro say(m, x='d') %}[{{ m.content }}{{ x }}]{% endmacro %}" + each("{{ say(m) }}"),
+    "macro with a loop": "{% macro all() %}" + each("{{ m.content }}") + "{% endmacro %}{{ all() }}",
+    "call": "{% macro box() %}<{{ caller() }}>{% endmacro %}" + each("{% call box() %}{{ m.content }}{% endcall %}"),
+    "set block": "{% set text %}" + each("{{ m.content }}") + "{% endset %}{{ text | upper }}",
+    "filter block": "{% filter upper %}" + each("{{ m.content }}") + "{% endfilter %}",
+    "namespace": "{% set ns = namespace(a=0) %}" + each("{% set ns.a = ns.a + 1 %}") + "{{ ns.a }}",
+    "namespace from a dict": "{% set ns = namespace({'self': 1}, other=2) %}{{ ns.self }}{{ ns.other }}",
+    "namespace self": "{% set ns = namespace(self=3) %}{{ ns.self }}",
+    "dict": "{{ dict(a=1, b=[2]) }}{{ dict.fromkeys('ab', 0) }}",
+    "tojson": "{{ messages | tojson }}{{ {'b': '<é>', 'a': 1} | tojson(indent=2) }}",
+    "tojson options": "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}",
+    "undefined": "{{ nothing }}|{{ nothing.more if nothing }}|{{ messages[0].nothing }}",
+    "filters": "{{ messages | map(attribute='role') | unique | join(',') }}{{ messages[0] is mapping }}",
+    "strings": "{{ messages[0].content.strip().split(' ')[-1] }}{{ 'a%sb' % 1 }}{{ '{}'.format(2) }}{{ 'ab'[::-1] }}",
+    "documents": "{{ documents is none }}{{ tools is none }}{{ add_generation_prompt }}",
+    "special tokens": "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}",
+    "generation": each("{% generation %}{{ m.content }}{% endgeneration %}"),
+    "generation in a macro": "{% macro x(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+    "{{ x(messages[0]) | upper }}",
+    "generation of a number": "{% generation %}{{ 5 }}{% endgeneration %}",
+    "year": "{{ strftime_now('%Y') }}",
+    "names of ours": "{{ _beam_prep_mark is defined and false }}{% for _x in messages %}{{ _x.content }}{% endfor %}",
+    "lipsum's friends": "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ joiner(',')() }}",
+    "escapes": "{{ '<b>' }}{{ '<b>' | e }}{{ '<b>' | safe }}",
+}
+REFUSED = {
+    "raise": "{{ raise_exception('no ' + messages[0].role) }}",
+    "raise after some text": each("{{ m.content }}{{ raise_exception('x') }}"),
+    "undefined attribute": "{{ nothing.more }}",
+    "undefined called": "{{ nothing() }}",
+    "mutation": "{% set x = messages.append(1) %}",
+    "mutation of a dict": "{{ messages[0].update(a=1) }}",
+    "division": "{{ 1 / 0 }}",
+    "types": "{{ messages[0].content + 1 }}",
+    "keys": "{{ messages[0]['nothing'] + 'x' }}",
+    "index": "{{ messages[99].content }}",
+    "endless recursion": "{% macro x() %}{{ x() }}{% endmacro %}{{ x() }}",
+    "include": "{% include 'x' %}",
+    "import": "{% import 'x' as y %}",
+}
+
+
+@pytest.mark.parametrize("about", [*WRITTEN, *REFUSED])
+def test_the_language_is_transformers(about: str) -> None:
+    tokenizer = auto(ROOT / "examples" / "tokenizer")
+    source = {**WRITTEN, **REFUSED}[about]
+    template = ChatTemplate(source, tokenizer.special_tokens_map)
+    for talk in (TALKS["one question"], TALKS["system"], TALKS["tool call"]):
+        wanted = theirs(tokenizer, source, talk)
+        assert ours(template, talk) == wanted
+        assert (wanted is None) == (about in REFUSED)
+
+
+# The sandbox
+
+ESCAPES = [
+    "{{ ''.__class__ }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''['__class__'] }}",
+    "{{ '' | attr('__class__') }}",
+    "{{ messages.__class__ }}",
+    "{{ messages.__init__.__globals__ }}",
+    "{{ dict.__class__ }}",
+    "{{ dict.mro() }}",
+    "{{ dict.__call__.__globals__ }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['__builtins__'] }}",
+    "{{ _beam_prep_mark.__self__.places }}",
+    "{{ _beam_prep_generation.__func__ }}",
+    "{{ '{0.__class__}'.format('') }}",
+    "{{ '{0.__class__}'.format_map({'0': ''}) }}",
+    "{{ ('{0.__class__}' | safe).format('') }}",
+    "{% set ns = namespace() %}{% set ns._x = 1 %}{{ ns._x }}",
+    "{% set ns = namespace(_x=1) %}{{ ns._x }}",
+    "{% set ns = namespace({'__class__': 1}) %}{{ ns }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ loop.__class__ }}{{ cycler.__init__.__globals__ }}",
+    "{{ range(10**8) | list }}",
+    "{{ range(100001) | length }}",
+    "{% for x in range(10**12) %}{{ x }}{% endfor %}",
+    "{{ messages.clear() }}",
+    "{{ messages[0].pop('role') }}",
+    "{% do messages.append(1) %}",
+    "{{ ((1).__class__ or 1).__base__ }}",
+    "{{ lipsum.__globals__ }}",
+]
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_a_template_gets_nothing_out_of_the_sandbox(source: str) -> None:
+    """Refused as a reject of the record, or nothing written: never an object of Python's, never an error of the run."""
+    try:
+        template = ChatTemplate(source, {})
+    except TokenizerError:
+        return  # not a statement of this environment
+    talk = [{"role": "user", "content": "x"}]
+    assert tried(template.render, talk) in (None, "")
+    assert talk == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% set ns = namespace() %}{% set ns._x = 1 %}", "a template cannot set '_x' on a namespace"),
+        ("{{ range(10**8) }}", "Range too big"),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
+        ("{{ raise_exception('roles must alternate') }}", "the chat template raised: roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "TypeError: "),
+    ],
+)
+def test_a_refusal_says_what_the_template_did(source: str, message: str) -> None:
+    with pytest.raises(Reject) as caught:
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+    assert caught.value.reason == "template_error"
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% if %}", "{{ a", "{% endfor %}", "{% generation %}x", "{{ x | none }}", "{% nothing %}", "{{ 'a' is absent }}"],
+)
+def test_a_syntax_error_is_one_of_the_tokenizer(source: str) -> None:
+    with pytest.raises(TokenizerError, match=r"the chat template does not compile: .+ \(line 2\)"):
+        ChatTemplate("\n" + source, {})
+
+
+# What a record may bring
+
+PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ '>' if add_generation_prompt }}{{ more }}"
+
+
+def test_variables_reach_the_template_and_may_replace_special_tokens() -> None:
+    template = ChatTemplate(PLAIN, {"bos_token": "^"})
+    assert template.render([say("user", "x")], True, more="!") == "^x>!"
+    assert template.render([say("user", "x")], bos_token="#") == "#x"
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "_beam_prep_mark", "_beam_prep_generation"])
+def test_variables_of_a_record_do_not_get_in_the_way_of_ours(name: str) -> None:
+    """They come from the data: no name may end the run, or put other messages in place."""
+    template = ChatTemplate(PLAIN, {})
+    talk, given = [say("user", "x"), say("assistant", "y")], {name: [say("user", "other")]}
+    assert template.render(talk, **given) == "xy"
+    assert template.render(talk, True, **given) == "xy>"
+    assert template.render_chat(talk, **given).text == "xy"
+    assert template.generation_prompt(**given) == ">"
+
+
+def test_whether_an_answer_follows_is_not_for_a_record_to_say() -> None:
+    template = ChatTemplate(PLAIN, {})
+    assert template.render_chat([say("user", "x")], add_generation_prompt=True).text == "x"
+    assert template.generation_prompt(add_generation_prompt=False) == ">"
+    for name in ("messages", "add_generation_prompt"):
+        with pytest.raises(Reject, match=f"sets '{name}', which is not for a record to set"):
+            template_kwargs({"chat_template_kwargs": {name: True}})
+
+
+def test_rendering_leaves_the_messages_as_they_are() -> None:
+    talk = [say("assistant", None, reasoning="r", tool_calls=None)]
+    before = json.dumps(talk)
+    ChatTemplate(PLAIN, {}).render(talk)
+    assert json.dumps(talk) == before
+
+
+def test_a_template_is_compiled_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{# only here #}{{ messages[0].content }}"
+    ChatTemplate(source, {})
+    monkeypatch.setattr("jinja2.sandbox.ImmutableSandboxedEnvironment.compile", None)
+    assert ChatTemplate(source, {}).render([say("user", "x")]) == "x"

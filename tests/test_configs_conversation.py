@@ -1,0 +1,266 @@
+"""The configs for whole conversations and for prompts with completions: what each trains in its sample, as text."""
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from beam_prep.config import PipelineConfig
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT
+
+END = "<|im_end|>"
+LABELS = ("input_ids", "labels")
+SIDES = ("chosen", "rejected")
+COLUMN = re.compile(r"`(\w+)`")
+EGG = (
+    "Nine minutes from the moment you lower a fridge-cold egg into boiling water, then straight into cold water to "
+    "stop it cooking. Take a minute off for small eggs."
+)
+
+Record = dict[str, Any]
+Outputs = Callable[[str], bp.Dataset]
+
+
+def answers(record: Record) -> str:
+    """Every turn of the assistant, with its end token."""
+    return "".join(message["content"] + END for message in record["messages"] if message["role"] == "assistant")
+
+
+def last_answer(record: Record) -> str:
+    return f"{record['messages'][-1]['content']}{END}"
+
+
+def sharegpt_answers(record: Record) -> str:
+    return "".join(item["value"] + END for item in record["conversations"] if item["from"] == "gpt")
+
+
+def tool_answers(record: Record) -> str:
+    """Every turn of the assistant as configs/tools.jinja writes it: reasoning, content, calls."""
+    return "".join(_turn(message) for message in record["messages"] if message["role"] == "assistant")
+
+
+def _turn(message: Record) -> str:
+    reasoning, content = message.get("reasoning_content"), message["content"]
+    parts = [f"<think>\n{reasoning}\n</think>"] if reasoning else []
+    parts += [content] if content else []
+    for call in message.get("tool_calls", []):
+        name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"]
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
+    return "\n".join(parts) + END
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config's sample, its columns, the text that a record trains, and that text in full for one row."""
+
+    sample: str
+    columns: tuple[str, ...]
+    trained: Callable[[Record], str]
+    row: int
+    text: str
+
+
+CASES = {
+    "sft_conversation": Case(
+        "chat",
+        LABELS,
+        answers,
+        183,
+        "J'ai oublié mon parapluie dans le train.<|im_end|>"
+        "Est-ce que quelqu'un sait où se trouve le bureau des objets trouvés ?<|im_end|>"
+        "Il a un manche en bois avec mes initiales gravées dessus.<|im_end|>",
+    ),
+    "sft_prompt_completion": Case(
+        "more/prompt_completion",
+        LABELS,
+        lambda record: record["completion"] + END,
+        0,
+        " Mercury, with 88 days.<|im_end|>",
+    ),
+    # What follows the prompt is trained, so the line end that the template writes behind the answer too.
+    "sft_last_turn_shifted": Case("chat", LABELS, lambda record: f"{last_answer(record)}\n", 0, f"{EGG}<|im_end|>\n"),
+    # The prompt ends in "ASSISTANT:", so the space belongs to the answer.
+    "sft_padded": Case(
+        "chat", (*LABELS, "attention_mask"), lambda record: f" {last_answer(record)}", 0, f" {EGG}<|im_end|>"
+    ),
+    "sharegpt": Case(
+        "more/sharegpt",
+        LABELS,
+        sharegpt_answers,
+        11,
+        "A distance: what light covers in a year, about 9.46 trillion kilometres.<|im_end|>A hundred years.<|im_end|>",
+    ),
+    "tools": Case(
+        "more/tools",
+        LABELS,
+        tool_answers,
+        3,
+        "<think>\nOnly orders that have not been sent can be cancelled, so I look at its status first.\n</think>\n"
+        '<tool_call>\n{"name": "order_status", "arguments": {"number": "B-2207"}}\n</tool_call><|im_end|>'
+        "<think>\nIt is packed but not sent. Cancelling is possible.\n</think>\n"
+        '<tool_call>\n{"name": "cancel_order", "arguments": {"number": "B-2207"}}\n</tool_call><|im_end|>'
+        "Order B-2207 is cancelled. It had been packed, but not sent.<|im_end|>",
+    ),
+}
+SAMPLES = {name: case.sample for name, case in CASES.items()} | {"sft_packed": "chat", "dpo_conversation": "preference"}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Outputs:
+    """Config name -> the output over its sample, made at first use."""
+
+    @functools.cache
+    def _open(name: str) -> bp.Dataset:
+        folder = tmp_path_factory.mktemp(name) / "out"
+        config = ROOT / "configs" / f"{name}.json"
+        Pipeline(config, [str(sample(name))], folder, tokenizer_path).run(["--runner=FnApiRunner"])
+        return bp.open(folder)
+
+    return _open
+
+
+def sample(name: str) -> Path:
+    return ROOT / "examples" / "data" / f"{SAMPLES[name]}.jsonl"
+
+
+def records(name: str) -> list[Record]:
+    return [json.loads(line) for line in sample(name).read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_record_is_kept_whole(name: str, outputs: Outputs) -> None:
+    manifest = outputs(name).manifest
+    lines = len(records(name))
+    assert lines >= 20
+    nothing: dict[str, int] = {}
+    assert manifest["ledger"] == {
+        "lines": lines,
+        "blank": 0,
+        "read": lines,
+        "kept": lines,
+        "dropped": nothing,
+        "rejected": nothing,
+        "not_read": 0,
+    }
+    assert manifest["counters"] == nothing  # nothing cut, every prompt the beginning of its row, no second BOS
+    assert all(tokens > 0 for tokens in manifest["totals"]["trained"].values())
+    assert PipelineConfig.from_json(ROOT / "configs" / f"{name}.json").warnings == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_columns(name: str, outputs: Outputs) -> None:
+    assert outputs(name).columns == CASES[name].columns
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trained_text_of_one_row(name: str, outputs: Outputs) -> None:
+    assert outputs(name).decode(CASES[name].row, "labels") == CASES[name].text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trained_text_of_every_row_is_what_the_assistant_says(name: str, outputs: Outputs) -> None:
+    dataset = outputs(name)
+    wanted = [CASES[name].trained(record) for record in records(name)]
+    assert [dataset.decode(index, "labels") for index in range(len(dataset))] == wanted
+
+
+@pytest.mark.parametrize("name", ["sft_conversation", "sft_prompt_completion", "sft_padded", "sharegpt", "tools"])
+def test_labels_are_the_ids_or_minus_100(name: str, outputs: Outputs) -> None:
+    for row in outputs(name):
+        trained = row["labels"] != -100
+        assert np.array_equal(row["labels"][trained], row["input_ids"][trained])
+
+
+def test_a_whole_row(outputs: Outputs) -> None:
+    assert outputs("sft_padded").decode(0).replace("<|pad|>", "") == (
+        "You are a kitchen assistant that answers with times and temperatures first.\n"
+        "USER: How long do I boil an egg if I want the yolk just set but not chalky?\n"
+        f"ASSISTANT: {EGG}<|im_end|>"
+    )
+
+
+def test_shifted_labels_are_the_next_ids(outputs: Outputs) -> None:
+    dataset = outputs("sft_last_turn_shifted")
+    assert [column.shifted for column in dataset.schema] == [False, True]
+    for row in dataset:
+        following = row["labels"][:-1] != -100
+        assert np.array_equal(row["labels"][:-1][following], row["input_ids"][1:][following])
+        assert row["labels"][-1] != -100  # the last id has left input_ids, and is what the last position predicts
+        first = int(np.argmax(row["labels"] != -100))
+        assert dataset.tokenizer.decode(row["input_ids"][: first + 1]).endswith("<|im_start|>assistant\n")
+
+
+def test_padding_is_never_trained(outputs: Outputs) -> None:
+    dataset = outputs("sft_padded")
+    for row in dataset:
+        real = int(row["attention_mask"].sum())
+        assert [len(column) for column in row.values()] == [1024] * 3
+        assert row["attention_mask"].tolist() == [1] * real + [0] * (1024 - real)
+        assert set(row["input_ids"][real:].tolist()) == {dataset.tokenizer.pad_id}
+        assert set(row["labels"][real:].tolist()) == {-100}
+
+
+def test_packed_rows_hold_every_conversation_once(outputs: Outputs) -> None:
+    dataset = outputs("sft_packed")
+    assert dataset.columns == (*LABELS, "position_ids", "seq_lens")
+    found = []
+    for row in dataset:
+        assert len(row["input_ids"]) == row["seq_lens"].sum() <= 2048
+        assert row["position_ids"].tolist() == [place for length in row["seq_lens"] for place in range(length)]
+        for labels in np.split(row["labels"], np.cumsum(row["seq_lens"])[:-1]):
+            found.append(dataset.tokenizer.decode(labels[labels != -100]))
+    assert sorted(found) == sorted(map(answers, records("sft_packed")))
+    assert len(dataset) < len(found) / 10
+
+
+def test_preference_rows_train_what_follows_their_common_beginning(outputs: Outputs) -> None:
+    dataset = outputs("dpo_conversation")
+    assert dataset.columns == ("chosen", "chosen_mask", "rejected", "rejected_mask")
+    texts = [{side: trained(dataset, row, side) for side in SIDES} for row in dataset]
+    assert texts[1] == {
+        "chosen": "Eight.<|im_end|>\n",
+        "rejected": "Spiders have six legs, like all insects.<|im_end|>\n",
+    }
+    wanted = [
+        {side: f"{record[side][-1]['content']}{END}\n" for side in SIDES} for record in records("dpo_conversation")
+    ]
+    assert texts == wanted
+
+
+def trained(dataset: bp.Dataset, row: dict[str, Any], side: str) -> str:
+    return dataset.tokenizer.decode(row[side][row[f"{side}_mask"] == 1])
+
+
+def test_tools_stand_in_the_prompt_whether_a_list_or_a_json_string(outputs: Outputs) -> None:
+    dataset = outputs("tools")
+    kinds = set()
+    for index, record in enumerate(records("tools")):
+        tools = record["tools"]
+        kinds.add(type(tools))
+        schemas = json.loads(tools) if isinstance(tools, str) else tools
+        listed = "".join(f"{json.dumps(schema, ensure_ascii=False)}\n" for schema in schemas)
+        assert f"<tools>\n{listed}</tools>" in dataset.decode(index)
+    assert kinds == {list, str}
+
+
+def test_the_page_on_configs_lists_every_config_with_its_sample_and_columns() -> None:
+    page = (ROOT / "docs" / "which_config.md").read_text("utf-8")
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| ") and ".json`" in line]
+    listed = {config.strip(" `"): (given.strip(" `"), COLUMN.findall(names)) for _, config, given, names, _ in rows}
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "configs").glob("*.json"))
+    for config, (given, names) in listed.items():
+        assert (ROOT / "examples" / "data" / given).exists()
+        assert names == list(PipelineConfig.from_json(ROOT / "configs" / config).columns())
+    assert {f"{name}.json": f"{given}.jsonl" for name, given in SAMPLES.items()}.items() <= {
+        config: given for config, (given, _) in listed.items()
+    }.items()
