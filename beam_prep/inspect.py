@@ -22,7 +22,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, FormatError
@@ -153,59 +153,115 @@ def _totals(dataset: Dataset, marks: bool) -> Text:
         f"{shards:,} shard{'s' * (shards != 1)} ({', '.join(manifest['formats'])}), {len(dataset.domains):,} "
         f"domain{'s' * (len(dataset.domains) != 1)}\n"
     )
-    text.append(f"columns: {', '.join(dataset.columns)}; {_shift(dataset.schema)}\n")
+    text.append(f"{columns_line(dataset.schema)}\n")
     ids_of = {column.name: column.of for column in dataset.schema}
     for name, trained in totals["trained"].items():
         share = _percent(trained, totals["tokens"][ids_of[name]])
         text.append(f"{name}: {trained:,} trained tokens ({share} of {ids_of[name]})\n")
+    if "packing" in totals:
+        text.append(f"packing: {_packing(totals['packing'])}\n")
     if dataset.tokenizer is None:
         text.append("no tokenizer is kept in the output: tokens are shown as ids\n")
+    return text.append_text(legend(marks))
+
+
+def columns_line(schema: Sequence[Column]) -> str:
+    """The names of the columns, and how labels stand."""
+    labels = [column for column in schema if column.role == "labels"]
+    shifted = "labels: shifted by one" if any(column.shifted for column in labels) else "labels: unshifted"
+    return f"columns: {', '.join(column.name for column in schema)}; {shifted if labels else 'nothing is shifted'}"
+
+
+def legend(marks: bool) -> Text:
+    """How it is seen what is trained."""
     if marks:
-        return text.append(f"what is trained stands between {OPEN} and {CLOSE}")
-    return text.append_text(
-        Text.assemble(
-            ("trained", _TRAINED), "  ", ("not trained", _UNTRAINED), "  ", ("special token", f"{_UNTRAINED} reverse")
-        )
+        return Text(f"what is trained stands between {OPEN} and {CLOSE}")
+    return Text.assemble(
+        ("trained", _TRAINED), "  ", ("not trained", _UNTRAINED), "  ", ("special token", f"{_UNTRAINED} reverse")
     )
 
 
-def _shift(schema: tuple[Column, ...]) -> str:
-    labels = [column for column in schema if column.role == "labels"]
-    if not labels:
-        return "nothing is shifted"
-    return "labels: shifted by one" if any(column.shifted for column in labels) else "labels: unshifted"
+def _packing(stats: Mapping[str, Any]) -> str:
+    lost = {"cut": stats["rows_cut"], "split": stats["rows_split"]}
+    return ", ".join(
+        [
+            f"{stats['rows']:,} documents in {stats['packs']:,} rows of {stats['capacity']:,} tokens at most",
+            f"{stats['fill_rate']:.1%} full",
+            *(f"{count:,} {what}" for what, count in lost.items() if count),
+        ]
+    )
 
 
 def _percent(part: int, whole: int) -> str:
     return f"{part / whole if whole else 0:.1%}"
 
 
-def render(dataset: Dataset, index: int, marks: bool = False) -> Text:
+@dataclass(frozen=True)
+class Look:
+    """What rows are shown with.
+
+    Attributes:
+        schema: their columns.
+        tokenizer: None: tokens are shown as ids.
+        config: the config that made them, as in a manifest; {} where it is not known.
+        where: the output, for errors.
+        marks: what is trained stands between `⟦` and `⟧`, for text without colours.
+        width: of a line; from `SIDE_BY_SIDE` on both sides of a preference pair stand beside each other.
+    """
+
+    schema: tuple[Column, ...]
+    tokenizer: Tokenizer | None
+    config: Mapping[str, Any]
+    where: str = ""
+    marks: bool = False
+    width: int = 80
+
+
+def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80) -> Text:
     """One record: a header, then each output under its name, values as numbers.
 
     Args:
         dataset: an output, or a view of one.
         index: the row; negative: from the end.
         marks: what is trained stands between `⟦` and `⟧`, for text without colours.
+        width: characters of a line; only preference pairs are fitted to it.
 
     Raises:
         IndexError: there is no such row.
         FormatError: the row is damaged, or a mask has another length than its ids.
     """
     row = dataset[index]
-    parts = [part for column in dataset.schema for part in _parts(column, dataset, row)]
+    look = Look(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path), marks, width)
+    return render_row(look, row, [f"record {index % len(dataset)}", f"domain {dataset.domain_of(index)}"])
+
+
+def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] = ()) -> Text:
+    """A row, below a header that begins with `title` and ends with `notes`.
+
+    Raises:
+        FormatError: a mask has another length than its ids, or the lengths of the documents are not those of the row.
+    """
+    parts = [part for column in look.schema for part in _parts(column, look, row)]
     sequences = [part for part in parts if isinstance(part, _Sequence)]
-    alone = len(parts) == 1
-    header = [f"record {index % len(dataset)}", f"domain {dataset.domain_of(index).translate(_VISIBLE)}"]
-    header += [_counts(sequences), *(sequences[0].notes if alone and sequences else ())]
-    text = Text().append(f"━━ {' · '.join(header)}", "bold")
+    shared = [note for one in sequences[:1] for note in one.notes if all(note in other.notes for other in sequences)]
+    header = [*title, _counts(sequences), *shared, *_layout_notes(look, row), *notes]
+    text = Text().append(f"━━ {' · '.join(header)}".translate(_VISIBLE), "bold")
+    sequences = [dataclasses.replace(one, notes=tuple(n for n in one.notes if n not in shared)) for one in sequences]
+    packed = _lengths(look, row) is not None
+    beside = look.width >= SIDE_BY_SIDE and _is_pair(look, sequences)
+    if beside:
+        text.append_text(_side_by_side(sequences[0], sequences[1], look))
+    left = iter(sequences)
     for part in parts:
         if isinstance(part, str):
             text.append(f"\n── {part}", _CAPTION)
-            continue
-        if not alone:
-            text.append(f"\n── {', '.join([f'{part.name}: {_counts([part])}', *part.notes])}", _CAPTION)
-        text.append("\n").append_text(_tokens(part, dataset.tokenizer, marks))
+        elif not beside:
+            one = next(left)
+            if packed:
+                text.append(f"\n{_caption(one)} ".ljust(_RULE, "─"), _CAPTION)
+            elif len(parts) > 1:
+                text.append(f"\n{_caption(one)}", _CAPTION)
+            text.append("\n").append_text(_tokens(one, look)).append_text(_padding(one, look))
     return text
 
 
@@ -214,11 +270,12 @@ class _Sequence:
     """Tokens of a row to show.
 
     Attributes:
-        name: the column, with an index where it is a list of lists.
-        ids: the tokens, with the one that only the labels hold where they are shifted.
+        name: the column, with an index where it is a list of lists; the document's number in packed rows.
+        ids: the tokens without padding, with the one that only the labels hold where they are shifted.
         trained: bool [len(ids)]; None where nothing says.
-        stored: tokens in the column of ids.
+        stored: tokens in the column of ids, without padding.
         notes: what else to say.
+        padding: ids of the padding behind them.
     """
 
     name: str
@@ -226,41 +283,133 @@ class _Sequence:
     trained: Array | None
     stored: int
     notes: tuple[str, ...] = ()
+    padding: tuple[int, ...] = ()
 
 
-def _counts(sequences: list[_Sequence]) -> str:
+def _counts(sequences: Sequence[_Sequence]) -> str:
     stored = sum(sequence.stored for sequence in sequences)
     known = [sequence.trained for sequence in sequences if sequence.trained is not None]
-    if len(known) < len(sequences):
-        return f"{stored:,} tokens"
-    trained = sum(int(taken.sum()) for taken in known)
-    return f"{stored:,} tokens, {trained:,} trained ({_percent(trained, stored)})"
+    text = f"{stored:,} tokens"
+    if len(known) == len(sequences):
+        trained = sum(int(taken.sum()) for taken in known)
+        text += f", {trained:,} trained ({_percent(trained, stored)})"
+    padding = sum(len(sequence.padding) for sequence in sequences)
+    return f"{text} + {padding:,} of padding" if padding else text
 
 
-def _parts(column: Column, dataset: Dataset, row: Row) -> Iterator[_Sequence | str]:
-    """What to show of a column: sequences of tokens, or a line of text."""
-    if column.role != "ids":
-        if column.of is None:
-            yield f"{column.name}: {_numbers(row[column.name])}"
-        return  # what is trained is shown on the ids
-    loss = next((other for other in dataset.schema if other.of == column.name), None)
-    lists = _lists(row[column.name])
-    names = [f"{column.name}[{index}]" for index in range(len(lists))] if column.depth == 2 else [column.name]
-    if not lists:
-        yield f"{column.name}: an empty list"
-    if loss is None:
-        trains = _trains(dataset.manifest, column.name)
-        yield from (_unmasked(name, ids, trains) for name, ids in zip(names, lists, strict=True))
+def _caption(sequence: _Sequence) -> str:
+    return f"── {', '.join([f'{sequence.name}: {_counts([sequence])}', *sequence.notes])}"
+
+
+def _layout_notes(look: Look, row: Row) -> Iterator[str]:
+    """What to say of the row as a whole: its documents, its positions."""
+    for column in look.schema:
+        if column.role == "lengths":
+            count = len(row[column.name])
+            strategy = look.config.get("preprocessing", {}).get("packing_strategy")
+            parts = " or parts of some" if strategy in ("bfd_split", "wrapped") else ""
+            yield f"{count:,} document{'s' * (count != 1)}{parts}"
+        elif column.role == "position" and (summary := _positions(column, look, row)) is not None:
+            yield f"positions: {summary}"
+
+
+def _positions(column: Column, look: Look, row: Row) -> str | None:
+    """What the positions of a row do, in words; None where they do something else."""
+    found = np.asarray(row[column.name])
+    through = np.arange(len(found))
+    lengths = _lengths(look, row)
+    if lengths is not None and lengths.sum() == len(found):
+        starts = np.repeat(offsets_of(lengths)[:-1], lengths)
+        if np.array_equal(found, through - starts):
+            return "restart at every document"
+    if np.array_equal(found, through):
+        return f"0 to {len(found) - 1:,}" if lengths is None else "run on through the row"
+    return None
+
+
+def _parts(column: Column, look: Look, row: Row) -> Iterator[_Sequence | str]:
+    """What to show of a column: sequences of tokens, or a line of text. What is trained is shown on the ids."""
+    if column.role == "ids":
+        yield from _sequences(column, look, row)
         return
-    others = _lists(row[loss.name])
-    if [len(ids) for ids in lists] != [len(taken) for taken in others]:
-        raise FormatError(f"{dataset.path}: columns {column.name} and {loss.name} of a row have other lengths")
-    for name, ids, taken in zip(names, lists, others, strict=True):
-        yield _sequence(name, ids, loss, taken)
+    shown_elsewhere = {
+        "lengths": True,
+        "mask": column.of is not None,
+        "labels": column.of is not None,
+        "attention": _padded(look, row) is not None,
+        "value": column.name in _values(look, row),
+        "position": column.role == "position" and _positions(column, look, row) is not None,
+    }
+    if not shown_elsewhere[column.role]:
+        yield f"{column.name}: {_numbers(row[column.name])}"
+
+
+def _sequences(column: Column, look: Look, row: Row) -> Iterator[_Sequence | str]:
+    """The sequences of a column of ids: one, or those of a list, or the documents of a packed row."""
+    loss = next((other for other in look.schema if other.of == column.name and other.role in ("mask", "labels")), None)
+    taken_name = column.name if loss is None else loss.name
+    ids, taken = _lists(row[column.name]), _lists(row[taken_name])
+    if [len(one) for one in ids] != [len(one) for one in taken]:
+        raise FormatError(f"{look.where}: columns {column.name} and {taken_name} of a row have other lengths")
+    names = [column.name]
+    if column.depth == 2:
+        names = [f"{column.name}[{index}]" for index in range(len(ids))]
+    elif (lengths := _lengths(look, row)) is not None:
+        ids, taken = _documents(ids[0], lengths, look), _documents(taken[0], lengths, look)
+        names = [f"document {number:,} of {len(ids):,}" for number in range(1, len(ids) + 1)]
+    if not ids:
+        yield f"{column.name}: an empty list"
+    for index, (name, one, other) in enumerate(zip(names, ids, taken, strict=True)):
+        found = _without_padding(column.name, one, loss, other, look, row)
+        values = _values(look, row) if column.depth == 2 else {}
+        beside = (f"{key}[{index}]: {numbers[index]}" for key, numbers in values.items())
+        yield dataclasses.replace(found, name=name, notes=(*found.notes, *beside))
+
+
+def _without_padding(name: str, ids: Array, loss: Column | None, taken: Array, look: Look, row: Row) -> _Sequence:
+    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show, and the padding behind them."""
+    real = len(ids) - (_padded(look, row) or 0)
+    if loss is None:
+        found = _unmasked(name, ids[:real], _trains(look.config, name))
+    else:
+        found = _sequence(name, ids[:real], loss, taken[:real])
+    if real == len(ids):
+        return found
+    wrong = 0 if loss is None else int((taken[real:] != (IGNORE_INDEX if loss.role == "labels" else 0)).sum())
+    notes = (*found.notes, f"{wrong:,} tokens of padding are trained") if wrong else found.notes
+    return dataclasses.replace(found, notes=notes, padding=tuple(ids[real:].tolist()))
+
+
+def _lengths(look: Look, row: Row) -> Array | None:
+    """The lengths of the documents of a packed row."""
+    return next((np.asarray(row[column.name]) for column in look.schema if column.role == "lengths"), None)
+
+
+def _documents(values: Array, lengths: Array, look: Look) -> list[Array]:
+    if lengths.sum() != len(values):
+        raise FormatError(f"{look.where}: seq_lens of a row count {lengths.sum():,} tokens, it has {len(values):,}")
+    return np.split(values, offsets_of(lengths)[1:-1]) if len(lengths) else []
 
 
 def _lists(value: Array | Ragged) -> list[Any]:
     return [value[index] for index in range(len(value))] if isinstance(value, Ragged) else [value]
+
+
+def _padded(look: Look, row: Row) -> int | None:
+    """How many tokens at the row's end are padding; None where nothing says, or it stands elsewhere too."""
+    attention = next((np.asarray(row[column.name]) for column in look.schema if column.role == "attention"), None)
+    if attention is None or _lengths(look, row) is not None:
+        return None
+    real = int(np.count_nonzero(attention))
+    return len(attention) - real if (attention[:real] != 0).all() else None
+
+
+def _values(look: Look, row: Row) -> dict[str, list[str]]:
+    """Columns of values that go with the sequences of a list, one each: rewards with their responses."""
+    lists = [column.name for column in look.schema if column.role == "ids" and column.depth == 2]
+    values = {column.name: row[column.name] for column in look.schema if column.role == "value" and column.depth == 1}
+    count = len(row[lists[0]]) if len(lists) == 1 else 0
+    return {name: [str(value) for value in found] for name, found in values.items() if 0 < len(found) == count}
 
 
 def _unmasked(name: str, ids: Array, trains: bool | None) -> _Sequence:
@@ -289,15 +438,15 @@ def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> _Sequence:
     return _Sequence(name, shown, trained, len(ids), tuple(notes))
 
 
-def _trains(manifest: Mapping[str, Any], name: str) -> bool | None:
-    """Whether an output without a mask is trained, by the config in the manifest: then it is all, or nothing.
+def _trains(config: Mapping[str, Any], name: str) -> bool | None:
+    """Whether an output without a mask is trained, by its config: then it is all, or nothing.
 
-    None where the manifest has no config (a chain written by hand).
+    None where there is no config (a chain written by hand).
     """
-    config = manifest.get("config", {}).get("input")
-    if config is None:
+    given = config.get("input")
+    if given is None:
         return None
-    sections = config["sources"][name]["sections"] if config.get("sources") else config["sections"]
+    sections = given["sources"][name]["sections"] if given.get("sources") else given["sections"]
     return any(section["action"] not in ("mask", "value") for section in sections)
 
 
@@ -308,24 +457,79 @@ def _numbers(values: Array | Ragged) -> str:
     return ", ".join(str(value) for value in values[:_VALUES]) + more  # of the array: 0.1, as float32 means it
 
 
-def _tokens(sequence: _Sequence, tokenizer: Tokenizer | None, marks: bool) -> Text:
-    """The sequence's text (ids without a tokenizer), trained runs of tokens as one."""
-    ids = sequence.ids.tolist()
-    if tokenizer is None:
-        pieces, special = [f"{token} " for token in ids], frozenset[int]()
-    else:
-        pieces, special = tokenizer.pieces(ids), _special_ids(tokenizer)
-    trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
+def _is_pair(look: Look, sequences: Sequence[_Sequence]) -> bool:
+    """Whether a row is two sequences of equal right: both with something to train on, neither of a list."""
+    ids = [column for column in look.schema if column.role == "ids"]
+    return (
+        len(ids) == len(sequences) == 2
+        and all(column.depth == 1 for column in ids)
+        and not any(column.role in ("lengths", "attention") for column in look.schema)
+        and all(one.trained is not None and one.trained.any() for one in sequences)
+    )
+
+
+def _side_by_side(left: _Sequence, right: _Sequence, look: Look) -> Text:
+    """Two sequences in two columns; above them, once, what both begin with."""
+    common = _alike(left, right)
     text = Text()
-    for is_trained, run in itertools.groupby(zip(trained, ids, pieces, strict=True), lambda token: token[0]):
+    if common:
+        text.append(f"\n── both begin with {common:,} tokens", _CAPTION)
+        text.append("\n").append_text(_tokens(left, look, stop=common))
+    width = (look.width - 3) // 2
+    console = Console(width=look.width)
+    sides = [
+        Text.assemble((_caption(side), _CAPTION), "\n", _tokens(side, look, start=common)).wrap(
+            console, width, overflow="fold"
+        )
+        for side in (left, right)
+    ]
+    for one, other in itertools.zip_longest(*sides, fillvalue=Text()):
+        text.append("\n").append_text(one).append(" " * (width - one.cell_len))
+        text.append(" │", _CAPTION).append(" " * bool(other)).append_text(other)
+    return text
+
+
+def _alike(one: _Sequence, other: _Sequence) -> int:
+    """Tokens that both begin with, up to the last that is not trained: an answer is not cut."""
+    assert one.trained is not None
+    assert other.trained is not None
+    size = min(len(one.ids), len(other.ids))
+    same = (one.ids[:size] == other.ids[:size]) & (one.trained[:size] == other.trained[:size])
+    first = size if same.all() else int(np.argmin(same))
+    untrained = np.flatnonzero(~one.trained[:first])
+    return int(untrained[-1]) + 1 if len(untrained) else 0
+
+
+def _tokens(sequence: _Sequence, look: Look, start: int = 0, stop: int | None = None) -> Text:
+    """The text (ids without a tokenizer) of the tokens from `start` to `stop`, trained runs of tokens as one."""
+    ids = sequence.ids.tolist()
+    special = _special_ids(look.tokenizer)
+    trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
+    tokens = list(zip(trained, ids, _pieces(ids, look.tokenizer), strict=True))[start:stop]
+    text = Text()
+    for is_trained, run in itertools.groupby(tokens, lambda token: token[0]):
         style = {True: _TRAINED, False: _UNTRAINED, None: ""}[is_trained]
         part = Text()
-        for is_special, tokens in itertools.groupby(run, lambda token: token[1] in special):
-            plain = "".join(piece for _, _, piece in tokens)
+        for is_special, members in itertools.groupby(run, lambda token: token[1] in special):
+            plain = "".join(piece for _, _, piece in members)
             part.append(plain.translate(_VISIBLE), f"{style} reverse" if is_special else style)
         if is_trained:
-            part = Text.assemble(OPEN, part, CLOSE) if marks else _show_outer_newlines(part, style)
+            part = Text.assemble(OPEN, part, CLOSE) if look.marks else _show_outer_newlines(part, style)
         text.append_text(part)
+    return text
+
+
+def _pieces(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
+    return [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
+
+
+def _padding(sequence: _Sequence, look: Look) -> Text:
+    """`+ 57 x <|pad|>`, below the text."""
+    text = Text()
+    for token, run in itertools.groupby(sequence.padding):
+        style = f"{_UNTRAINED} reverse" if token in _special_ids(look.tokenizer) else _UNTRAINED
+        piece = _pieces([token], look.tokenizer)[0].strip(" ")
+        text.append(f"\n+ {len(list(run)):,} x ", _UNTRAINED).append(piece.translate(_VISIBLE), style)
     return text
 
 
@@ -343,5 +547,5 @@ def _special_ids_of(path: Path) -> frozenset[int]:
     return frozenset(token["id"] for token in added if token["special"])
 
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    return _special_ids_of(Path(tokenizer.folder, "tokenizer.json"))
+def _special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    return frozenset() if tokenizer is None else _special_ids_of(Path(tokenizer.folder, "tokenizer.json"))

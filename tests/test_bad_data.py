@@ -361,7 +361,7 @@ TABLE: dict[tuple[str, str], list[str]] = {
         "wrong_type",
     ],
     ("dpo_odd.jsonl", "dpo_text"): [
-        "kept",  # equal sides are a pair all the same
+        "equal_sides",  # nothing to prefer
         "missing_source",  # nothing rejected
         "missing_source",  # nothing chosen
         "wrong_type",

@@ -7,7 +7,8 @@ other on every template at hand.
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -37,8 +38,12 @@ _RAISED_BY_TEMPLATES = (
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
-_MARK, _SPAN = "_beam_prep_mark", "_beam_prep_generation"
+_MARK, _ENTER, _LEAVE, _SPAN = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
 _FENCES = "\ufdd0", "\ufdd1"
+_NUMBERED = re.compile("([\ufdd0\ufdd1])(.)", re.DOTALL)  # a fence, and a character that stands for a message
+_NUMBERS = 0xF0000
+_CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
+_NOBODY = -1
 
 
 class _Generation(jinja2.ext.Extension):
@@ -61,19 +66,37 @@ class _Tracker:
         places: id of a message -> its index.
         fenced: generation blocks are put between fences, since their text is captured before it is written.
         written: characters written so far.
-        marks: (characters written, message) whenever a loop comes to a message.
-        generations: (first character, one past the last, message) of each generation block.
+        blind: a loop whose text is captured came to a message: what is written for which is not known.
+        marks: (characters written, message) whenever a loop comes to a message, or ends (then `_NOBODY`, or the
+            message of the loop around it).
+        outer: the messages of the loops around the present one.
+        generations: (first character, one past the last) of each generation block.
     """
 
     places: dict[int, int]
     fenced: bool = False
     written: int = 0
+    blind: bool = False
     marks: list[tuple[int, int]] = field(default_factory=list)
+    outer: list[int] = field(default_factory=list)
     generations: list[tuple[int, int]] = field(default_factory=list)
 
-    def mark(self, item: Any) -> None:
+    @property
+    def place(self) -> int:
+        return self.marks[-1][1] if self.marks else _NOBODY
+
+    def mark(self, item: Any, captured: bool) -> None:
         place = self.places.get(id(item))
         if place is not None:
+            self.marks.append((self.written, place))
+            self.blind |= captured
+
+    def enter(self) -> None:
+        self.outer.append(self.place)
+
+    def leave(self) -> None:
+        place = self.outer.pop()
+        if place != self.place:
             self.marks.append((self.written, place))
 
     def generation(self, caller: Any) -> str:
@@ -82,8 +105,8 @@ class _Tracker:
         return _FENCES[0] + text + _FENCES[1] if self.fenced else text
 
 
-def _ignore(item: Any) -> None:
-    """A loop comes to an item, and nobody asks."""
+def _ignore(*_: Any) -> None:
+    """A loop begins, ends, or comes to an item, and nobody asks."""
 
 
 def _say(caller: Any) -> Any:
@@ -181,20 +204,36 @@ def _compile(source: str) -> _Compiled:
     # A plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
     template = jinja2.Template.from_code(environment, code, dict(environment.globals))
     blocks = list(_generation_blocks(tree))
-    inside = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
     captured = {
-        id(block) for outer in tree.find_all(inside) for block in _generation_blocks(outer) if block is not outer
+        id(block) for outer in tree.find_all(_CAPTURES) for block in _generation_blocks(outer) if block is not outer
     }
     return _Compiled(template, bool(blocks), any(id(block) in captured for block in blocks))
 
 
 def _mark_loops(tree: nodes.Template) -> None:
-    """Every loop tells the tracker what it comes to, first thing in its body. Nothing that is written changes."""
+    """Every loop tells the tracker what it comes to, first thing in its body, and when it begins and ends.
+
+    Nothing that is written changes.
+    """
+    captured = {id(loop) for outer in tree.find_all(_CAPTURES) for loop in outer.find_all(nodes.For)}
+    for parent in [tree, *tree.find_all(nodes.Node)]:  # a list: what is put in is not visited
+        for _, statements in parent.iter_fields():
+            if isinstance(statements, list) and any(isinstance(node, nodes.For) for node in statements):
+                statements[:] = [node for statement in statements for node in _fenced_loop(statement)]
     for loop in tree.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name):
             item = nodes.Name(loop.target.name, "load")
-            call = nodes.Call(nodes.Name(_MARK, "load"), [item], [], None, None)
-            loop.body.insert(0, nodes.ExprStmt(call).set_lineno(loop.lineno))
+            loop.body.insert(0, _call(_MARK, loop.lineno, item, nodes.Const(id(loop) in captured)))
+
+
+def _fenced_loop(statement: nodes.Node) -> list[nodes.Node]:
+    if not isinstance(statement, nodes.For):
+        return [statement]
+    return [_call(_ENTER, statement.lineno), statement, _call(_LEAVE, statement.lineno)]
+
+
+def _call(name: str, lineno: int, *args: nodes.Expr) -> nodes.Node:
+    return nodes.ExprStmt(nodes.Call(nodes.Name(name, "load"), list(args), [], None, None)).set_lineno(lineno)
 
 
 def _generation_blocks(tree: nodes.Node) -> Iterator[nodes.CallBlock]:
@@ -242,7 +281,7 @@ class ChatTemplate:
         Raises:
             Reject: `template_error`.
         """
-        plain = [_plain(message) for message in messages]
+        plain = [dict(_plain(message)) for message in messages]  # copies: one and the same may stand there twice
         tracker = _Tracker({id(message): place for place, message in enumerate(plain)})
         variables = {**variables, "add_generation_prompt": False}
         text = self._run(plain, tracker, variables)
@@ -250,7 +289,31 @@ class ChatTemplate:
         if self._compiled.captured:
             fenced = self._run(plain, _Tracker({}, fenced=True), variables)
             generations = _unfence(fenced, text)
-        return RenderedChat(text, _regions(tracker.marks, len(messages), len(text)), generations)
+        regions = _regions(tracker.marks, len(messages), text, self._tokens.values())
+        return RenderedChat(text, [None] * len(messages) if tracker.blind else regions, generations)
+
+    def contents(self, messages: list[Message], text: str, /, **variables: Any) -> list[list[tuple[int, int]]] | None:
+        """Where each message's content is written in the rendering `text`: by rendering once more, with marks in it.
+
+        Up to three renderings, however many messages: a template may trim contents, or ask whether there is any.
+
+        Returns:
+            Per message its ranges: none where its content is not written, an empty one where only its end is (or it
+            is blank). None where the template gives another text for contents with marks in them.
+        """
+        if len(messages) > 0xFFFF or any(fence in text for fence in _FENCES):
+            return None
+        plain = [_plain(message) for message in messages]
+        variables = {**variables, "add_generation_prompt": False}
+        for trimmed, blanks in ((False, True), (True, True), (True, False)):
+            marked = [_between_fences(message, place, trimmed, blanks) for place, message in enumerate(plain)]
+            try:
+                fenced = self._run(marked, None, variables)
+            except Reject:
+                continue
+            if _NUMBERED.sub("", fenced) == text:
+                return _numbered(fenced, len(messages))
+        return None
 
     def generation_prompt(self, /, **variables: Any) -> str:
         """What the template writes before an answer.
@@ -276,6 +339,8 @@ class ChatTemplate:
             **variables,
             "messages": plain,
             _MARK: _ignore if tracker is None else tracker.mark,
+            _ENTER: _ignore if tracker is None else tracker.enter,
+            _LEAVE: _ignore if tracker is None else tracker.leave,
             _SPAN: _say if tracker is None else tracker.generation,
         }
         parts = []
@@ -291,24 +356,55 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _regions(marks: list[tuple[int, int]], messages: int, end: int) -> list[tuple[int, int] | None]:
+def _regions(
+    marks: list[tuple[int, int]], messages: int, text: str, tokens: Collection[str]
+) -> list[tuple[int, int] | None]:
     """What was written from one mark to the next belongs to the message of the first. Text in two places: unknown."""
     regions: list[tuple[int, int] | None] = [None] * messages
     twice = set()
-    first = end
-    stops = [start for start, _ in marks[1:]] + [end]
-    for (start, place), stop in zip(marks, stops, strict=False):
-        if start == stop:
+    first = len(text)
+    stops = [start for start, _ in marks[1:]] + [len(text)]
+    for (start, place), stop in zip(marks, stops, strict=True):
+        if start == stop or place == _NOBODY:
             continue
         first = min(first, start)
-        if regions[place] is not None:
+        before = regions[place]
+        if before is not None and before[1] == start:
+            start = before[0]
+        elif before is not None:
             twice.add(place)
         regions[place] = (start, stop)
+    if marks and text[marks[-1][0] :].strip() in ("", *tokens):  # an EOS behind the loop ends the last message
+        regions = [(r[0], len(text)) if r is not None and r[1] == marks[-1][0] else r for r in regions]
     for place in twice:
         regions[place] = None
-    if marks and regions[0] is None and 0 not in twice and first:
+    if marks and regions[0] is None and 0 not in twice and 0 < first < len(text):
         regions[0] = (0, first)  # a system message is often written before the loop
     return regions
+
+
+def _between_fences(message: Message, place: int, trimmed: bool, blanks: bool) -> Message:
+    """A message whose content stands between numbered fences; `trimmed`: white space at its edges outside of them."""
+    content = message.get("content")
+    if not isinstance(content, str) or not (content.strip() or (blanks and not message.get("tool_calls"))):
+        return message
+    core = content.strip() if trimmed else content
+    head, _, tail = content.partition(core) if core else ("", "", "")
+    opening, closing = (fence + chr(_NUMBERS + place) for fence in _FENCES)
+    return {**message, "content": head + opening + core + closing + tail}
+
+
+def _numbered(fenced: str, messages: int) -> list[list[tuple[int, int]]]:
+    """Ranges between numbered fences, in the text without them."""
+    ranges: list[list[tuple[int, int]]] = [[] for _ in range(messages)]
+    opened: dict[int, int] = {}
+    for seen, found in enumerate(_NUMBERED.finditer(fenced)):
+        at, place = found.start() - 2 * seen, ord(found[2]) - _NUMBERS
+        if found[1] == _FENCES[0]:
+            opened[place] = at
+        else:
+            ranges[place].append((opened.pop(place, at), at))
+    return ranges
 
 
 def _unfence(fenced: str, text: str) -> list[tuple[int, int]] | None:
