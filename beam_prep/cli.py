@@ -5,6 +5,7 @@ import difflib
 import importlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,12 @@ Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Withou
 process and large ones in one worker process a core.
 """
 
+INSPECT_EXAMPLE = """\
+examples:
+  beam-prep inspect out/
+  beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
+"""
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
@@ -33,11 +40,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run_arguments(run)
-    inspect = commands.add_parser("inspect", help="show records of an output, trained tokens in colour")
-    inspect.add_argument("output", help="an output directory")
+    inspect = commands.add_parser(
+        "inspect",
+        help="show records, trained tokens in colour: of an output, or of files before a run",
+        epilog=INSPECT_EXAMPLE,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    inspect.add_argument("paths", nargs="+", metavar="PATH", help="an output directory; with --config: JSONL files")
     inspect.add_argument("--record", type=int, help="number of the record to show (default: the first ones)")
     inspect.add_argument("--count", type=int, default=3, help="records to show (default: 3)")
     inspect.add_argument("--domain", help="only records of this domain")
+    inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
+    inspect.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config")
     cat = commands.add_parser("cat", help="print rows of an output as JSON lines")
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
@@ -196,10 +211,43 @@ def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.inspect import inspect
+    if problem := _wrong_inspect(given):
+        print(f"beam-prep inspect: {problem}", file=sys.stderr)
+        return 2
+    if given.config is None:
+        from beam_prep.inspect import inspect
 
-    inspect(given.output, given.record, given.count, given.domain)
+        inspect(given.paths[0], given.record, given.count, given.domain)
+        return 0
+    _import_beam()
+    from beam_prep.preview import preview
+
+    preview(given.paths, given.config, given.tokenizer_path, given.count)
     return 0
+
+
+def _wrong_inspect(given: argparse.Namespace) -> str | None:
+    """What is wrong with the options of `inspect` together, and what to type; None: nothing."""
+    output = next((path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))), None)
+    file = next((path for path in given.paths if os.path.isfile(path)), None)
+    before = "beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME"
+    if given.config is None:
+        if given.tokenizer_path is not None and output is not None:
+            return f"{output} is an output and keeps its tokenizer; type: beam-prep inspect {output}"
+        if given.tokenizer_path is not None:
+            return f"--tokenizer_path without --config; to see files before a run, type: {before}"
+        if file is not None and not os.path.isfile(os.path.join(os.path.dirname(file), "manifest.json")):
+            return f"{file} is a file, not an output; to see it before a run, type: {before}"
+        if len(given.paths) > 1:
+            return f"found {len(given.paths)} paths, wanted one output; to see files before a run, type: {before}"
+        return None
+    if output is not None:
+        return f"--config is for files before a run, and {output} is an output; type: beam-prep inspect {output}"
+    if given.tokenizer_path is None:
+        return f"--config without --tokenizer_path; type: {before}"
+    if given.record is not None or given.domain is not None:
+        return "--record and --domain are for outputs; with --config, use --count N"
+    return None
 
 
 def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:

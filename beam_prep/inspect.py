@@ -37,13 +37,13 @@ _TRAINED, _UNTRAINED, _CAPTION = "bold green", "dim", "cyan"
 _VALUES = 100  # that are printed of one list
 _RULE = 72  # characters of the line that begins a document
 
-# Text must not steer the terminal: control characters and turns of the writing direction become visible.
-_VISIBLE = (
+VISIBLE = (
     {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
     | {0x7F: "\u2421"}
     | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
     | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 )
+"""For `str.translate`. Text must not steer the terminal: control characters and turns of the writing direction show."""
 
 
 def inspect(
@@ -62,7 +62,7 @@ def inspect(
     """
     dataset = open_dataset(output)
     rows = dataset if domain is None else dataset.domain(domain)
-    numbers = range(checked_count(count, len(rows))) if record is None else [_number(rows, record, domain)]
+    numbers = range(min(checked_count(count), len(rows))) if record is None else [_number(rows, record, domain)]
     screen = Screen()
     texts = (render(rows, number, screen.marks, screen.width) for number in numbers)
     screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))
@@ -103,7 +103,7 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
         BeamPrepError: no such output or domain.
     """
     dataset = open_dataset(output)
-    left = len(dataset) if count is None else checked_count(count, len(dataset))
+    left = len(dataset) if count is None else min(checked_count(count), len(dataset))
     with _ends_with_its_reader():
         for name in dataset.domains if domain is None else [domain]:
             head = f'{{"domain":{json.dumps(name)},'
@@ -124,15 +124,15 @@ def _ends_with_its_reader() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def checked_count(count: int, rows: int) -> int:
-    """`--count`, and no more than there are.
+def checked_count(count: int) -> int:
+    """`--count`.
 
     Raises:
         BeamPrepError: it is negative.
     """
     if count < 0:
         raise BeamPrepError(f"--count is {count}, wanted 0 or more")
-    return min(count, rows)
+    return count
 
 
 def _number(rows: Dataset, record: int, domain: str | None) -> int:
@@ -153,7 +153,8 @@ def _totals(dataset: Dataset, marks: bool) -> Text:
         f"{shards:,} shard{'s' * (shards != 1)} ({', '.join(manifest['formats'])}), {len(dataset.domains):,} "
         f"domain{'s' * (len(dataset.domains) != 1)}\n"
     )
-    text.append(f"{columns_line(dataset.schema)}\n")
+    labels = [column.shifted for column in dataset.schema if column.role == "labels"]
+    text.append(f"{columns_line(dataset.columns, any(labels) if labels else None)}\n")
     ids_of = {column.name: column.of for column in dataset.schema}
     for name, trained in totals["trained"].items():
         share = _percent(trained, totals["tokens"][ids_of[name]])
@@ -165,11 +166,10 @@ def _totals(dataset: Dataset, marks: bool) -> Text:
     return text.append_text(legend(marks))
 
 
-def columns_line(schema: Sequence[Column]) -> str:
-    """The names of the columns, and how labels stand."""
-    labels = [column for column in schema if column.role == "labels"]
-    shifted = "labels: shifted by one" if any(column.shifted for column in labels) else "labels: unshifted"
-    return f"columns: {', '.join(column.name for column in schema)}; {shifted if labels else 'nothing is shifted'}"
+def columns_line(names: Iterable[str], shifted: bool | None) -> str:
+    """The names of the columns, and how labels stand; None: there are none."""
+    labels = {None: "nothing is shifted", True: "labels: shifted by one", False: "labels: unshifted"}[shifted]
+    return f"columns: {', '.join(names)}; {labels}"
 
 
 def legend(marks: bool) -> Text:
@@ -245,7 +245,7 @@ def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] 
     sequences = [part for part in parts if isinstance(part, _Sequence)]
     shared = [note for one in sequences[:1] for note in one.notes if all(note in other.notes for other in sequences)]
     header = [*title, _counts(sequences), *shared, *_layout_notes(look, row), *notes]
-    text = Text().append(f"━━ {' · '.join(header)}".translate(_VISIBLE), "bold")
+    text = Text().append(f"━━ {' · '.join(header)}".translate(VISIBLE), "bold")
     sequences = [dataclasses.replace(one, notes=tuple(n for n in one.notes if n not in shared)) for one in sequences]
     packed = _lengths(look, row) is not None
     beside = look.width >= SIDE_BY_SIDE and _is_pair(look, sequences)
@@ -258,7 +258,7 @@ def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] 
         elif not beside:
             one = next(left)
             if packed:
-                text.append(f"\n{_caption(one)} ".ljust(_RULE, "─"), _CAPTION)
+                text.append("\n" + f"{_caption(one)} ".ljust(_RULE, "─"), _CAPTION)
             elif len(parts) > 1:
                 text.append(f"\n{_caption(one)}", _CAPTION)
             text.append("\n").append_text(_tokens(one, look)).append_text(_padding(one, look))
@@ -303,13 +303,12 @@ def _caption(sequence: _Sequence) -> str:
 
 def _layout_notes(look: Look, row: Row) -> Iterator[str]:
     """What to say of the row as a whole: its documents, its positions."""
+    if (lengths := _lengths(look, row)) is not None:
+        strategy = look.config.get("preprocessing", {}).get("packing_strategy")
+        parts = " or parts of some" if strategy in ("bfd_split", "wrapped") else ""
+        yield f"{len(lengths):,} document{'s' * (len(lengths) != 1)}{parts}"
     for column in look.schema:
-        if column.role == "lengths":
-            count = len(row[column.name])
-            strategy = look.config.get("preprocessing", {}).get("packing_strategy")
-            parts = " or parts of some" if strategy in ("bfd_split", "wrapped") else ""
-            yield f"{count:,} document{'s' * (count != 1)}{parts}"
-        elif column.role == "position" and (summary := _positions(column, look, row)) is not None:
+        if column.role == "position" and (summary := _positions(column, look, row)) is not None:
             yield f"positions: {summary}"
 
 
@@ -484,6 +483,7 @@ def _side_by_side(left: _Sequence, right: _Sequence, look: Look) -> Text:
         for side in (left, right)
     ]
     for one, other in itertools.zip_longest(*sides, fillvalue=Text()):
+        other.rstrip()
         text.append("\n").append_text(one).append(" " * (width - one.cell_len))
         text.append(" │", _CAPTION).append(" " * bool(other)).append_text(other)
     return text
@@ -512,7 +512,7 @@ def _tokens(sequence: _Sequence, look: Look, start: int = 0, stop: int | None = 
         part = Text()
         for is_special, members in itertools.groupby(run, lambda token: token[1] in special):
             plain = "".join(piece for _, _, piece in members)
-            part.append(plain.translate(_VISIBLE), f"{style} reverse" if is_special else style)
+            part.append(plain.translate(VISIBLE), f"{style} reverse" if is_special else style)
         if is_trained:
             part = Text.assemble(OPEN, part, CLOSE) if look.marks else _show_outer_newlines(part, style)
         text.append_text(part)
@@ -529,7 +529,7 @@ def _padding(sequence: _Sequence, look: Look) -> Text:
     for token, run in itertools.groupby(sequence.padding):
         style = f"{_UNTRAINED} reverse" if token in _special_ids(look.tokenizer) else _UNTRAINED
         piece = _pieces([token], look.tokenizer)[0].strip(" ")
-        text.append(f"\n+ {len(list(run)):,} x ", _UNTRAINED).append(piece.translate(_VISIBLE), style)
+        text.append(f"\n+ {len(list(run)):,} x ", _UNTRAINED).append(piece.translate(VISIBLE), style)
     return text
 
 

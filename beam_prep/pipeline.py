@@ -79,7 +79,7 @@ class Pipeline:
     def __init__(
         self,
         config: PipelineConfig | str | os.PathLike[str],
-        inputs: Sequence[str] | str,
+        inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
         output_dir: str | os.PathLike[str],
         tokenizer_path: str | os.PathLike[str],
         *,
@@ -97,8 +97,11 @@ class Pipeline:
         self.output = os.path.abspath(os.fspath(output_dir))
         if "://" in os.fspath(output_dir):
             raise OutputError(f"{output_dir}: outputs on object stores come in a later version; give a local directory")
-        self.inputs = list_inputs([inputs] if isinstance(inputs, str) else list(inputs))
+        self.inputs = list_inputs(inputs)
         self.tokenizer = Tokenizer.load(tokenizer_path)
+        if self.config.input.chat_template is not None:
+            # So the output keeps the template that made it.
+            self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
         self.overwrite = overwrite
         self.max_reject_rate = max_reject_rate
         self.reject_text = reject_text
@@ -250,7 +253,7 @@ def _unwrap(error: BaseException) -> BaseException:
         name, message = found[-1]
     else:
         return error
-    return getattr(errors, name, BeamPrepError)(message.split(" [while running")[0])
+    return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ TRL is no dependency of this project. Make it an environment of its own; it pack
     /tmp/trl/bin/pip install datasets transformers
     /tmp/trl/bin/pip install --no-deps trl==1.16.0 accelerate
 
-What is measured: strategy `bfd`, one column of one byte a token (the same on both sides: ids of four bytes would only
-add copying, and 12 GB of memory). "plan" decides what goes where, from the lengths; "all" also moves the tokens. TRL
-does both in one call, which also collects its output in memory. Every pack of both must have the same documents, by
-their lengths, or the benchmark stops.
+What is measured: strategy `bfd`, one column of one byte a token on both sides (ids of four bytes would be more copying
+for both, and more than small machines hold). "plan" decides what goes where, from the lengths; "all" also moves the
+tokens. TRL does both in one call; its time includes `datasets.map`, which collects the output in memory. Every pack of
+both must have the same documents, by their lengths, or the benchmark stops.
 """
 
 import argparse

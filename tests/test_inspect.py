@@ -18,11 +18,14 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.core.ragged import Ragged
+from beam_prep.core.schema import Column
 from beam_prep.core.tokenizer import Tokenizer
-from beam_prep.errors import BeamPrepError
-from beam_prep.inspect import cat, inspect, render
+from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError, RunError, TokenizerError
+from beam_prep.inspect import Look, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
+from beam_prep.preview import first_records, prepare, preview
 from beam_prep.readers.dataset import Dataset
+from beam_prep.transforms._files import list_inputs
 from tests.conftest import ROOT, shared
 
 TEXTS = [
@@ -200,10 +203,32 @@ def test_rollouts_show_every_response_and_the_rewards(rollouts: Dataset) -> None
     text = render(rollouts, 0, marks=True).plain
     record = records(example("rollouts"))[0]
     for index, response in enumerate(record["responses"]):
-        assert re.search(rf"── responses\[{index}\]: \d+ tokens, .*100\.0%\)\n⟦{re.escape(response)}⟧", text)
+        reward = np.float32(record["rewards"][index])
+        caption = rf"── responses\[{index}\]: \d+ tokens, .*100\.0%\), rewards\[{index}\]: {reward}"
+        assert re.search(rf"{caption}\n⟦{re.escape(response)}⟧", text)
     assert "── prompts: " in text
     assert "no mask: nothing is trained\n<|bos|>" in text
-    assert text.endswith("── rewards: " + ", ".join(str(np.float32(reward)) for reward in record["rewards"]))
+    assert "── rewards" not in text
+
+
+def test_rewards_without_their_responses_are_a_line(rollouts: Dataset) -> None:
+    assert rollouts.tokenizer is not None
+    responses = Ragged.from_lists([rollouts.tokenizer.encode(["81"], False)[0].tolist()])
+    row = {"responses": responses, "rewards": np.array([0.1, 1.0], np.float32)}
+    schema = (Column("responses", "int32", 2, "ids"), Column("rewards", "float32", 1, "value"))
+    text = render_row(Look(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
+    assert text == "━━ record 0 · 2 tokens · no mask\n── responses[0]: 2 tokens\n81\n── rewards: 0.1, 1.0"
+
+
+def test_rollouts_exactly(rollouts: Dataset) -> None:
+    assert render(rollouts, 0, marks=True).plain == (
+        "━━ record 0 · domain __default__ · 20 tokens, 6 trained (30.0%)\n"
+        "── prompts: 14 tokens, 0 trained (0.0%), no mask: nothing is trained\n"
+        "<|bos|><|im_start|>user\nWhat is 23 + 58?<|im_end|>\n\n"
+        "── responses[0]: 2 tokens, 2 trained (100.0%), rewards[0]: 1.0\n⟦81⟧\n"
+        "── responses[1]: 2 tokens, 2 trained (100.0%), rewards[1]: 0.0\n⟦71⟧\n"
+        "── responses[2]: 2 tokens, 2 trained (100.0%), rewards[2]: 0.0\n⟦82⟧"
+    )
 
 
 def test_an_output_without_a_mask_is_all_trained_where_the_config_says_so(tmp_path: Path) -> None:
@@ -238,6 +263,179 @@ def test_text_neither_steers_the_terminal_nor_is_markup(tmp_path: Path) -> None:
     text = body(render(make(tmp_path, "sft_instruction", source), 0))
     assert not set(text) & {"\x1b", "\r", "\x07", "\x00", "\x7f", "\x9b", "\u202e"}
     assert "a␛[31mb␍␇␀␡\\x9b\\u202ec [bold]d[/bold] :smile: \te\nlong long" in text
+
+
+# Packed and padded rows, pairs
+
+
+def counted(tmp_path: Path, preprocessing: dict[str, Any], **output: Any) -> Dataset:
+    """Three short documents of 11, 17 and 9 tokens in some layout."""
+    source = tmp_path / "counted.jsonl"
+    rows = [{"prompt": f"Count to {n}.", "response": " ".join(map(str, range(1, n + 1)))} for n in (3, 6, 2)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return make(tmp_path, "sft_instruction", source, preprocessing=preprocessing, output=output)
+
+
+def shown(dataset: Dataset) -> list[str]:
+    return [render(dataset, index, marks=True).plain for index in range(len(dataset))]
+
+
+def test_packed_rows_document_by_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = counted(tmp_path, {"packing_strategy": "bfd", "max_packed_len": 30}, columns="labels")
+    assert shown(packed) == [
+        "━━ record 0 · domain __default__ · 28 tokens, 16 trained (57.1%) · labels: unshifted · 2 documents · "
+        "positions: restart at every document\n"
+        "── document 1 of 2: 17 tokens, 11 trained (64.7%) ──────────────────────\n"
+        "Count to 6.⟦1 2 3 4 5 6⟧\n"
+        "── document 2 of 2: 11 tokens, 5 trained (45.5%) ───────────────────────\n"
+        "Count to 3.⟦1 2 3⟧",
+        "━━ record 1 · domain __default__ · 9 tokens, 3 trained (33.3%) · labels: unshifted · 1 document · "
+        "positions: restart at every document\n"
+        "── document 1 of 1: 9 tokens, 3 trained (33.3%) ────────────────────────\n"
+        "Count to 2.⟦1 2⟧",
+    ]
+    inspect(packed.path, count=0)
+    assert "packing: 3 documents in 2 rows of 30 tokens at most, 61.7% full\n" in capsys.readouterr().out
+
+
+def test_parts_of_documents_with_labels_shifted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = {"packing_strategy": "wrapped", "max_packed_len": 20, "shift": True}
+    packed = counted(tmp_path, step, columns="labels", position_ids_mode="continuous")
+    assert shown(packed) == [
+        "━━ record 0 · domain __default__ · 20 tokens, 10 trained (50.0%) · labels: shifted by one · the last token is "
+        "a label only · 2 documents or parts of some · positions: run on through the row\n"
+        "── document 1 of 2: 10 tokens, 5 trained (50.0%) ───────────────────────\n"
+        "Count to 3.⟦1 2 3⟧\n"
+        "── document 2 of 2: 10 tokens, 5 trained (50.0%) ───────────────────────\n"
+        "Count to 6.⟦1 2 3⟧",
+        "━━ record 1 · domain __default__ · 14 tokens, 9 trained (64.3%) · labels: shifted by one · the last token is "
+        "a label only · 2 documents or parts of some · positions: run on through the row\n"
+        "── document 1 of 2: 6 tokens, 6 trained (100.0%) ───────────────────────\n"
+        "3⟦ 4 5 6⟧\n"
+        "── document 2 of 2: 8 tokens, 3 trained (37.5%) ────────────────────────\n"
+        "Count to 2.⟦1 2⟧",
+    ]
+    inspect(packed.path, count=0)
+    assert "85.0% full, 1 split\n" in capsys.readouterr().out
+
+
+def test_packed_rows_without_a_mask(tmp_path: Path) -> None:
+    step = {"packing_strategy": "bfd", "min_chars": 0, "max_packed_len": 4096}
+    packed = make(tmp_path, "pretrain", example("text"), preprocessing=step)
+    text = render(packed, 0, marks=True).plain
+    count = len(packed[0]["seq_lens"])
+    assert f" · no mask: all is trained · {count} documents · " in text
+    assert len(re.findall(r"^── document \d+ of \d+: ", text, re.MULTILINE)) == count > 1
+
+
+@pytest.mark.parametrize("columns", ["labels", "loss_mask"])
+def test_padding_is_a_count(tmp_path: Path, columns: str) -> None:
+    padded = counted(tmp_path, {"padding": 16}, columns=columns, position_ids_mode="doc_reset")
+    unshifted = " · labels: unshifted" * (columns == "labels")
+    assert shown(padded) == [
+        f"━━ record 0 · domain __default__ · 11 tokens, 5 trained (45.5%) + 5 of padding{unshifted} · "
+        "positions: 0 to 15\nCount to 3.⟦1 2 3⟧\n+ 5 x <|pad|>",
+        f"━━ record 1 · domain __default__ · 17 tokens, 11 trained (64.7%) + 15 of padding{unshifted} · "
+        "positions: 0 to 31\nCount to 6.⟦1 2 3 4 5 6⟧\n+ 15 x <|pad|>",
+        f"━━ record 2 · domain __default__ · 9 tokens, 3 trained (33.3%) + 7 of padding{unshifted} · "
+        "positions: 0 to 15\nCount to 2.⟦1 2⟧\n+ 7 x <|pad|>",
+    ]
+
+
+def test_padded_rows_with_labels_shifted(tmp_path: Path) -> None:
+    padded = counted(tmp_path, {"padding": 16, "shift": True}, columns="labels")
+    assert shown(padded)[0] == (
+        "━━ record 0 · domain __default__ · 10 tokens, 5 trained (50.0%) + 6 of padding · labels: shifted by one · "
+        "the last token is a label only\nCount to 3.⟦1 2 3⟧\n+ 6 x <|pad|>"
+    )
+
+
+IDS, LABELS = Column("input_ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", "input_ids")
+ATTENTION = Column("attention_mask", "int32", 1, "attention")
+POSITIONS = Column("position_ids", "int32", 1, "position", "input_ids")
+LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
+
+
+def by_hand(*columns: tuple[Column, list[int]]) -> str:
+    row = {column.name: np.array(values, np.int32) for column, values in columns}
+    return render_row(Look(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]).plain
+
+
+def test_trained_padding_is_found_out() -> None:
+    text = by_hand((IDS, [5, 6, 0, 0]), (LABELS, [-100, 6, 0, -100]), (ATTENTION, [1, 1, 0, 0]))
+    assert text == (
+        "━━ record 0 · 2 tokens, 1 trained (50.0%) + 2 of padding · labels: unshifted · "
+        "1 tokens of padding are trained\n5 ⟦6 ⟧\n+ 2 x 0"
+    )
+
+
+def test_padding_elsewhere_is_shown_as_it_is() -> None:
+    text = by_hand((IDS, [0, 5, 6]), (LABELS, [-100, 5, 6]), (ATTENTION, [0, 1, 1]))
+    assert text.endswith("── input_ids: 3 tokens, 2 trained (66.7%)\n0 ⟦5 6 ⟧\n── attention_mask: 0, 1, 1")
+
+
+def test_positions_of_another_kind_are_shown() -> None:
+    text = by_hand((IDS, [5, 6, 7]), (LABELS, [5, 6, 7]), (POSITIONS, [0, 1, 0]), (LENGTHS, [1, 2]))
+    assert text.endswith("⟦6 7 ⟧\n── position_ids: 0, 1, 0")
+    assert " · 2 documents\n" in text
+
+
+def test_lengths_that_are_not_those_of_the_row_are_an_error() -> None:
+    with pytest.raises(FormatError, match="out: seq_lens of a row count 4 tokens, it has 3"):
+        by_hand((IDS, [5, 6, 7]), (LABELS, [5, 6, 7]), (LENGTHS, [2, 2]))
+
+
+def test_pairs_stand_side_by_side_where_there_is_room(preferences: Dataset) -> None:
+    assert render(preferences, 0, marks=True, width=100).plain == (
+        "━━ record 0 · domain __default__ · 75 tokens, 31 trained (41.3%)\n"
+        "── both begin with 22 tokens\n"
+        "<|bos|><|im_start|>user\n"
+        "What is the boiling point of water at sea level in Celsius?<|im_end|>\n"
+        "\n"
+        "── chosen: 31 tokens, 9 trained (29.0%)          │ ── rejected: 44 tokens, 22 trained (50.0%)\n"
+        "⟦<|im_start|>assistant                           │ ⟦<|im_start|>assistant\n"
+        "100 °C.<|im_end|>                                │ It depends on many factors, so it is difficult\n"
+        "⟧                                                │ to say.<|im_end|>\n"
+        "                                                 │ ⟧"
+    )
+    stacked = render(preferences, 0, marks=True, width=99).plain
+    assert stacked == render(preferences, 0, marks=True).plain
+    assert "│" not in stacked
+
+
+def test_no_line_of_a_pair_is_wider_than_the_terminal(preferences: Dataset) -> None:
+    for index in range(len(preferences)):
+        for marks in (True, False):
+            lines = render(preferences, index, marks, width=111).split("\n")
+            beside = [line for line in lines if " │" in line.plain]
+            assert beside
+            assert max(line.cell_len for line in beside) <= 111
+            assert len({line.plain.index("│") for line in beside if line.plain.isascii()}) <= 1
+
+
+def test_a_pair_that_begins_differently_has_no_common_part() -> None:
+    names = ("chosen", "rejected")
+    schema = tuple(
+        column
+        for name in names
+        for column in (Column(name, "int32", 1, "ids"), Column(f"{name}_mask", "int32", 1, "mask", name))
+    )
+    row = {name: np.array(ids, np.int32) for name, ids in zip(names, ([1, 7], [2, 7, 8]), strict=True)}
+    row |= {"chosen_mask": np.array([0, 1]), "rejected_mask": np.array([0, 1, 1])}
+    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    assert text.split("\n")[1:] == [
+        "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
+        "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
+    ]
+    # The same first words of two answers stay in the answers.
+    row["rejected"][0] = 1
+    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    assert text.split("\n")[1:] == [
+        "── both begin with 1 tokens",
+        "1 ",
+        "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
+        "⟦7 ⟧                                             │ ⟦7 8 ⟧",
+    ]
 
 
 # Pieces of tokens
@@ -411,3 +609,183 @@ def test_a_reader_that_goes_away_is_no_error(chats: Dataset, command: str, reade
     line = f"'{sys.executable}' -m beam_prep.cli {command} '{chats.path}' --count 260 | {reader}"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+# Before a run
+
+TOKENIZER = ROOT / "examples" / "tokenizer"
+DATA = {
+    "dpo": "preference",
+    "dpo_conversation": "preference",
+    "grpo": "rollouts",
+    "pretrain": "text",
+    "sft_instruction": "instruction",
+    "sft_prompt_completion": "more/prompt_completion",
+    "sharegpt": "more/sharegpt",
+    "tools": "more/tools",
+}
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.json"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = example(DATA.get(name, "chat")).read_text("utf-8").split("\n")[:40]
+    odd = ["", "[1]", "{}", '{"messages": 3, "text": 3, "prompt": 3, "chosen": 3}', '{"messages": [], "text": "short"}']
+    source.write_text("\n".join([*lines[:2], *odd, *lines[2:]]), "utf-8")
+    settings = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    settings["preprocessing"] = settings.get("preprocessing", {}) | {"max_seq_len": 120, "packing_strategy": "none"}
+    if template := settings["input"].get("chat_template"):
+        settings["input"]["chat_template"] = str(ROOT / "configs" / template)
+    config = PipelineConfig.from_dict(settings)
+    options = {"output_dir": tmp_path / "out", "tokenizer_path": TOKENIZER, "max_reject_rate": 1.0}
+    Pipeline(config, [str(source)], **options).run(["--runner=FnApiRunner"])  # type: ignore[arg-type]
+    ran = bp.open(tmp_path / "out")
+
+    records = first_records(list_inputs([str(source)])[0])
+    assert records is not None
+    batch = prepare(records, config, Tokenizer.load(TOKENIZER))
+    assert len(batch) == len(ran) > 0
+    assert list(batch.columns) == [column for column in ran.columns if column != "position_ids"]
+    for index, row in enumerate(ran):
+        for column, rows in batch.columns.items():
+            one, other = rows[index], row[column]
+            assert isinstance(one, Ragged) == isinstance(other, Ragged)
+            as_lists = [value.to_lists() if isinstance(value, Ragged) else value.tolist() for value in (one, other)]
+            assert as_lists[0] == as_lists[1]
+    outcomes = [batch.ledger.outcomes[code - 1] for code in batch.ledger.status.tolist() if code]
+    for kind in ("dropped", "rejected"):
+        counts = {reason: outcomes.count((kind, reason)) for of, reason in outcomes if of == kind}
+        assert counts == ran.manifest["ledger"][kind]
+    assert {name: int(counts.sum()) for name, counts in batch.counters.items()} == ran.manifest["counters"]
+
+    preview([str(source)], config, TOKENIZER, count=10_000)
+    out = capsys.readouterr().out
+    texts = re.findall(r"━━ [^·]*, line \d+ · (domain .*?)(?=\n\n━━|\n\n\d+ rows? in all)", out, re.DOTALL)
+    for index, text in enumerate(texts):
+        wanted = render(ran, index, marks=True).plain.partition(" · ")[2]
+        assert text.partition("\n")[2] == wanted.partition("\n")[2]
+        assert text.startswith(wanted.partition("\n")[0])  # then what was cut
+    assert len(texts) == len(ran)
+    assert out.endswith(f"{len(ran):,} rows in all\n\n")
+
+
+def _file(tmp_path: Path, *lines: str, name: str = "in.jsonl") -> str:
+    path = tmp_path / name
+    path.write_text("\n".join(lines), "utf-8")
+    return str(path)
+
+
+GOOD = '{"prompt": "Count to 3.", "response": "1 2 3"}'
+INSTRUCTION = str(ROOT / "configs" / "sft_instruction.json")
+
+
+def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = _file(tmp_path, "", '{"prompt": 3, "response": "a"}', GOOD, '{"prompt": "a\u001b[31m', "{}", GOOD, GOOD)
+    before = sorted(tmp_path.iterdir())
+    assert main(["inspect", source, "--config", INSTRUCTION, "--tokenizer_path", str(TOKENIZER), "--count", "2"]) == 0
+    row = "domain __default__ · 11 tokens, 5 trained (45.5%)\nCount to 3.⟦1 2 3⟧\n\n"
+    assert capsys.readouterr().out == (
+        f"{source}: the first rows, as {INSTRUCTION} makes them; nothing is written\n"
+        "columns: sequence, loss_mask; nothing is shifted\n"
+        "what is trained stands between ⟦ and ⟧\n\n"
+        f"━━ {source}, line 2 · rejected: wrong_type\n"
+        "field 'prompt' is a number (3), wanted text\n"
+        '── {"prompt": 3, "response": "a"}\n\n'
+        f"━━ {source}, line 3 · {row}"
+        f"━━ {source}, line 4 · rejected: bad_json\n"
+        "control character (\\u0000-\\u001F) found while parsing a string: line 1 column 14 (char 13)\n"
+        '── {"prompt": "a␛[31m\n\n'
+        f"━━ {source}, line 5 · dropped: empty\nthere is nothing to encode\n── {{}}\n\n"
+        f"━━ {source}, line 6 · {row}"
+    )
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_preview_counts_what_it_does_not_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = _file(tmp_path, *["{}"] * 700, "no", *["{}"] * 11, GOOD)
+    preview(source, INSTRUCTION, TOKENIZER, count=1)
+    out = capsys.readouterr().out
+    assert out.count("· dropped: empty") == 10
+    assert f"━━ {source}, line 713 · domain __default__ · 11 tokens" in out
+    assert out.endswith("702 more records are left out: 701 empty (dropped), 1 bad_json (rejected)\n\n")
+
+
+def test_preview_reads_one_file_after_the_other_and_only_their_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, empty = _file(tmp_path, GOOD, name="1.jsonl"), _file(tmp_path, name="2.jsonl")
+    listed = _file(tmp_path, f"[{GOOD},\n {GOOD}]", name="3.json")
+    preview([one, empty, listed], INSTRUCTION, TOKENIZER, count=5)
+    out = capsys.readouterr().out
+    assert out.startswith("3 files: the first rows")
+    assert re.findall("━━ (.*?) ·", out) == [f"{one}, line 1", f"{listed}, record 1", f"{listed}, record 2"]
+    assert out.endswith("3 rows in all\n\n")
+
+    preview(_file(tmp_path, *["{}"] * 400_000, GOOD), INSTRUCTION, TOKENIZER)
+    assert capsys.readouterr().out.endswith("0 rows in the first 1,024 KB of each file\n\n")
+
+
+def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {
+        "input": {"sections": [{"field": "prompt", "action": "mask"}, {"field": "response", "action": "train"}]},
+        "preprocessing": {"max_seq_len": 8, "packing_strategy": "bfd", "max_packed_len": 100},
+        "output": {"columns": "labels"},
+    }
+    preview(_file(tmp_path, GOOD), PipelineConfig.from_dict(settings), TOKENIZER)
+    out = capsys.readouterr().out
+    assert "columns: input_ids, labels, position_ids, seq_lens; labels: unshifted\n" in out
+    assert "packing: bfd, 100 tokens a row; here each document stands alone\n" in out
+    assert " · truncated_tokens: 3 · truncated_rows: 1 · truncated_end: 1\nCount to 3.⟦1 ⟧\n" in out.replace(
+        "1⟧", "1 ⟧"
+    )
+
+
+def test_preview_fails_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, chat = _file(tmp_path, GOOD), str(ROOT / "configs" / "sft_chat.json")
+    bare = shutil.copytree(TOKENIZER, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    short = json.loads(Path(INSTRUCTION).read_text())
+    short["preprocessing"] |= {"max_seq_len": 4, "truncation_mode": "error"}
+    cases: list[tuple[type[BeamPrepError], str, tuple[Any, ...]]] = [
+        (InputError, "no such input: ", (str(tmp_path / "none.jsonl"), INSTRUCTION, TOKENIZER)),
+        (InputError, "is a directory", (str(tmp_path), INSTRUCTION, TOKENIZER)),
+        (ConfigError, "the config cannot be read", (source, str(tmp_path / "none.json"), TOKENIZER)),
+        (TokenizerError, "no tokenizer folder", (source, INSTRUCTION, str(tmp_path / "none"))),
+        (TokenizerError, "no chat template", (source, chat, bare)),
+        (RunError, "longer than max_seq_len 4", (source, PipelineConfig.from_dict(short), TOKENIZER)),
+        (BeamPrepError, "--count is -1", (source, INSTRUCTION, TOKENIZER, -1)),
+    ]
+    for kind, message, arguments in cases:
+        with pytest.raises(kind) as caught:
+            preview(*arguments)
+        assert message in str(caught.value)
+        assert capsys.readouterr().out == ""
+
+
+def test_wrong_combinations_say_what_to_type(
+    tmp_path: Path, chats: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = _file(tmp_path, GOOD), str(chats.path)
+    config, tokenizer = ["--config", INSTRUCTION], ["--tokenizer_path", str(TOKENIZER)]
+    before = "type: beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME\n"
+    for arguments, message in (
+        ([source, *config], f"--config without --tokenizer_path; {before}"),
+        ([source, *tokenizer], f"--tokenizer_path without --config; to see files before a run, {before}"),
+        ([source], f"{source} is a file, not an output; to see it before a run, {before}"),
+        ([out, out], f"found 2 paths, wanted one output; to see files before a run, {before}"),
+        ([out, *tokenizer], f"{out} is an output and keeps its tokenizer; type: beam-prep inspect {out}\n"),
+        (
+            [out, *config, *tokenizer],
+            f"--config is for files before a run, and {out} is an output; type: beam-prep inspect {out}\n",
+        ),
+        ([source, *config, *tokenizer, "--record", "0"], "--record and --domain are for outputs; with --config, use "),
+    ):
+        assert main(["inspect", *arguments]) == 2
+        assert capsys.readouterr().err.startswith(f"beam-prep inspect: {message}")
+
+
+def test_inspecting_an_output_does_not_import_beam(preferences: Dataset) -> None:
+    code = f"import sys; from beam_prep.cli import main; main(['inspect', {str(preferences.path)!r}])"
+    code += "; assert not {'apache_beam', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)

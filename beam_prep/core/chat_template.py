@@ -364,7 +364,7 @@ def _regions(
     twice = set()
     first = len(text)
     stops = [start for start, _ in marks[1:]] + [len(text)]
-    for (start, place), stop in zip(marks, stops, strict=True):
+    for (start, place), stop in zip(marks, stops, strict=False):
         if start == stop or place == _NOBODY:
             continue
         first = min(first, start)
@@ -378,7 +378,7 @@ def _regions(
         regions = [(r[0], len(text)) if r is not None and r[1] == marks[-1][0] else r for r in regions]
     for place in twice:
         regions[place] = None
-    if marks and regions[0] is None and 0 not in twice and 0 < first < len(text):
+    if marks and regions[0] is None and 0 not in twice and 0 < first and (first < len(text) or messages == 1):
         regions[0] = (0, first)  # a system message is often written before the loop
     return regions
 

@@ -4,21 +4,17 @@ Where a template marks generation with `{% generation %}`, that is what the assi
 the template reports, while it renders, where it comes to each message; inside what it writes for a message, what is
 said runs from the end of the generation prompt to the last special token. A span counts as proven when the message's
 own content lies in it, and no other's. Mostly that can be seen: the content stands once in what was written for the
-message, and around it there are only special tokens. Where it cannot, the conversation is rendered again, with marks
-around the contents.
+message, and nothing that another says stands beside it. Where it cannot, the conversation is rendered again, with
+marks around the contents.
 """
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from beam_prep.core.chat_template import ChatTemplate, Message, RenderedChat
-
-
-Contents = Callable[[], list[list[tuple[int, int]]] | None]
-"""Where each message's content is written, as `ChatTemplate.contents` tells; rendered when it is first asked for."""
 
 
 class Said(NamedTuple):
@@ -34,6 +30,42 @@ class Said(NamedTuple):
     start: int
     stop: int
     proven: bool
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The contents of a rendered conversation."""
+
+    template: ChatTemplate
+    chat: RenderedChat
+    messages: Sequence[Message]
+    variables: dict[str, Any]
+
+    @functools.cached_property
+    def places(self) -> list[list[tuple[int, int]]] | None:
+        """Where each is written, as `ChatTemplate.contents` tells: rendered when first asked for."""
+        return self.template.contents(list(self.messages), self.chat.text, **self.variables)
+
+    @functools.cached_property
+    def _said(self) -> set[str]:
+        contents = [message.get("content") or "" for message in self.messages]
+        return {core for content in contents for core in (content.strip(), _answer(content)) if core}
+
+    @functools.cached_property
+    def _silent(self) -> dict[str, bool]:
+        return {}
+
+    def silent(self, around: str) -> bool:
+        """Whether none of the contents stands in a text. (What stands around contents is mostly the same.)"""
+        if around not in self._silent:
+            self._silent[around] = not any(core in around for core in self._said)
+        return self._silent[around]
+
+    def others(self, place: int, start: int, stop: int) -> bool:
+        """Whether some of another message's content is written in that range, or may be."""
+        if self.places is None:
+            return True
+        return any(a < stop and b > start for other, at in enumerate(self.places) if other != place for a, b in at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +84,7 @@ class Speech:
         """One or more ranges a message, in order of the messages."""
         marked = self._marked(chat, messages) if self.template.has_generation else {}
         prompt = self.template.generation_prompt(**variables)
-        contents = functools.cache(lambda: self.template.contents(list(messages), chat.text, **variables))
+        contents = _Contents(self.template, chat, messages, variables)
         said: list[Said] = []
         for place, message in enumerate(messages):
             if self.template.has_generation and message["role"] == "assistant":
@@ -79,7 +111,7 @@ class Speech:
                 found.setdefault(place, []).append(Said(place, start, stop, True))
         return found
 
-    def _derived(self, chat: RenderedChat, place: int, message: Message, prompt: str, contents: Contents) -> Said:
+    def _derived(self, chat: RenderedChat, place: int, message: Message, prompt: str, contents: _Contents) -> Said:
         region = chat.regions[place]
         if region is None:
             return Said(place, 0, 0, False)
@@ -95,12 +127,9 @@ class Speech:
         begin, end = body
         # Without a generation prompt an answer begins with its content (or with its tool calls).
         start, stop = header if answers else begin, self._end(text, end)
-        if start < stop and not self._plain(text[start:begin] + text[end:stop]):
-            told = contents()
-            if told is None or any(
-                a < first + stop and b > first + start for other, at in enumerate(told) if other != place for a, b in at
-            ):
-                return Said(place, first, last, False)
+        beside = (text[start:begin], text[end:stop])
+        if not all(map(contents.silent, beside)) and contents.others(place, first + start, first + stop):
+            return Said(place, first, last, False)
         return Said(place, first + start, first + stop, start < stop)
 
     @staticmethod
@@ -114,33 +143,34 @@ class Speech:
             if at >= 0:
                 return at, at + len(form)
         # Reasoning that stands in the content is often written apart: then what follows it must be there.
-        answer = content.split("</think>")[-1].strip()
+        answer = _answer(content)
         at = text.find(answer, header)
-        return (at, at + len(answer)) if "</think>" in content and at >= 0 else None
+        return (at, at + len(answer)) if answer and at >= 0 else None
 
     @staticmethod
     def _find_exactly(
-        text: str, message: Message, header: int, first: int, place: int, contents: Contents
+        text: str, message: Message, header: int, first: int, place: int, contents: _Contents
     ) -> tuple[int, int] | None:
-        """Where a content lies whose header is not known: it may look like the header, or like what ends the message."""
+        """Where a content lies behind a header that is not known: the header, or the end, may look like it."""
         content = message.get("content") or ""
-        at = text.find(content)
-        if content and content == content.strip() and at >= 0 and text.find(content, at + 1) < 0:
-            return at, at + len(content)
-        told = contents()
-        own = [] if told is None else told[place]
+        core = content.rstrip()
+        at = text.find(core)
+        if core and not core[0].isspace() and at >= 0 and text.find(core, at + 1) < 0:
+            return at, at + len(content if text.startswith(content, at) else core)
+        own = [] if contents.places is None else contents.places[place]
         if len(own) == 1 and first <= own[0][0] and own[0][1] <= first + len(text):
             return own[0][0] - first, own[0][1] - first
-        return (header, header) if not content.strip() and not own and message.get("tool_calls") else None
-
-    def _plain(self, around: str) -> bool:
-        """Whether what stands around a content is nothing that anybody says: special tokens and white space."""
-        return not _pattern(self.controls).sub("", around).strip()
+        return (header, header) if not core and not own and message.get("tool_calls") else None
 
     def _end(self, text: str, content_end: int) -> int:
         """One past the last special token behind the content; the content's own end where there is none."""
         ends = [found.end() for found in _pattern(self.controls).finditer(text, content_end)]
         return ends[-1] if ends else max(content_end, len(text.rstrip()))
+
+
+def _answer(content: str) -> str:
+    """What follows the reasoning that stands in a content; "" where none does."""
+    return content.split("</think>")[-1].strip() if "</think>" in content else ""
 
 
 _PATTERNS: dict[tuple[str, ...], re.Pattern[str]] = {}

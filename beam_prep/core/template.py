@@ -202,14 +202,12 @@ class _Texts:
             first = first and not yielded
 
     def _end_with_eos(self, texts: list[str | None]) -> None:
-        """The EOS token's text behind the last text section. With it a blank text is a record."""
-        rules = self.voice.rules
-        if rules.eos == "never" or self.output.has_template:
+        """The EOS token's text behind the last text section. With it a blank text is a record; a missing one is not."""
+        rules, text = self.voice.rules, texts[-1]
+        if rules.eos == "never" or self.output.has_template or text is None:
             return
-        last = len(texts) - 1
-        text = texts[last] or ""
         if rules.eos == "always" or not text.endswith(self.voice.eos):
-            texts[last] = text + self.voice.eos
+            texts[-1] = text + self.voice.eos
 
     def _joint(self, record: Record) -> None:
         """All sections joined before they are encoded; what the leading `mask` sections say is the prompt."""
@@ -219,6 +217,8 @@ class _Texts:
             return
         self._end_with_eos(texts)
         whole = "".join(text or "" for text in texts)
+        if not whole:
+            return
         masked = next((place for place, section in enumerate(sections) if section.action != "mask"), len(sections))
         special = sections[0].add_special_tokens is not False
         if masked == 0:
@@ -260,13 +260,24 @@ class _Texts:
         template = self.voice.template
         assert template is not None
         variables = self.guard(_variables(record))
-        chat = template.render_chat(messages, **variables)
+        chat = self._rendered(template, messages, variables)
         text, cut, special = self._cut_bos(chat.text)
         prompt = self._prompt(messages, actions, variables)
         segments = list(self._segments(chat, messages, actions, variables, prompt is not None))
         if cut:
             segments = [_moved(segment, cut) for segment in segments]
         self._piece(text, special, *segments, prompt=prompt)
+
+    def _rendered(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any]
+    ) -> RenderedChat:
+        try:
+            return template.render_chat(messages, **variables)
+        except Reject as reject:
+            fields = ", ".join(repr(section.field) for section in self.output.sections)
+            empty = [place for place, message in enumerate(messages) if message.get("content") is None]
+            lacks = f" (message {empty[0]} has no content)" if empty else ""
+            raise Reject(reject.reason, f"field {fields}{lacks}: {reject.message}") from None
 
     def _cut_bos(self, text: str) -> tuple[str, int, bool]:
         """(text, characters cut, with the tokenizer's special tokens), by the rule for BOS."""
@@ -281,8 +292,8 @@ class _Texts:
                 role = messages[-1]["role"]
                 raise Reject("last_not_assistant", f"the last message is of role {role!r}, wanted 'assistant'")
             masked = len(messages) - 1
-        elif "mask" in actions and "train" in actions:
-            masked = actions.index("train")
+        elif {"mask", "train"} <= {section.action for section in self.output.sections}:
+            masked = actions.count("mask")
         else:
             return None
         if masked == 0:

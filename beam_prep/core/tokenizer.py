@@ -13,6 +13,7 @@ import os
 import socket
 import tempfile
 import urllib.parse
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -102,10 +103,7 @@ class Tokenizer:
         Raises:
             TokenizerError: nothing usable there.
         """
-        folder = Path(path)
-        if (folder / _MARK).exists():
-            return cls(str(folder), json.loads((folder / _MARK).read_bytes())["fingerprint"])
-        return _resolve(str(path))
+        return _kept(Path(path)) or _resolve(str(path))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
@@ -114,6 +112,11 @@ class Tokenizer:
         for name in self.files():
             (target / name).write_bytes((Path(self.folder) / name).read_bytes())
         return Tokenizer(str(target), self.fingerprint)
+
+    def with_template(self, source: str) -> "Tokenizer":
+        """This tokenizer with another chat template; its fingerprint is another, too."""
+        text = (Path(self.folder) / "tokenizer.json").read_text("utf-8")
+        return _write(text, self._it.special_tokens, source, self.max_id)
 
     def files(self) -> list[str]:
         """Names of the files in the folder."""
@@ -257,6 +260,23 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
     return int(first), int(last) + 1
 
 
+def _kept(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a folder that `save` wrote; None where it is none, or where somebody edited its files."""
+    template = folder / "chat_template.jinja"
+    try:
+        mark = json.loads((folder / _MARK).read_bytes())
+        texts = _texts(
+            (folder / "tokenizer.json").read_bytes().decode("utf-8", "surrogatepass"),
+            mark["special_tokens"],
+            template.read_bytes().decode("utf-8", "surrogatepass") if template.exists() else None,
+            mark["max_id"],
+        )
+        same = all((folder / name).read_bytes() == text for name, text in texts.items())
+    except (OSError, ValueError, KeyError):
+        return None
+    return Tokenizer(str(folder), mark["fingerprint"]) if same else None
+
+
 def _resolve(path: str) -> Tokenizer:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
@@ -266,14 +286,16 @@ def _resolve(path: str) -> Tokenizer:
         raise TokenizerError(
             f"no tokenizer folder {path!r}: --tokenizer_path wants a folder with tokenizer.json, or a Hugging Face name"
         )
+    offline = not looks_local and not _hub_answers()
     try:
-        if looks_local or _hub_answers():
-            found = AutoTokenizer.from_pretrained(path)
-        else:
-            found = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        hint = "a folder with tokenizer.json" if looks_local else "a folder, or a name on the Hugging Face Hub"
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        found = AutoTokenizer.from_pretrained(path, local_files_only=offline)
+    except Exception as error:  # the Rust library and transformers raise all kinds on files that are none of theirs
+        hint = "a folder with tokenizer.json"
+        if not looks_local:
+            hint += ", or a name on the Hugging Face Hub"
+        if offline:
+            hint += " (which does not answer, and the name is not in the local cache)"
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].strip()
         raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}. transformers says: {reason}") from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
@@ -310,29 +332,29 @@ def _hub_answers() -> bool:
         return False
 
 
-def _write(source: str, special_tokens: dict[str, str], template: str | None, max_id: int) -> Tokenizer:
+def _texts(source: str, special_tokens: dict[str, str], template: str | None, max_id: int) -> dict[str, bytes]:
+    """The files of a resolved tokenizer, by name."""
     special_tokens = dict(sorted(special_tokens.items()))
     canonical = json.dumps([json.loads(source), template, special_tokens], sort_keys=True, ensure_ascii=False)
     fingerprint = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
     mark = {"fingerprint": fingerprint, "max_id": max_id, "special_tokens": special_tokens}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
-    texts = {
-        "tokenizer.json": source,
-        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n",
-        _MARK: json.dumps(mark, ensure_ascii=False, indent=1) + "\n",
-    }
+    texts = {"tokenizer.json": source, "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n"}
     if template is not None:
         texts["chat_template.jinja"] = template
+    texts[_MARK] = json.dumps(mark, ensure_ascii=False, indent=1) + "\n"
+    return {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
+
+
+def _write(source: str, special_tokens: dict[str, str], template: str | None, max_id: int) -> Tokenizer:
+    """Puts the files where every process of this machine finds them."""
+    texts = _texts(source, special_tokens, template, max_id)
+    fingerprint = json.loads(texts[_MARK])["fingerprint"]
     folder = Path(tempfile.gettempdir()) / f"beam_prep-{os.getuid()}" / "tokenizers" / fingerprint
-    if not (folder / _MARK).exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
-        for name, text in texts.items():
-            (made / name).write_bytes(text.encode("utf-8", "surrogatepass"))
-        try:
-            made.rename(folder)
-        except OSError:  # another process was first, with the same content
-            for name in texts:
-                (made / name).unlink()
-            made.rmdir()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        if not (folder / name).exists():  # never there, or a cleaner of temporary files came by
+            made = folder / f"{name}.{uuid.uuid4().hex}"
+            made.write_bytes(text)
+            made.replace(folder / name)
     return Tokenizer(str(folder), fingerprint)

@@ -30,18 +30,18 @@ def is_local(path: str) -> bool:
     return "://" not in path
 
 
-def list_inputs(patterns: Sequence[str]) -> list[InputFile]:
+def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
     """The files of a job: arguments in the order given, each glob sorted by bytes.
 
     Raises:
         InputError: nothing there, a directory, a file that cannot be read, the same file twice.
     """
-    if isinstance(patterns, str):
+    if isinstance(patterns, str | os.PathLike):
         patterns = [patterns]
     files: list[InputFile] = []
     seen: dict[str, str] = {}
     for pattern in patterns:
-        for path in _match(str(pattern)):
+        for path in _match(os.fspath(pattern)):
             place = os.path.realpath(path) if is_local(path) else path
             if place in seen:
                 raise InputError(f"the same input twice: {path!r} and {seen[place]!r}; name each file once")

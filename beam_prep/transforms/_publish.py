@@ -177,12 +177,14 @@ def failure(plan: Plan, max_reject_rate: float) -> str | None:
             f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; {reasons}), "
             f"more than --max_reject_rate {max_reject_rate}"
         )
+    if ledger.lines == ledger.blank:
+        files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
+        return f"the input has no record ({ledger.blank} blank lines in {len(plan.inputs)} files: {files})"
     if ledger.kept == 0:
-        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(ledger.dropped.items()))
-        return (
-            f"nothing is kept of {ledger.read} records ({ledger.blank} blank lines; dropped: {dropped or 'none'}): "
-            "check the field names in the config against the input"
-        )
+        gone = {**ledger.dropped, **ledger.rejected}
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(gone.items()))
+        advice = "check the field names in the config against the input"
+        return f"nothing is kept of {ledger.read} records ({reasons}): {advice}"
     return None
 
 

@@ -36,8 +36,15 @@ def _folders() -> Iterator[Any]:
             yield pytest.param(path, id=path.name)
 
 
-FOLDERS = list(_folders())
-every_folder = pytest.mark.parametrize("folder", FOLDERS)
+@pytest.fixture(scope="module", params=_folders())
+def folder(request: pytest.FixtureRequest) -> Path:
+    """Every tokenizer at hand, one after the other: each is loaded once."""
+    return Path(request.param)
+
+
+@functools.cache
+def load(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
 
 
 @functools.cache
@@ -63,28 +70,34 @@ def configure(folder: Path, **changes: Any) -> Path:
 # Ids
 
 
-@every_folder
+@functools.cache
+def ids_of(folder: Path) -> list[list[int]]:
+    return load(folder).encode(verify_texts(), False).to_lists()
+
+
 def test_ids_are_those_of_transformers(folder: Path) -> None:
-    texts, tokenizer = verify_texts(), Tokenizer.load(folder)
-    for special in (False, True):
-        wanted = auto(folder)(texts, add_special_tokens=special)["input_ids"]
-        found = tokenizer.encode(texts, special)
-        assert found.to_lists() == wanted
-        assert found.flat.dtype == np.int32
-    assert max(max(ids, default=0) for ids in wanted) <= tokenizer.max_id
+    assert ids_of(folder) == auto(folder)(verify_texts(), add_special_tokens=False)["input_ids"]
+    assert max(max(ids, default=0) for ids in ids_of(folder)) <= load(folder).max_id
 
 
-@every_folder
+def test_ids_with_special_tokens_are_those_of_transformers(folder: Path) -> None:
+    texts = ["", *verify_texts()[1::8]]
+    assert load(folder).encode(texts, True).to_lists() == auto(folder)(texts, add_special_tokens=True)["input_ids"]
+
+
 def test_ids_are_those_of_an_independent_encoder(folder: Path) -> None:
     golden = folder / "golden_ids.jsonl.gz"
     if not golden.exists():
         pytest.skip("no golden ids")
-    wanted = [json.loads(line) for line in gzip.open(golden, "rt")]
-    found = Tokenizer.load(folder).encode(verify_texts(), False).to_lists()
+    wanted = [json.loads(line) for line in gzip.decompress(golden.read_bytes()).splitlines()]
     ties = TIES.get(folder.name, set())
-    differ = {place for place, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other}
+    differ = {place for place, (one, other) in enumerate(zip(ids_of(folder), wanted, strict=True)) if one != other}
     assert differ <= ties
-    assert all(len(found[place]) == len(wanted[place]) for place in ties)
+    assert all(len(ids_of(folder)[place]) == len(wanted[place]) for place in ties)
+
+
+def test_ids_are_32_bits_wide() -> None:
+    assert load(OURS).encode(["x"], True).flat.dtype == np.int32
 
 
 def test_more_texts_than_one_call_takes_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +117,9 @@ def test_no_texts_give_no_rows() -> None:
     assert (len(found), found.flat.dtype) == (0, np.int32)
 
 
-@every_folder
 def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
     """Offsets of the reference, token by token; what a normaliser takes away is left out of the comparison."""
-    tokenizer, choose = Tokenizer.load(folder), random.Random(0)
+    tokenizer, choose = load(folder), random.Random(0)
     backend = tokenizer._it.backend
     texts = [text[:300] for text in verify_texts()[::4]] + ["a\u0301 é 日本語 🧑‍🚀 \u2126 x"]
     spans = []
@@ -148,8 +160,8 @@ def test_the_pieces_of_a_text_join_to_the_whole(name: str) -> None:
     ],
 )
 def test_special_tokens_by_name(name: str, bos: str | None, eos: str) -> None:
-    """The first four name them in an object `special_tokens` of tokenizer_config.json; AutoTokenizer knows none there."""
-    tokenizer = Tokenizer.load(shared("tokenizers", name))
+    """The first four name them in an object `special_tokens` of tokenizer_config.json, unknown to AutoTokenizer."""
+    tokenizer = load(shared("tokenizers", name))
     assert tokenizer.special_tokens.get("bos_token") == bos
     assert tokenizer.special_tokens.get("eos_token") == eos
     vocabulary = auto(shared("tokenizers", name)).get_vocab()
@@ -170,7 +182,7 @@ def test_a_special_token_that_the_vocabulary_lacks_has_no_id(tmp_path: Path) -> 
 
 
 def test_the_largest_id_counts_added_tokens() -> None:
-    tokenizer = Tokenizer.load(shared("tokenizers", "qwen2.5"))
+    tokenizer = load(shared("tokenizers", "qwen2.5"))
     assert tokenizer.max_id == max(auto(shared("tokenizers", "qwen2.5")).get_vocab().values())
 
 
@@ -204,17 +216,16 @@ def test_padding_and_truncation_that_are_stored_are_off(tmp_path: Path) -> None:
 # Fingerprints
 
 
-@every_folder
 def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = load(folder)
     saved = tokenizer.save(tmp_path / "saved")
     again = Tokenizer.load(tmp_path / "saved")
     assert again.fingerprint == saved.fingerprint == tokenizer.fingerprint
     assert again.special_tokens == tokenizer.special_tokens
     assert again.chat_template == tokenizer.chat_template
-    texts = verify_texts()[::9]
+    texts = verify_texts()[1::16]
     theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
     for special in (False, True):
         ids = tokenizer.encode(texts, special).to_lists()
@@ -309,39 +320,58 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         "/nowhere/tokenizer",
         "./nowhere",
         "../nowhere",
-        "~/nowhere-at-all",
+        "~/nowhere",
         "a/b/c",
         "nowhere",
         "some-org/some-model",
         "",
-        "FILE",
-        "EMPTY",
-        "BROKEN",
-        "ONLY_CONFIG",
+        ".",
+        "/",
     ],
 )
-def test_a_wrong_path_is_answered_with_what_to_type(path: str, tmp_path: Path) -> None:
-    (tmp_path / "EMPTY").mkdir()
-    for name, text in (("BROKEN", "{"), ("ONLY_CONFIG", None)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-        if text is not None:
-            (tmp_path / name / "tokenizer.json").write_text(text)
-    given = str(tmp_path / path) if path.isupper() and path != "FILE" else str(OURS / "tokenizer.json") if path else ""
-    given = given if path.isupper() else path
+def test_a_wrong_path_is_answered_with_what_to_type(path: str) -> None:
+    assert_answered(path)
+
+
+@pytest.mark.parametrize("source", [None, "", "{", "{}", "[]", "null", '{"model": 1}', '{"model": {"type": "None"}}'])
+def test_a_folder_without_a_good_tokenizer_json_is_answered_so(source: str | None, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    if source is not None:
+        (tmp_path / "tokenizer.json").write_text(source)
+    assert_answered(str(tmp_path))
+
+
+def test_a_file_in_place_of_its_folder_is_answered_so() -> None:
+    assert_answered(str(OURS / "tokenizer.json"))
+
+
+def test_an_empty_folder_is_answered_so(tmp_path: Path) -> None:
+    assert_answered(str(tmp_path))
+
+
+def assert_answered(path: str) -> None:
+    """One line that names what was given, and what is wanted."""
     with pytest.raises(TokenizerError) as caught:
-        Tokenizer.load(given)
+        Tokenizer.load(path)
     message = str(caught.value)
-    assert repr(given) in message
-    assert "folder with tokenizer.json" in message
+    assert repr(path) in message
+    assert "wanted a folder with tokenizer.json" in message or "wants a folder with tokenizer.json" in message
     assert "\n" not in message
-    assert "Traceback" not in message
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_name_that_is_not_at_hand_says_that_there_is_no_network() -> None:
-    with pytest.raises(TokenizerError, match="no network"):
+def test_a_name_without_a_network_says_why_it_is_not_found() -> None:
+    with pytest.raises(TokenizerError, match=r"Hub.+does not answer, and the name is not in the local cache"):
         Tokenizer.load("some-org/some-model")
+
+
+def test_what_a_cleaner_took_from_the_temporary_files_is_put_back(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    first = Tokenizer.load(OURS)
+    for name in first.files():
+        Path(first.folder, name).unlink()
+        assert sorted(Tokenizer.load(OURS).files()) == sorted(os.listdir(first.folder))
+    assert first.encode(["x"], False).to_lists() == load(OURS).encode(["x"], False).to_lists()
 
 
 def test_a_tokenizer_without_a_template_says_what_to_do() -> None:

@@ -1,0 +1,145 @@
+"""Every config in configs/ loads, runs on its sample, gives exactly its columns, and reads back.
+
+What the ones for whole conversations train, as text: test_configs_conversation.py.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT
+
+LABELS = {"input_ids": "int32", "labels": "int32"}
+SIDES = {"chosen": "int32", "chosen_mask": "int32", "rejected": "int32", "rejected_mask": "int32"}
+
+# Config -> sample in examples/data, columns with dtypes. The first five are those of seed document 001.
+CONFIGS = {
+    "sft_chat": ("chat", {"sequence": "int32", "loss_mask": "bool"}),
+    "sft_instruction": ("instruction", {"sequence": "int32", "loss_mask": "int32"}),
+    "pretrain": ("text", {"sequence": "int32"}),
+    "dpo": ("preference", SIDES),
+    "grpo": ("rollouts", {"prompts": "int32", "responses": "int32", "masks": "int32", "rewards": "float32"}),
+    "sft_conversation": ("chat", LABELS),
+    "sft_prompt_completion": ("more/prompt_completion", LABELS),
+    "sft_last_turn_shifted": ("chat", LABELS),
+    "sft_padded": ("chat", {**LABELS, "attention_mask": "int32"}),
+    "sft_packed": ("chat", {**LABELS, "position_ids": "int32", "seq_lens": "int32"}),
+    "sharegpt": ("more/sharegpt", LABELS),
+    "tools": ("more/tools", LABELS),
+    "dpo_conversation": ("preference", SIDES),
+}
+Outputs = Callable[[str], bp.Dataset]
+
+DROPPED = {"pretrain": {"too_short": 3}}
+
+
+def lengths(values: np.ndarray | bp.Ragged) -> list[int]:
+    return values.lengths.tolist() if isinstance(values, bp.Ragged) else [len(values)]
+
+
+def sample(name: str) -> Path:
+    return ROOT / "examples" / "data" / f"{CONFIGS[name][0]}.jsonl"
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Outputs:
+    """Config name -> the output over its sample, made at first use."""
+
+    @functools.cache
+    def _output(name: str) -> bp.Dataset:
+        folder = tmp_path_factory.mktemp(name) / "out"
+        job = Pipeline(ROOT / "configs" / f"{name}.json", [str(sample(name))], folder, tokenizer_path)
+        job.run(["--runner=FnApiRunner"])
+        return bp.open(folder)
+
+    return _output
+
+
+def first_record(name: str) -> dict:
+    with sample(name).open(encoding="utf-8") as file:
+        return json.loads(next(file))
+
+
+def test_every_config_is_here() -> None:
+    assert {path.stem for path in (ROOT / "configs").glob("*.json")} == CONFIGS.keys()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_runs_on_its_sample(name: str, output: Outputs) -> None:
+    columns = CONFIGS[name][1]
+    config = bp.PipelineConfig.from_json(ROOT / "configs" / f"{name}.json")
+    assert config.columns() == columns
+    assert config.warnings == []
+
+    ds = output(name)
+
+    ds.verify()
+    ledger = ds.manifest["ledger"]
+    assert ledger["lines"] == len(sample(name).read_bytes().splitlines())
+    assert ledger["kept"] == ledger["lines"] - sum(ledger["dropped"].values())
+    assert (ledger["dropped"], ledger["rejected"]) == (DROPPED.get(name, {}), {})
+    if config.preprocessing.packing_strategy == "none":
+        assert len(ds) == ledger["kept"]
+    assert {column.name: column.dtype for column in ds.schema} == columns
+    for row in ds:
+        assert row.keys() == columns.keys()
+        for column in ds.schema:
+            values = row[column.name]
+            assert (values.flat if isinstance(values, bp.Ragged) else values).dtype == column.dtype
+            if column.role in ("mask", "labels"):
+                assert lengths(values) == lengths(row[column.of])
+
+
+@pytest.mark.parametrize("name", list(CONFIGS)[:5])
+def test_bin_holds_a_file_a_column(name: str, output: Outputs) -> None:
+    ds = output(name)
+    files = {path.name for path in (ds.path / "__default__").iterdir()}
+    assert files == {"meta.json", *(f"{column}.bin" for column in CONFIGS[name][1])}
+
+
+# The example tokenizer adds no special tokens to text, so text comes back as it was.
+
+
+def test_texts_come_back(output: Outputs) -> None:
+    assert output("pretrain").decode(0) == first_record("pretrain")["text"]
+
+
+def test_only_the_response_of_an_instruction_is_trained(output: Outputs) -> None:
+    ds = output("sft_instruction")
+    record, row = first_record("sft_instruction"), ds[0]
+    assert ds.tokenizer is not None
+    assert ds.tokenizer.decode(row["sequence"][row["loss_mask"] == 1]) == record["response"]
+    assert ds.tokenizer.decode(row["sequence"][row["loss_mask"] == 0]) == record["prompt"]
+
+
+def test_only_the_answers_of_a_chat_are_trained(output: Outputs) -> None:
+    ds = output("sft_chat")
+    record, row = first_record("sft_chat"), ds[0]
+    answer = next(message["content"] for message in record["messages"] if message["role"] == "assistant")
+    assert ds.tokenizer is not None
+    assert ds.tokenizer.decode(row["sequence"][row["loss_mask"]]) == f"<|im_start|>assistant\n{answer}<|im_end|>\n"
+
+
+def test_only_the_answers_of_a_pair_are_trained(output: Outputs) -> None:
+    ds = output("dpo")
+    record, row = first_record("dpo"), ds[0]
+    assert ds.tokenizer is not None
+    for side in ("chosen", "rejected"):
+        trained = ds.tokenizer.decode(row[side][row[f"{side}_mask"] == 1])
+        assert trained == f"<|im_start|>assistant\n{record[side][-1]['content']}<|im_end|>\n"
+
+
+def test_rollouts_keep_the_borders_of_responses(output: Outputs) -> None:
+    ds = output("grpo")
+    record = first_record("grpo")
+    assert ds.decode(0, "responses") == record["responses"]
+    assert ds[0]["rewards"].tolist() == record["rewards"]
+    for row in ds:
+        assert len(row["responses"]) == len(row["masks"]) == len(row["rewards"])
+        assert row["masks"].flat.all()

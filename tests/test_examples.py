@@ -1,0 +1,78 @@
+"""Every script in examples/ runs as a user runs it, in this process and (where it can) in worker processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from tests.conftest import ROOT, tree
+
+EXAMPLES = ROOT / "examples"
+TWO_WORKERS = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
+
+def run(script: str, output: Path, *options: str) -> str:
+    """What the script prints. It runs in a folder of its own: paths in it must not depend on where it is started."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, output, *options],
+        cwd=output.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_tested_and_short() -> None:
+    scripts = {path.name for path in EXAMPLES.glob("*.py")}
+    assert scripts == {"custom_filter.py", "custom_format.py", "custom_mask.py", "hand_written_chain.py"}
+    for name in scripts:
+        assert len((EXAMPLES / name).read_text().splitlines()) < 60, name
+
+
+def test_custom_filter(tmp_path: Path) -> None:
+    printed = run("custom_filter.py", tmp_path / "out")
+    assert printed == "kept 212 of 260; dropped {'filtered': 17}; rejected {'code_block': 31}\n"
+    ledger = bp.open(tmp_path / "out").manifest["ledger"]
+    assert ledger["kept"] + ledger["dropped"]["filtered"] + ledger["rejected"]["code_block"] == ledger["lines"]
+    # A function of a script's own reaches worker processes, and gives the same there.
+    run("custom_filter.py", tmp_path / "workers", *TWO_WORKERS)
+    assert tree(tmp_path / "workers") == tree(tmp_path / "out")
+
+
+def test_custom_mask(tmp_path: Path) -> None:
+    assert run("custom_mask.py", tmp_path / "out") == "kept 100; dropped {'untrained': 160}\n"
+    ds = bp.open(tmp_path / "out")
+    assert ds.tokenizer is not None
+    for row in ds:
+        mask = row["loss_mask"]
+        first, last = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+        assert last == len(mask)  # one run of trained tokens, at the end
+        assert 0 < last - first <= 64
+        assert ds.tokenizer.decode(row["sequence"][mask]).startswith("<|im_start|>assistant\n")
+
+
+def test_custom_format(tmp_path: Path) -> None:
+    run("custom_format.py", tmp_path / "out")
+    lines = (tmp_path / "out/__default__/shard_0000.jsonl").read_text().splitlines()
+    assert len(lines) == 43
+    assert lines[0].endswith('"masks": [[1, 1], [1, 1], [1, 1]], "rewards": [1.0, 0.0, 0.0]}')
+
+
+@pytest.mark.parametrize("options", [(), TWO_WORKERS], ids=["in-process", "two workers"])
+def test_hand_written_chain(options: tuple[str, ...], tmp_path: Path) -> None:
+    run("hand_written_chain.py", tmp_path / "out", *options)
+    ds = bp.open(tmp_path / "out")
+    assert ds.columns == ("input_ids", "labels")
+    assert ds.schema[1].shifted
+    assert len(ds) == 238
+    assert len(ds.domains) > 10
+    for row in ds.domain("cooking"):
+        trained = np.flatnonzero(row["labels"][:-1] != -100)
+        assert (row["labels"][trained] == row["input_ids"][trained + 1]).all()
