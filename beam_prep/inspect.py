@@ -246,22 +246,31 @@ def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] 
     shared = [note for one in sequences[:1] for note in one.notes if all(note in other.notes for other in sequences)]
     header = [*title, _counts(sequences), *shared, *_layout_notes(look, row), *notes]
     text = Text().append(f"━━ {' · '.join(header)}".translate(VISIBLE), "bold")
-    sequences = [dataclasses.replace(one, notes=tuple(n for n in one.notes if n not in shared)) for one in sequences]
-    packed = _lengths(look, row) is not None
-    beside = look.width >= SIDE_BY_SIDE and _is_pair(look, sequences)
+    own = [
+        dataclasses.replace(part, notes=tuple(note for note in part.notes if note not in shared))
+        if isinstance(part, _Sequence)
+        else part
+        for part in parts
+    ]
+    return text.append_text(_body(own, look, packed=_lengths(look, row) is not None))
+
+
+def _body(parts: Sequence["_Sequence | str"], look: Look, packed: bool) -> Text:
+    """What stands below the header."""
+    text = Text()
+    pair = [part for part in parts if isinstance(part, _Sequence)]
+    beside = look.width >= SIDE_BY_SIDE and _is_pair(look, pair)
     if beside:
-        text.append_text(_side_by_side(sequences[0], sequences[1], look))
-    left = iter(sequences)
+        text.append_text(_side_by_side(pair[0], pair[1], look))
     for part in parts:
         if isinstance(part, str):
             text.append(f"\n── {part}", _CAPTION)
         elif not beside:
-            one = next(left)
             if packed:
-                text.append("\n" + f"{_caption(one)} ".ljust(_RULE, "─"), _CAPTION)
+                text.append("\n" + f"{_caption(part)} ".ljust(_RULE, "─"), _CAPTION)
             elif len(parts) > 1:
-                text.append(f"\n{_caption(one)}", _CAPTION)
-            text.append("\n").append_text(_tokens(one, look)).append_text(_padding(one, look))
+                text.append(f"\n{_caption(part)}", _CAPTION)
+            text.append("\n").append_text(_tokens(part, look)).append_text(_padding(part, look))
     return text
 
 
@@ -476,12 +485,11 @@ def _side_by_side(left: _Sequence, right: _Sequence, look: Look) -> Text:
         text.append("\n").append_text(_tokens(left, look, stop=common))
     width = (look.width - 3) // 2
     console = Console(width=look.width)
-    sides = [
-        Text.assemble((_caption(side), _CAPTION), "\n", _tokens(side, look, start=common)).wrap(
-            console, width, overflow="fold"
-        )
-        for side in (left, right)
-    ]
+    sides = []
+    for side in (left, right):
+        column = Text.assemble((_caption(side), _CAPTION), "\n", _tokens(side, look, start=common))
+        column.rstrip()
+        sides.append(column.wrap(console, width, overflow="fold"))
     for one, other in itertools.zip_longest(*sides, fillvalue=Text()):
         other.rstrip()
         text.append("\n").append_text(one).append(" " * (width - one.cell_len))

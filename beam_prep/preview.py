@@ -95,7 +95,8 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
             `truncation_mode` is `error`.
     """
     step = config.preprocessing
-    batch = truncate(_tokenized(records, config, tokenizer), step.max_seq_len, step.truncation_mode)
+    eos_id = tokenizer.id_of("eos_token")
+    batch = truncate(_tokenized(records, config, tokenizer), step.max_seq_len, step.truncation_mode, eos_id)
     if config.output.columns == "labels":
         batch = to_labels(batch, step.shift)
     if config.pad_multiple is not None:

@@ -59,7 +59,7 @@ class Prepare(beam.PTransform):
                 | Tokenize(self.tokenizer)
                 | BuildMask(config.mask, config.mask_default)
             )
-        batches |= Truncate(step.max_seq_len, step.truncation_mode)
+        batches |= Truncate(step.max_seq_len, step.truncation_mode, self.tokenizer.id_of("eos_token"))
         if config.output.columns == "labels":
             batches |= Shift() if step.shift else Labels()
         if config.pad_multiple is not None:

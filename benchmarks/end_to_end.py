@@ -442,11 +442,24 @@ def write_markdown(path: Path, text: str) -> None:
 # The command line
 
 
+def _size(text: str) -> tuple[float, int | None]:
+    """`800` or `800:1`: megabytes, and how often that size is run."""
+    megabytes, _, repeats = text.partition(":")
+    return float(megabytes), int(repeats) if repeats else None
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     shared = os.environ.get("BEAM_PREP_SHARED", str(ROOT.parent / "shared"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sizes", type=float, nargs="+", default=[100, 200, 800], metavar="MB", help="default: 100 200 800")
+    add(
+        "--sizes",
+        type=_size,
+        nargs="+",
+        default=[(100, None), (200, None), (800, None)],
+        metavar="MB[:N]",
+        help="default: 100 200 800; 800:1 runs that size once",
+    )
     add("--repeats", type=int, default=3, metavar="N", help="runs of each tool on each corpus (default: 3)")
     add("--tokenizer", type=Path, nargs="+", metavar="DIR", help="default: tokenizers/mm_chatml of the shared folder")
     add(
@@ -470,8 +483,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="a smoke test: --sizes 20 --repeats 1")
     given = parser.parse_args(arguments)
     if given.quick:
-        given.sizes, given.repeats = [20], 1
-    if given.repeats < 1 or given.peer_processes < 1 or min(given.sizes) <= 0:
+        given.sizes, given.repeats = [(20, None)], 1
+    if given.repeats < 1 or given.peer_processes < 1 or min(given.sizes)[0] <= 0:
         parser.error("--sizes, --repeats and --peer_processes must be positive")
     given.shared, given.cache = given.shared.resolve(), given.cache.resolve()
     given.tokenizer = [path.resolve() for path in given.tokenizer or [given.shared / "tokenizers" / "mm_chatml"]]
@@ -515,16 +528,16 @@ def benchmark(given: argparse.Namespace) -> list[Case]:
     """Measures every tokenizer on every corpus."""
     given.cache.mkdir(parents=True, exist_ok=True)
     script = given.shared / "bench" / "make_corpus.py"
-    corpora = [make_corpus(script, megabytes, given.cache) for megabytes in given.sizes]
+    corpora = [(make_corpus(script, megabytes, given.cache), times) for megabytes, times in given.sizes]
     tools = list(tools_of(given))
     with tempfile.TemporaryDirectory(prefix="run-", dir=given.cache, ignore_cleanup_errors=True) as work:
         cases = [
-            compare(corpus, tokenizer, given.repeats, tools, Path(work))
+            compare(corpus, tokenizer, repeats or given.repeats, tools, Path(work))
             for tokenizer in given.tokenizer
-            for corpus in corpora
+            for corpus, repeats in corpora
         ]
-    smallest = min(corpora, key=lambda corpus: corpus.stat().st_size)
-    for number, (tokenizer, corpus) in enumerate(itertools.product(given.tokenizer, corpora)):
+    smallest = min((corpus for corpus, _ in corpora), key=lambda corpus: corpus.stat().st_size)
+    for number, (tokenizer, (corpus, _)) in enumerate(itertools.product(given.tokenizer, corpora)):
         if corpus == smallest:
             cases[number] = replace(cases[number], encoding=encoding_seconds(corpus, tokenizer))
     return cases

@@ -122,11 +122,13 @@ class RenderedChat:
         regions: per message, the range that the template wrote for it, header and end marker included; None where
             that is not known for certain.
         generations: ranges of the `{% generation %}` blocks; None where they could not be told for certain.
+        guessed: the first region is what was written before all others, in no message's turn.
     """
 
     text: str
     regions: list[tuple[int, int] | None]
     generations: list[tuple[int, int]] | None
+    guessed: bool = False
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -290,7 +292,12 @@ class ChatTemplate:
             fenced = self._run(plain, _Tracker({}, fenced=True), variables)
             generations = _unfence(fenced, text)
         regions = _regions(tracker.marks, len(messages), text, self._tokens.values())
-        return RenderedChat(text, [None] * len(messages) if tracker.blind else regions, generations)
+        guess = _guess(regions, len(text))
+        if tracker.blind:
+            return RenderedChat(text, [None] * len(messages), generations)
+        if guess is None:
+            return RenderedChat(text, regions, generations)
+        return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True)
 
     def contents(self, messages: list[Message], text: str, /, **variables: Any) -> list[list[tuple[int, int]]] | None:
         """Where each message's content is written in the rendering `text`: by rendering once more, with marks in it.
@@ -362,12 +369,10 @@ def _regions(
     """What was written from one mark to the next belongs to the message of the first. Text in two places: unknown."""
     regions: list[tuple[int, int] | None] = [None] * messages
     twice = set()
-    first = len(text)
     stops = [start for start, _ in marks[1:]] + [len(text)]
     for (start, place), stop in zip(marks, stops, strict=False):
         if start == stop or place == _NOBODY:
             continue
-        first = min(first, start)
         before = regions[place]
         if before is not None and before[1] == start:
             start = before[0]
@@ -376,11 +381,13 @@ def _regions(
         regions[place] = (start, stop)
     if marks and text[marks[-1][0] :].strip() in ("", *tokens):  # an EOS behind the loop ends the last message
         regions = [(r[0], len(text)) if r is not None and r[1] == marks[-1][0] else r for r in regions]
-    for place in twice:
-        regions[place] = None
-    if marks and regions[0] is None and 0 not in twice and 0 < first and (first < len(text) or messages == 1):
-        regions[0] = (0, first)  # a system message is often written before the loop
-    return regions
+    return [None if place in twice else region for place, region in enumerate(regions)]
+
+
+def _guess(regions: list[tuple[int, int] | None], end: int) -> tuple[int, int] | None:
+    """What was written before all messages may be the first one's: a system message often is, before the loop."""
+    first = min((region[0] for region in regions if region is not None), default=end if len(regions) == 1 else 0)
+    return (0, first) if regions[0] is None and first > 0 else None
 
 
 def _between_fences(message: Message, place: int, trimmed: bool, blanks: bool) -> Message:
@@ -414,11 +421,13 @@ def _unfence(fenced: str, text: str) -> list[tuple[int, int]] | None:
         return None
     ranges, start, seen = [], -1, 0
     for place, character in enumerate(fenced):
+        if character in _FENCES and (character == opening) != (start < 0):
+            return None
         if character == opening:
             start, seen = place - seen, seen + 1
         elif character == closing:
             ranges.append((start, place - seen))
-            seen += 1
+            start, seen = -1, seen + 1
     return ranges
 
 

@@ -8,7 +8,9 @@ message, and nothing that another says stands beside it. Where it cannot, the co
 marks around the contents.
 """
 
+import bisect
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,11 +63,17 @@ class _Contents:
             self._silent[around] = not any(core in around for core in self._said)
         return self._silent[around]
 
+    @functools.cached_property
+    def _ranges(self) -> list[tuple[int, int, int]]:
+        return sorted((start, stop, place) for place, at in enumerate(self.places or []) for start, stop in at)
+
     def others(self, place: int, start: int, stop: int) -> bool:
         """Whether some of another message's content is written in that range, or may be."""
         if self.places is None:
             return True
-        return any(a < stop and b > start for other, at in enumerate(self.places) if other != place for a, b in at)
+        at = max(bisect.bisect_left(self._ranges, (start,)) - 1, 0)
+        inside = itertools.takewhile(lambda found: found[0] < stop, itertools.islice(self._ranges, at, None))
+        return any(end > start and other != place for _, end, other in inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +127,10 @@ class Speech:
         text = chat.text[first:last]
         answers = message["role"] == "assistant" and bool(prompt)
         header = _common(text, prompt) if answers else 0
-        body = self._find(text, message, header) if answers else None
+        guessed = chat.guessed and place == 0
+        body = self._find(text, message, header) if answers and not guessed else None
         if body is None:
-            body = self._find_exactly(text, message, header, first, place, contents)
+            body = self._find_exactly(text, message, header, first, place, contents, guessed)
         if body is None:
             return Said(place, first, last, False)
         begin, end = body
@@ -149,13 +158,13 @@ class Speech:
 
     @staticmethod
     def _find_exactly(
-        text: str, message: Message, header: int, first: int, place: int, contents: _Contents
+        text: str, message: Message, header: int, first: int, place: int, contents: _Contents, guessed: bool
     ) -> tuple[int, int] | None:
         """Where a content lies behind a header that is not known: the header, or the end, may look like it."""
         content = message.get("content") or ""
         core = content.rstrip()
         at = text.find(core)
-        if core and not core[0].isspace() and at >= 0 and text.find(core, at + 1) < 0:
+        if not guessed and core and not core[0].isspace() and at >= 0 and text.find(core, at + 1) < 0:
             return at, at + len(content if text.startswith(content, at) else core)
         own = [] if contents.places is None else contents.places[place]
         if len(own) == 1 and first <= own[0][0] and own[0][1] <= first + len(text):

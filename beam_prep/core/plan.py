@@ -32,7 +32,7 @@ class SpoolReceipt:
     Attributes:
         origin: its place in the input.
         name: its file in the spool, without ending.
-        reused: an earlier run wrote it.
+        reused: it was there already: from an earlier run, or because the input has the same bytes twice.
         block: what it holds.
     """
 

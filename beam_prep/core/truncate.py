@@ -11,7 +11,7 @@ from beam_prep.errors import RunError
 TruncationMode = Literal["keep_start", "keep_end", "drop", "error"]
 
 
-def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start") -> Batch:
+def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start", eos_id: int | None = None) -> Batch:
     """No sequence (in lists: no element) longer than `max_seq_len` tokens, masks alike.
 
     Args:
@@ -19,9 +19,10 @@ def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start"
         max_seq_len: tokens.
         mode: keep the first tokens (`keep_start`) or the last (`keep_end`), drop the record (`drop`, counted as
             `too_long`), or fail the run (`error`).
+        eos_id: the token that ends an answer.
 
-    Counts over kept rows: `truncated_rows`, `truncated_tokens` (ids), and `truncated_end`: rows that lost their last
-    token, which ends the answer.
+    Counts over kept rows: `truncated_rows`, `truncated_tokens` (ids), and `truncated_eos`: rows that lost their final
+    EOS, so that nobody learns from them where to stop.
 
     Raises:
         RunError: a sequence is longer, and the mode is `error`.
@@ -50,9 +51,16 @@ def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start"
     shorter = batch._with(columns=columns)
     shorter.count("truncated_tokens", lost)
     shorter.count("truncated_rows", cut)
-    if mode == "keep_start":
-        shorter.count("truncated_end", cut)
+    if mode == "keep_start" and eos_id is not None:
+        ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
+        fewer = [_count(batch[name], eos_id) > _count(shorter[name], eos_id) for name in ids]
+        shorter.count("truncated_eos", np.any(fewer, axis=0))
     return shorter
+
+
+def _count(rows: Ragged, token: int) -> Array:
+    """int64 [rows]: how often a token stands in each row."""
+    return rows.sums(rows.flat == token)
 
 
 def _lost(rows: Ragged, length: int) -> Array:

@@ -149,6 +149,15 @@ def _open(source: Any, name: str) -> pa.ipc.RecordBatchFileReader:
         raise FormatError(f"the spool file {name} is cut or damaged ({error}): delete it and run again") from None
 
 
+def check_whole(source: Any, name: str) -> None:
+    """Looks at a file's end, which a cut one does not have.
+
+    Raises:
+        FormatError: the file is cut or damaged.
+    """
+    _open(source, name)
+
+
 def read_receipt(source: Any, name: str) -> BlockReceipt:
     """The receipt in the footer of a block's rows.
 

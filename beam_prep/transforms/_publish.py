@@ -216,9 +216,10 @@ class Publisher:
         """Why the output may not be written, or None."""
         if not os.path.lexists(self.output) or (os.path.isdir(self.output) and not os.listdir(self.output)):
             return None
-        if not os.path.isfile(os.path.join(self.output, MANIFEST)):
+        if not _is_output(self.output):
             return (
-                f"{self.output} exists and is no output of beam_prep (no {MANIFEST}): choose another -o, or remove it"
+                f"{self.output} exists and is no output of beam_prep (no {MANIFEST} of ours): "
+                "choose another -o, or remove it"
             )
         if not self.overwrite:
             return f"{self.output} holds the output of another job: choose another -o, or pass --overwrite"
@@ -318,6 +319,15 @@ class Publisher:
         return f"{problem}; nothing was published, {where}"
 
 
+def _is_output(folder: str) -> bool:
+    """Whether a directory is ours to replace: other programs have files of that name too (a web page, an extension)."""
+    try:
+        found = json.loads(Path(folder, MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.keys() >= {"manifest_version", "ledger", "shards", "rejects"}
+
+
 def _replace(made: str, target: str) -> None:
     """`made` takes the place of the directory `target`."""
     old = f"{target}.{uuid.uuid4().hex}"
@@ -335,9 +345,9 @@ def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[lis
         facts: of this job, as they would stand in its manifest.
         same_inputs: says whether the manifest's inputs are this job's.
     """
-    path = Path(output, MANIFEST)
-    if not path.is_file():
+    if not _is_output(output):
         return False
+    path = Path(output, MANIFEST)
     manifest = load(path.read_bytes(), str(path))
     # As text: the order of the config's sources matters.
     if json.dumps(facts) != json.dumps({key: manifest.get(key) for key in facts}):

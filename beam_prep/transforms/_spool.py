@@ -14,6 +14,7 @@ from beam_prep.formats.spool import (
     ROWS,
     SIDECAR,
     Rows,
+    check_whole,
     encode_block,
     read_receipt,
     read_rejects,
@@ -45,10 +46,13 @@ class Spool:
         if not exists(self._path(name, ROWS)):
             return None
         try:
-            return read_receipt(read_file(self._path(name, ROWS)), name)
-        except FormatError:
-            # Cut by a crash of the machine: it is made anew and takes this one's place.
+            receipt = read_receipt(read_file(self._path(name, ROWS)), name)
+            for ending in (SIDECAR, REJECTS) if receipt.counts["rejected"] else (SIDECAR,):
+                check_whole(read_file(self._path(name, ending)), name)
+        except (FormatError, OSError):
+            # A file was cut by a crash of the machine, or lost: the block is made anew and takes this one's place.
             return None
+        return receipt
 
     def write(self, batch: Batch, text_limit: int) -> BlockReceipt:
         """Writes a block's files, its rows last."""

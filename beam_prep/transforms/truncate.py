@@ -16,10 +16,12 @@ class Truncate(beam.PTransform):
         max_seq_len: tokens.
         mode: what is longer is cut (`keep_start`, `keep_end`), its record dropped (`drop`, counted as `too_long`),
             or the run fails (`error`).
+        eos_id: the token that ends an answer; rows that lose it are counted.
     """
 
     max_seq_len: int
     mode: TruncationMode = "keep_start"
+    eos_id: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -27,4 +29,4 @@ class Truncate(beam.PTransform):
             raise ValueError(f"max_seq_len is {self.max_seq_len}, wanted at least 1")
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[Batch]:
-        return batches | beam.Map(truncate, self.max_seq_len, self.mode).with_output_types(Batch)
+        return batches | beam.Map(truncate, self.max_seq_len, self.mode, self.eos_id).with_output_types(Batch)

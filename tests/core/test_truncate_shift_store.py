@@ -51,10 +51,15 @@ def test_rows_and_masks_are_cut_alike_and_what_is_lost_is_counted(
     assert batch["loss_mask"].to_lists() == [row[cut] for row in mask]
     lost = [max(0, len(row) - length) for row in ids]
     wanted = {"truncated_tokens": lost, "truncated_rows": [int(count > 0) for count in lost]}
-    if mode == "keep_start":
-        wanted["truncated_end"] = wanted["truncated_rows"]
     found = {name: counts.tolist() for name, counts in batch.counters.items()}
     assert found == (wanted if any(lost) else {})
+
+
+def test_rows_that_lose_their_final_eos_are_counted() -> None:
+    ids = [[1, 9], [1, 2, 9], [1, 9, 3], [9, 1, 2, 9], [1, 2, 3]]
+    batch = made_of(ids, [[1] * len(row) for row in ids])
+    assert truncate(batch, 2, "keep_start", eos_id=9).counters["truncated_eos"].tolist() == [0, 1, 0, 1, 0]
+    assert "truncated_eos" not in truncate(batch, 2, "keep_end", eos_id=9).counters
 
 
 def test_rows_that_fit_are_left_alone() -> None:

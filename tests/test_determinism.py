@@ -1,0 +1,217 @@
+"""The same bytes, whatever the block size, the workers and the number of tries; and blocks that stay where they are."""
+
+import gzip
+import hashlib
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from beam_prep import testing
+from beam_prep.config import PipelineConfig
+from beam_prep.core.batch import Batch
+from beam_prep.core.block import Block
+from beam_prep.core.records import Records
+from beam_prep.core.template import Rendered
+from beam_prep.pipeline import Pipeline, Result
+from beam_prep.transforms._elements import BlockCoder
+from tests.conftest import shared, tree
+
+CONFIG = {
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
+    "mask": {"assistant": "train"},
+    "preprocessing": {"max_seq_len": 400},
+    "output": {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 60_000},
+}
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+KB, MB = 1 << 10, 1 << 20
+
+# Every so many lines one of these: rejects, drops, blanks, and what moves borders of blocks.
+ODD_LINES = [
+    b'{"messages": [',
+    b"",
+    b"[1, 2]",
+    b'{"messages": null}',
+    b'{"messages": [{"role": "user", "content": "nothing to train"}]}',
+    b'{"messages": [{"role": "user"}]}',
+    b"\xff\xfe",
+    b'{"messages": "text"}',
+    b" \t ",
+    b'{"messages": [{"role": "user", "content": "' + b"a long line " * 12_000 + b'"}]}',
+]
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[bytes]:
+    """About 4 MB of chat with domains, a line in 40 of another kind."""
+    packed = shared("data", "chat_messages_sgd.jsonl.gz")
+    with gzip.open(packed) as file:
+        rows = [json.loads(line) for line in file.read(4 * MB).splitlines()[:-1]]
+    made = []
+    for number, row in enumerate(rows):
+        topic = ["travel", "a/b", "Travel", None, 7][number // 3 % 5]
+        made.append(json.dumps({"topic": topic, **row} if topic else row).encode())
+        if number % 40 == 0:
+            made.append(ODD_LINES[number // 40 % len(ODD_LINES)])
+    return made
+
+
+@pytest.fixture(scope="module")
+def job(
+    lines: list[bytes], tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str
+) -> Callable[..., tuple[dict[str, str], dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("determinism")
+    whole, part = folder / "whole.jsonl", folder / "part.jsonl"
+    whole.write_bytes(b"\n".join(lines))  # no newline at the end
+    part.write_bytes(b"\r\n".join(lines[: len(lines) // 5]) + b"\r\n")
+
+    def run(
+        *options: str, block_bytes: int, max_items: int | None = None, source: str = "whole"
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """(digest of every file but run.json, the manifest) of a run from scratch."""
+        output = folder / f"out-{len(list(folder.iterdir()))}"
+        config = json.loads(json.dumps(CONFIG))
+        config["preprocessing"]["max_items"] = max_items
+        result: Result = Pipeline(
+            PipelineConfig.from_dict(config),
+            [str(folder / f"{source}.jsonl")],
+            output_dir=output,
+            tokenizer_path=tokenizer_path,
+            block_bytes=block_bytes,
+            max_reject_rate=0.1,
+        ).run(["--runner=FnApiRunner", *options])
+        told = json.loads((output / "run.json").read_text())
+        assert told["blocks"] == -(-Path(folder / f"{source}.jsonl").stat().st_size // block_bytes)
+        assert told["blocks_reused"] < told["blocks"] / 10  # ranges of the long lines are equal now and then
+        assert ("2 worker processes" in told["how"]) == bool(options)
+        return {name: hashlib.sha256(data).hexdigest() for name, data in tree(output).items()}, result.manifest
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def reference(job: Callable[..., Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    return job(block_bytes=MB)
+
+
+def test_the_job_has_all_that_could_depend_on_blocks(reference: tuple[dict[str, str], dict[str, Any]]) -> None:
+    digests, manifest = reference
+    ledger = manifest["ledger"]
+    assert set(manifest["domains"]) == {"travel", "a/b", "Travel", "__default__"}
+    assert {shard["shard"] for shard in manifest["shards"]} >= {0, 1, 2, 3}
+    assert ledger["rejected"].keys() >= {"bad_json", "invalid_utf8", "not_an_object", "wrong_type", "template_error"}
+    assert ledger["dropped"].keys() >= {"empty", "untrained"}
+    assert ledger["blank"] > 0
+    assert manifest["counters"]["truncated_rows"] > 0
+    assert {Path(name).suffix for name in digests} >= {".bin", ".tfrecord", ".json", ".jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("options", "block_bytes"),
+    [
+        ((), MB),  # a second run from scratch
+        ((), 64 * KB),
+        ((), 8 * MB),
+        (TWO_PROCESSES, 64 * KB),
+        (TWO_PROCESSES, MB),
+        (TWO_PROCESSES, 8 * MB),
+    ],
+)
+def test_the_bytes_do_not_depend_on_blocks_workers_or_the_run(
+    options: tuple[str, ...],
+    block_bytes: int,
+    job: Callable[..., Any],
+    reference: tuple[dict[str, str], dict[str, Any]],
+) -> None:
+    digests, _ = job(*options, block_bytes=block_bytes)
+    assert digests == reference[0]
+
+
+@pytest.mark.parametrize("max_items", [1, 137, 380])
+def test_a_job_that_ends_early_ends_at_the_same_record(max_items: int, job: Callable[..., Any]) -> None:
+    digests, manifest = job(block_bytes=8 * MB, max_items=max_items, source="part")
+    assert manifest["ledger"]["kept"] == manifest["totals"]["rows"] == max_items
+    assert manifest["ledger"]["not_read"] > 0
+    assert job(block_bytes=64 * KB, max_items=max_items, source="part")[0] == digests
+
+
+def test_a_job_that_ends_early_does_so_in_two_processes(job: Callable[..., Any]) -> None:
+    digests, _ = job(block_bytes=MB, max_items=137, source="part")
+    assert job(*TWO_PROCESSES, block_bytes=64 * KB, max_items=137, source="part")[0] == digests
+
+
+# Blocks are not serialised in phase 1
+
+
+@pytest.fixture
+def serialised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes whenever a block is encoded by its coder, or pickled by anybody."""
+    seen: list[str] = []
+    encode, reduce = BlockCoder.encode, Block.__reduce_ex__
+
+    def encodes(self: BlockCoder, value: Block) -> bytes:
+        seen.append(f"encode {type(value).__name__}")
+        return encode(self, value)
+
+    def reduces(self: Block, protocol: Any) -> Any:
+        seen.append(f"pickle {type(self).__name__}")
+        return reduce(self, protocol)
+
+    monkeypatch.setattr(BlockCoder, "encode", encodes)
+    monkeypatch.setattr(Block, "__reduce_ex__", reduces)
+    return seen
+
+
+ROWS = [{"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b!"}]}] * 30
+
+
+def test_no_block_is_serialised_in_a_whole_run(
+    serialised: list[str], run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beam's size counter looks at elements between fused steps, at the first ones for certain: 100 ms a look."""
+    sizes: list[str] = []
+    monkeypatch.setattr(BlockCoder, "estimate_size", lambda self, value: sizes.append(type(value).__name__) or 1)
+    result = run(
+        CONFIG, b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in ROWS), block_bytes=64 * KB
+    )
+    assert result.manifest["totals"]["rows"] == 30
+    assert serialised == []
+    assert set(sizes) == {"Records", "Rendered", "Batch"}  # it did look, and at elements of every zone
+
+
+class Again(beam.DoFn):
+    """A step whose author forgot to say what it gives."""
+
+    def process(self, block: Any) -> Iterator[Any]:
+        yield block
+
+
+def blocks(pipeline: beam.Pipeline) -> beam.PCollection[Records]:
+    return pipeline | testing.create(ROWS)
+
+
+def test_the_alarm_goes_off_where_blocks_are_shuffled(serialised: list[str]) -> None:
+    with beam.Pipeline(FnApiRunner()) as pipeline:
+        blocks(pipeline) | beam.Reshuffle() | testing.rows()
+    assert "encode Records" in serialised
+    assert "pickle Records" in serialised
+
+
+def test_the_alarm_goes_off_where_a_step_does_not_say_what_it_gives(serialised: list[str]) -> None:
+    with beam.Pipeline(FnApiRunner()) as pipeline:
+        blocks(pipeline) | "One" >> beam.ParDo(Again()) | "Two" >> beam.ParDo(Again()) | testing.rows()
+    assert "pickle Records" in serialised
+
+
+@pytest.mark.parametrize("element", [Records, Rendered, Batch])
+def test_blocks_have_the_coder_that_tells_their_size_for_nothing(element: type[Block]) -> None:
+    coder = beam.coders.registry.get_coder(element)
+    assert isinstance(coder, BlockCoder)
+    block = testing.records(ROWS)
+    assert coder.estimate_size(block) == block.origin.size
+    assert pickle.loads(coder.encode(block)).rows == block.rows
