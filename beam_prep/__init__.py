@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from beam_prep.core.schema import Column as Column
     from beam_prep.core.schema import Output as Output
     from beam_prep.core.schema import Section as Section
+    from beam_prep.core.schema import TextRules as TextRules
     from beam_prep.core.template import Rendered as Rendered
     from beam_prep.core.tokenizer import Tokenizer as Tokenizer
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.dataset import Dataset as Dataset
     from beam_prep.readers.dataset import open_dataset as open  # noqa: F401
+    from beam_prep.recipe import Prepare as Prepare
+    from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
     from beam_prep.transforms.filter import MapRecords as MapRecords
@@ -31,11 +34,13 @@ if TYPE_CHECKING:
     from beam_prep.transforms.shift import Labels as Labels
     from beam_prep.transforms.shift import Shift as Shift
     from beam_prep.transforms.template import ApplyTemplate as ApplyTemplate
+    from beam_prep.transforms.tokenize import FromTokens as FromTokens
     from beam_prep.transforms.tokenize import Tokenize as Tokenize
     from beam_prep.transforms.truncate import Truncate as Truncate
 
 # Imported at first use: a trainer that opens an output needs numpy, not Beam.
 _PUBLIC = {
+    "AdaptRecords": "transforms.filter",
     "ApplyTemplate": "transforms.template",
     "Batch": "core.batch",
     "BuildMask": "transforms.mask",
@@ -43,11 +48,13 @@ _PUBLIC = {
     "Dataset": "readers.dataset",
     "FilterByChars": "transforms.filter",
     "FilterRecords": "transforms.filter",
+    "FromTokens": "transforms.tokenize",
     "Labels": "transforms.shift",
     "Layout": "core.layout",
     "MapRecords": "transforms.filter",
     "Output": "core.schema",
     "Pad": "transforms.pad",
+    "Prepare": "recipe",
     "Pipeline": "pipeline",
     "PipelineConfig": "config",
     "Ragged": "core.ragged",
@@ -59,6 +66,7 @@ _PUBLIC = {
     "Segments": "core.batch",
     "Shard": "transforms.shard",
     "Shift": "transforms.shift",
+    "TextRules": "core.schema",
     "Tokenize": "transforms.tokenize",
     "Tokenizer": "core.tokenizer",
     "Truncate": "transforms.truncate",

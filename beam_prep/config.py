@@ -131,8 +131,8 @@ class SectionConfig(_Strict):
             yield ("add_special_tokens",), "found with action 'value', which is not tokenized; leave it out"
         if self.action == "$last" and self.template != "conversation":
             yield ("action",), "found '$last'; it needs template: 'conversation'"
-        if self.template == "conversation" and self.add_special_tokens is not None:
-            yield ("add_special_tokens",), "found with template 'conversation'; see preprocessing.bos"
+        if self.template and self.add_special_tokens is not None:
+            yield ("add_special_tokens",), "found with a template, which writes its own; leave it out"
 
 
 Sections = Annotated[

@@ -94,6 +94,8 @@ class Pipeline:
         self.config = config if isinstance(config, PipelineConfig) else PipelineConfig.from_json(config)
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
+        if not 0 <= max_reject_rate <= 1:
+            raise ConfigError(f"max_reject_rate is {max_reject_rate}, wanted a share between 0 and 1")
         self.output = os.path.abspath(os.fspath(output_dir))
         if "://" in os.fspath(output_dir):
             raise OutputError(f"{output_dir}: outputs on object stores come in a later version; give a local directory")
@@ -142,8 +144,11 @@ class Pipeline:
         self.staging.create()
         progress = Progress(self.staging.path("progress"), self.inputs)
         try:
-            pipeline = beam.Pipeline(runner, options=options)
-            self.apply(pipeline, {"how": how})
+            try:
+                pipeline = beam.Pipeline(runner, options=options)
+                self.apply(pipeline, {"how": how})
+            except ValueError as error:  # an option that a step or Beam refuses
+                raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             with progress, _quiet_beam():
                 pipeline.run().wait_until_finish()
         except Exception as error:  # runners wrap what a worker raised, each in its own way
@@ -226,6 +231,8 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
         small = total_size(inputs) <= SMALL_INPUT
         direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
         direct.direct_num_workers = 1 if small else cores
+    if "direct_running_mode" not in given and direct.direct_num_workers > 1:
+        direct.direct_running_mode = "multi_processing"
     if direct.direct_running_mode == "in_memory":
         return FnApiRunner(), options, "runner: in-process"
     # The Rust tokenizers would start a thread a core in every worker.

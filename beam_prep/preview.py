@@ -15,18 +15,17 @@ from beam_prep.core.adapters import adapt_records
 from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.block import ALIVE, InputFile, Ledger
 from beam_prep.core.json_list import is_json_file, parse_list
-from beam_prep.core.mask import RoleMask, build_mask, reject_equal_sides, settle_untrained
+from beam_prep.core.mask import RoleMask, build_mask
 from beam_prep.core.pad import pad
 from beam_prep.core.records import Records, filter_by_chars, parse, read_blocks
-from beam_prep.core.schema import TextRules
 from beam_prep.core.shift import to_labels
-from beam_prep.core.store import store_as
+from beam_prep.core.store import settle
 from beam_prep.core.template import apply_template
 from beam_prep.core.tokenized import from_tokens
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.core.truncate import truncate
 from beam_prep.inspect import VISIBLE, Look, Screen, checked_count, columns_line, legend, render_row
-from beam_prep.recipe import _pad_id, layout
+from beam_prep.recipe import layout, pad_id_of, text_rules
 from beam_prep.transforms._files import list_inputs, open_input
 from beam_prep.transforms.template import voice_of
 
@@ -100,8 +99,8 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
     if config.output.columns == "labels":
         batch = to_labels(batch, step.shift)
     if config.pad_multiple is not None:
-        batch = pad(batch, config.pad_multiple, _pad_id(tokenizer))
-    return store_as(settle_untrained(reject_equal_sides(batch), step.untrained), config.columns())
+        batch = pad(batch, config.pad_multiple, pad_id_of(tokenizer))
+    return settle(batch, step.untrained, config.columns())
 
 
 def _tokenized(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
@@ -114,8 +113,7 @@ def _tokenized(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -
         records = adapt_records(records, given.adapter.build())
     if config.char_filter_fields:
         records = filter_by_chars(records, step.min_chars, step.max_chars, config.char_filter_fields)
-    rules = TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens)
-    rendered = apply_template(records, outputs, voice_of(outputs, tokenizer, rules), domain_key)
+    rendered = apply_template(records, outputs, voice_of(outputs, tokenizer, text_rules(config)), domain_key)
     batch = tokenize(rendered, tokenizer, tokenizer.bos_id)
     return build_mask(batch, RoleMask(dict(config.mask), config.mask_default))
 

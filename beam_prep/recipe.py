@@ -42,9 +42,7 @@ class Prepare(beam.PTransform):
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         config, step = self.config, self.config.preprocessing
-        rules = TextRules(
-            step.eos, step.bos, config.input.implicit_prompt, config.input.chat_template, step.control_tokens
-        )
+        rules = text_rules(config)
         outputs = config.input.outputs(joint=step.encode == "joint")
         if config.input.tokenized:
             batches = records | FromTokens(outputs[0], self.tokenizer, config.output.domain_key)
@@ -63,8 +61,14 @@ class Prepare(beam.PTransform):
         if config.output.columns == "labels":
             batches |= Shift() if step.shift else Labels()
         if config.pad_multiple is not None:
-            batches |= Pad(config.pad_multiple, _pad_id(self.tokenizer))
+            batches |= Pad(config.pad_multiple, pad_id_of(self.tokenizer))
         return batches
+
+
+def text_rules(config: PipelineConfig) -> TextRules:
+    """How a config's text becomes pieces, beyond its sections."""
+    step, given = config.preprocessing, config.input
+    return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens)
 
 
 def layout(config: PipelineConfig) -> Layout:
@@ -79,7 +83,12 @@ def layout(config: PipelineConfig) -> Layout:
     )
 
 
-def _pad_id(tokenizer: Tokenizer) -> int:
+def pad_id_of(tokenizer: Tokenizer) -> int:
+    """The id that fills up rows.
+
+    Raises:
+        ConfigError: the tokenizer has none.
+    """
     pad_id = tokenizer.pad_id
     if pad_id is None:
         raise ConfigError("preprocessing.padding: this tokenizer has no pad_token and no eos_token; name one in it")

@@ -1,7 +1,7 @@
 """For tests of your own steps: a list of dicts as a block, and a block as rows again.
 
 def test_short_answers_are_dropped():
-    with TestPipeline() as p:
+    with TestPipeline(runner="FnApiRunner") as p:
         rows = p | bp.testing.create([{"text": "a"}, {"text": "b" * 80}]) | bp.FilterByChars(min_chars=50)
         assert_that(rows | bp.testing.rows(), equal_to([{"text": "b" * 80}]))
 """

@@ -1,4 +1,4 @@
-"""The arrows of the house point one way: core <- formats <- transforms <- recipe <- pipelines."""
+"""The arrows of the house point one way (CONTRIBUTING.md): core <- formats <- transforms <- recipe <- pipelines."""
 
 import ast
 import subprocess
@@ -12,69 +12,137 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "beam_prep"
 
-# What the modules of a layer may import of the package, besides their own layer and what lies below it.
-BELOW: dict[str, tuple[str, ...]] = {
-    "core": ("core", "errors"),
-    "formats": ("core", "errors", "formats"),
-    "readers": ("core", "errors", "formats", "readers"),
-    "transforms": ("core", "errors", "formats", "transforms"),
-    "config": ("core", "errors"),
-    "errors": (),
+# Part of the package -> the parts that it may import. A new module takes a line here: say where it stands.
+MAY_IMPORT = {
+    "__init__": {"config", "core", "pipeline", "readers", "transforms"},  # names only, at first use
+    "errors": set(),
+    "core": {"errors"},
+    "config": {"core", "errors"},
+    "formats": {"core", "errors"},
+    "readers": {"core", "errors", "formats"},
+    "inspect": {"core", "errors", "formats", "readers"},
+    "preview": {"config", "core", "errors", "inspect", "recipe", "transforms"},
+    "transforms": {"core", "errors", "formats"},
+    "testing": {"core"},
+    "recipe": {"__init__", "config", "core", "errors", "formats", "transforms"},
+    "progress": {"core"},
+    "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms"},
+    "worker": set(),
+    "cli": {"__init__", "config", "errors", "inspect", "pipeline", "preview"},
 }
-NO_BEAM = ("core", "formats", "readers", "config", "errors", "cli", "progress")
+WITHOUT_BEAM = ("errors", "core", "config", "formats", "readers", "inspect", "progress")
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
+HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """(layer, file): the layer is the folder, or the name of a module at the top."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).parts
-        yield (parts[0] if len(parts) > 1 else path.stem), path
+def files(part: str) -> list[Path]:
+    folder = PACKAGE / part
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{part}.py"]
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Modules that a file imports when it is imported; not those under TYPE_CHECKING or inside functions."""
-
-    def walk(body: list[ast.stmt]) -> Iterator[str]:
-        for node in body:
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                yield node.module
-            elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test):
-                yield from walk(node.body)
-
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")).body)
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import of a file, wherever it stands in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            if node.module == "beam_prep":
+                yield from ((node.lineno, f"beam_prep.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, str(node.module)
 
 
-CASES = [pytest.param(layer, path, id=str(path.relative_to(ROOT))) for layer, path in modules()]
+def part_of(module: str) -> str | None:
+    """The part of the package that a module is in; None for others' modules."""
+    root, _, rest = module.partition(".")
+    return (rest.split(".")[0] or "__init__") if root == "beam_prep" else None
 
 
-@pytest.mark.parametrize(("layer", "path"), CASES)
-def test_a_module_imports_only_what_lies_below_it(layer: str, path: Path) -> None:
-    for name in imports(path):
-        if name.startswith("apache_beam"):
-            assert layer not in NO_BEAM, f"{layer} has never heard of Beam"
-        if name.startswith("beam_prep.") and layer in BELOW:
-            assert name.split(".")[1] in BELOW[layer], name
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
 
 
-@pytest.mark.parametrize(("layer", "path"), CASES)
-def test_type_hints_are_real_where_beam_sees_them(layer: str, path: Path) -> None:
-    # Postponed annotations are strings to Beam: hints become Any, and the coders of blocks are bypassed.
-    if layer in SEEN_BY_BEAM:
-        assert "__future__" not in set(imports(path))
+def test_every_part_has_its_place() -> None:
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts == MAY_IMPORT.keys()
+
+
+def test_the_table_has_no_circle() -> None:
+    done: set[str] = {"__init__"}
+    while ready := {part for part, needs in MAY_IMPORT.items() if needs <= done} - done:
+        done |= ready
+    assert done == MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_arrows_point_one_way(part: str) -> None:
+    wrong = [
+        f"{place(path, line)} imports {module}"
+        for path in files(part)
+        for line, module in imports(path)
+        if (other := part_of(module)) is not None and other != part and other not in MAY_IMPORT[part]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", WITHOUT_BEAM)
+def test_no_beam_where_none_is_needed(part: str) -> None:
+    found = [place(path, line) for path in files(part) for line, module in imports(path) if "apache_beam" in module]
+    assert found == []
+
+
+def test_nothing_of_the_package_imports_launchers_or_tests() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for line, module in imports(path):
+            assert module.split(".")[0] not in ("pipelines", "tests", "examples", "benchmarks"), place(path, line)
+
+
+@pytest.mark.parametrize("part", SEEN_BY_BEAM)
+def test_annotations_are_real_where_beam_sees_them(part: str) -> None:
+    # As strings they become Any: the coders of blocks are bypassed, and every block is pickled.
+    for path in files(part):
+        assert "annotations" not in [
+            alias.name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            for alias in node.names
+        ], path
 
 
 def test_launchers_define_nothing_that_runs_on_a_worker() -> None:
+    # What __main__ defines is pickled with all that it touches. A `main` runs where it is started.
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
     for path in (ROOT / "pipelines").rglob("*.py"):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        assert not any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda) for node in body), path
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found = [node for node in ast.walk(tree) if isinstance(node, kinds) and getattr(node, "name", "") != "main"]
+        assert found == [], place(path, found[0].lineno)
+        assert "if __name__ ==" in path.read_text(encoding="utf-8") or path.name == "__init__.py", path
 
 
-@pytest.mark.parametrize("module", ["beam_prep", "beam_prep.cli", "beam_prep.readers.dataset", "beam_prep.inspect"])
-def test_light_modules_import_nothing_heavy(module: str) -> None:
-    heavy = ("apache_beam", "tensorflow", "transformers", "torch")
-    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize("part", sorted({*MAY_IMPORT} - {"worker"}))
+def test_no_heavy_import_before_it_is_needed(part: str) -> None:
+    """TensorFlow and transformers wait until they are used; Beam is imported only where transforms are."""
+    allowed = {"apache_beam"} if part in SEEN_BY_BEAM else set()
+    for path in files(part):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # the top level only
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & (HEAVY - allowed), place(path, node.lineno)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import beam_prep",
+        "import beam_prep.readers.dataset",
+        "import beam_prep.inspect",
+        "import beam_prep.cli",
+        "import beam_prep.config, beam_prep.formats, beam_prep.formats.spool, beam_prep.core.tokenizer",
+        "import beam_prep as bp; bp.open; bp.PipelineConfig.json_schema()",
+    ],
+)
+def test_importing_is_light(code: str) -> None:
+    command = f"import sys; {code}; print(*sorted({{name.split('.')[0] for name in sys.modules}} & {HEAVY}))"
+    done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

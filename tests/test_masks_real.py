@@ -27,8 +27,8 @@ MARKED = ("chatml-12k", "tekken-32k", "mistral-v1-conversations")
 """Tokenizers whose own template has generation blocks."""
 
 FILES = {
-    "chat_messages_sgd": ("chat_messages_sgd.jsonl.gz", 400),
-    "dpo_hh_messages": ("dpo_hh_messages.jsonl", 600),
+    "chat_messages_sgd": ("chat_messages_sgd.jsonl.gz", 150),
+    "dpo_hh_messages": ("dpo_hh_messages.jsonl", 400),
     "tool_messages_glaive_en": ("tool_messages_glaive_en.jsonl", 300),
     "sharegpt_vicuna_dummy": ("sharegpt_vicuna_dummy.jsonl", 500),
 }
@@ -192,7 +192,8 @@ def test_what_is_trained_is_what_the_assistant_says(name: str, file: str) -> Non
             content = (message.get("content") or "").strip()
             place = text.index(content, place) + len(content)
             for call in message.get("tool_calls") or []:
-                place = text.index(call["function"]["name"], place)
+                if name != "gpt2":  # whose template writes none
+                    place = text.index(call["function"]["name"], place)
 
 
 # Where transformers is wrong
@@ -216,9 +217,9 @@ def trimming(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     return request.param, str(made)
 
 
-@pytest.mark.parametrize("answer", [" Hello.", "\n\nHello.", "  Hello.", "\tHello."])
+@pytest.mark.parametrize("answer", [" Hello.", "    Hello."])
 def test_white_space_at_the_beginning_of_an_answer(trimming: tuple[str, str], answer: str) -> None:
-    """With `trim_offsets: true`, white space at a token's edge belongs to no token.
+    """With `trim_offsets: true`, a space at a token's edge belongs to no token.
 
     transformers looks for the token of a block's first character, finds none, and masks nothing from there on: not
     this answer, and no later one. Ours covers both, whether the spans are marked or derived.
@@ -227,8 +228,9 @@ def test_white_space_at_the_beginning_of_an_answer(trimming: tuple[str, str], an
     rows = [{"messages": [{"role": role, "content": content} for role, content in two_turns(answer)]}]
     reference = theirs(folder, rows, template(name, True))[0]
     untrimmed = theirs(name, rows, template(name, True))[0]
-    assert 1 not in reference[1]
     assert reference[0] == untrimmed[0]
+    assert 1 in untrimmed[1]
+    assert 1 not in reference[1]
     for is_marked in (True, False):
         mine = ours(folder, rows, template(name, is_marked))[0]
         assert mine == untrimmed

@@ -12,6 +12,7 @@ from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.core.template import BY_ROLE, MASK, TRAIN, UNSET
 
 RoleRule = Literal["train", "mask", "last"]
+Untrained = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]
 """segments -> bool [segments]: the segments that are trained."""
 
@@ -111,7 +112,7 @@ def reject_equal_sides(batch: Batch) -> Batch:
     return batch.reject(equal, "equal_sides", "chosen and rejected are the same tokens, wanted a difference")
 
 
-def settle_untrained(batch: Batch, untrained: Literal["drop", "keep", "reject"]) -> Batch:
+def settle_untrained(batch: Batch, untrained: Untrained) -> Batch:
     """Rows that have an output with nothing to train on, after all cutting: dropped, kept or rejected."""
     never = {output.mask_name for output in batch.outputs if not output.trains}
     counts = [per_row for name, per_row in trained_tokens(batch).items() if name not in never]

@@ -179,11 +179,13 @@ def failure(plan: Plan, max_reject_rate: float) -> str | None:
         )
     if ledger.lines == ledger.blank:
         files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
-        return f"the input has no record ({ledger.blank} blank lines in {len(plan.inputs)} files: {files})"
+        return f"the input has no record, only {ledger.blank} blank lines: {files}"
     if ledger.kept == 0:
         gone = {**ledger.dropped, **ledger.rejected}
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(gone.items()))
         advice = "check the field names in the config against the input"
+        if set(gone) <= {"untrained", "spans_unproven"}:
+            advice = "no token of any record is trained: check `mask` and the actions in the config"
         return f"nothing is kept of {ledger.read} records ({reasons}): {advice}"
     return None
 
@@ -222,7 +224,7 @@ class Publisher:
                 "choose another -o, or remove it"
             )
         if not self.overwrite:
-            return f"{self.output} holds the output of another job: choose another -o, or pass --overwrite"
+            return f"{self.output} holds the output of another job: choose another -o, or pass --overwrite (overwrite=True)"
         return None
 
     def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:

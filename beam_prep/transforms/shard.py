@@ -7,7 +7,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import apache_beam as beam
 from apache_beam import coders
@@ -16,17 +16,15 @@ from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.batch import Batch
 from beam_prep.core.layout import Layout
-from beam_prep.core.mask import reject_equal_sides, settle_untrained
+from beam_prep.core.mask import Untrained
 from beam_prep.core.plan import Plan, Receipts, RejectsPlan, ShardPlan, SpoolReceipt, make_plan, pack_receipts
-from beam_prep.core.store import store_as
+from beam_prep.core.store import settle
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.transforms._publish import Publisher, Staging, failure, write_rejects, write_shard
 from beam_prep.transforms._spool import Spool
-
-Untrained = Literal["drop", "keep", "reject"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,7 +40,7 @@ class SpoolBlocks(beam.DoFn):
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
-            batch = store_as(settle_untrained(reject_equal_sides(batch), self.untrained), self.dtype)
+            batch = settle(batch, self.untrained, self.dtype)
             receipt = self.spool.write(batch, self.reject_text)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
@@ -167,7 +165,7 @@ class Shard(beam.PTransform):
     Attributes:
         output: the directory to make (local).
         max_tokens: tokens of a shard, over all domains, before it is flushed.
-        formats: one or more of `bin`, `tfrecord`; all from one tokenisation.
+        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`; all from one tokenisation.
         max_items: kept records, at most.
         pack: how rows are packed, and which position ids they get; by default neither.
         untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.

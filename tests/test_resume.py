@@ -1,0 +1,482 @@
+"""Runs that end early, come again, or meet what others left: nothing is done twice, nothing is lost or mixed up."""
+
+import gzip
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep import cli
+from beam_prep.config import PipelineConfig
+from beam_prep.errors import OutputError
+from beam_prep.pipeline import Pipeline, Result
+from tests.conftest import shared, tree
+
+KB, MB = 1 << 10, 1 << 20
+CONFIG: dict[str, Any] = {
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
+    "mask": {"assistant": "train"},
+    "output": {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 20_000},
+}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """CONFIG with other values: `output__domain_key="x"`."""
+    config = json.loads(json.dumps(CONFIG))
+    for path, value in changes.items():
+        part, _, key = path.partition("__")
+        if key:
+            config.setdefault(part, {})[key] = value
+        else:
+            config[part] = value
+    return dict(config)
+
+
+def chat(count: int, topic: str = "one", first: int = 0) -> bytes:
+    """About 1 KB a record; every tenth line is broken."""
+    lines = []
+    for number in range(first, first + count):
+        talk = [
+            {"role": "user", "content": f"Question {number}: " + "how far is it? " * 20},
+            {"role": "assistant", "content": f"Answer {number}: " + "it is not far. " * 30},
+        ]
+        lines.append(json.dumps({"topic": topic, "messages": talk}).encode())
+        if number % 10 == 0:
+            lines.append(b'{"number": %d, ' % number)
+    return b"\n".join(lines) + b"\n"
+
+
+class Jobs:
+    """Runs jobs in one folder, in this process; small blocks, so that 64 KB of input is a block."""
+
+    def __init__(self, folder: Path, tokenizer: str) -> None:
+        self.folder, self.tokenizer = folder, tokenizer
+        self.spool = str(folder / "spool")
+
+    def write(self, name: str, data: bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def run(self, *names: str, output: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> Result:
+        job = Pipeline(
+            PipelineConfig.from_dict(config),
+            [str(self.folder / name) for name in names],
+            output_dir=self.folder / output,
+            **{"tokenizer_path": self.tokenizer, "block_bytes": 64 * KB, "max_reject_rate": 0.2, **options},
+        )
+        return job.run(["--runner=FnApiRunner"])
+
+    def tree(self, output: str = "out") -> dict[str, bytes]:
+        return tree(self.folder / output)
+
+    def told(self, output: str = "out") -> tuple[int, int]:
+        """(blocks, those that were reused) of the last run."""
+        run = json.loads((self.folder / output / "run.json").read_text())
+        return run["blocks"], run["blocks_reused"]
+
+    def scratch(self, *names: str, **options: Any) -> dict[str, bytes]:
+        """The files of the same job run from scratch, elsewhere."""
+        self.run(*names, output="scratch", **options)
+        found = self.tree("scratch")
+        shutil.rmtree(self.folder / "scratch")
+        return found
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
+    return Jobs(tmp_path, tokenizer_path)
+
+
+# Killed in the middle
+
+
+@pytest.fixture
+def launch(tokenizer_path: str, tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts `beam-prep run` as its own process group; whatever is left of it is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    def _launch(*arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "beam_prep.cli", "run", *arguments, "-c", str(tmp_path / "config.json")]
+        command += ["--tokenizer_path", tokenizer_path, "--block_bytes", str(64 * KB)]
+        process = subprocess.Popen(
+            command, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        started.append(process)
+        return process
+
+    yield _launch
+    for process in started:
+        kill(process)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    """SIGKILL to the whole group: launcher and workers."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+def spooled(folder: Path) -> list[Path]:
+    """The blocks that are whole: their rows are written last."""
+    return [path for path in folder.rglob("*.arrow") if len(path.suffixes) == 1 or path.name.count(".") == 1]
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None:
+            pytest.fail(f"the run ended by itself: {process.communicate()[0]}")
+        if time.monotonic() > deadline:
+            pytest.fail("waited in vain")
+        time.sleep(0.02)
+
+
+def test_a_killed_run_is_taken_up_where_it_was(jobs: Jobs, launch: Callable[..., Any]) -> None:
+    """Two worker processes are killed with their launcher; the next run finds their blocks, and no lock."""
+    with gzip.open(shared("data", "chat_messages_sgd.jsonl.gz")) as file:
+        jobs.write("a.jsonl", file.read(4 * MB).rpartition(b"\n")[0])
+    output, staging = jobs.folder / "out", jobs.folder / ".beam_prep"
+    source = str(jobs.folder / "a.jsonl")
+    process = launch(source, "-o", str(output), "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    wait_for(lambda: len(spooled(staging)) >= 3, process)
+    with pytest.raises(OutputError, match="another job is writing .+: wait for it, or choose another output"):
+        jobs.run("a.jsonl")
+    kill(process)
+    left = len(spooled(staging))
+    assert not output.exists()
+
+    jobs.run("a.jsonl")
+    blocks, reused = jobs.told()
+    assert blocks == 64
+    assert 3 <= reused <= left < blocks
+    assert jobs.tree() == jobs.scratch("a.jsonl")
+    assert spooled(staging) == []  # nothing is kept of a run that succeeded
+
+
+def test_what_a_killed_launch_left_goes_after_a_time(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(5))
+    jobs.run("a.jsonl")
+    (root,) = (jobs.folder / ".beam_prep").iterdir()
+    for name, age in (("old", 100), ("new", 0)):
+        (root / name / "output").mkdir(parents=True)
+        os.utime(root / name, (time.time() - age,) * 2)
+    jobs.write("a.jsonl", chat(6))
+    jobs.run("a.jsonl", overwrite=True, staging_ttl=50)
+    assert [path.name for path in root.iterdir() if path.is_dir()] == ["new"]
+
+
+# The spool
+
+
+def test_a_failed_run_leaves_its_blocks_for_the_next(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(200))
+    with pytest.raises(Exception, match="max_reject_rate"):
+        jobs.run("a.jsonl", max_reject_rate=0.01)
+    assert not (jobs.folder / "out").exists()
+    jobs.run("a.jsonl")
+    blocks, reused = jobs.told()
+    assert blocks == reused > 2
+    assert not (jobs.folder / "out.failed").exists()
+
+
+def test_spooled_blocks_give_the_bytes_of_a_run_from_scratch(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(200))
+    for output in ("one", "two"):
+        jobs.run("a.jsonl", output=output, spool=jobs.spool)
+    assert jobs.told("one")[1] == 0
+    assert jobs.told("two")[0] == jobs.told("two")[1]
+    assert jobs.tree("one") == jobs.tree("two") == jobs.scratch("a.jsonl")
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -1, -8])
+@pytest.mark.parametrize("ending", [".arrow", ".rows.arrow", ".rejects.arrow"])
+def test_a_cut_spool_file_is_not_used(ending: str, keep: int, jobs: Jobs) -> None:
+    """A machine that loses its power may keep a file's name and lose its end."""
+    jobs.write("a.jsonl", chat(100))
+    jobs.run("a.jsonl", output="one", spool=jobs.spool)
+    stems = sorted(path.name.removesuffix(".arrow") for path in spooled(Path(jobs.spool)))
+    (path,) = Path(jobs.spool).rglob(stems[0] + ending)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    jobs.run("a.jsonl", output="two", spool=jobs.spool)
+    assert jobs.told("two") == (len(stems), len(stems) - 1)
+    assert jobs.tree("two") == jobs.tree("one")
+    assert path.read_bytes() == whole
+
+
+def test_a_block_that_lost_one_of_its_files_is_made_anew(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(100))
+    jobs.run("a.jsonl", output="one", spool=jobs.spool)
+    for path in [*Path(jobs.spool).rglob("*.rows.arrow")][:1] + [*Path(jobs.spool).rglob("*.rejects.arrow")][1:2]:
+        path.unlink()
+    jobs.run("a.jsonl", output="two", spool=jobs.spool)
+    blocks, reused = jobs.told("two")
+    assert blocks - 2 <= reused < blocks
+    assert jobs.tree("two") == jobs.tree("one")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"preprocessing__max_seq_len": 100},
+        {"preprocessing__untrained": "keep"},
+        {"mask": {"user": "train"}},
+        {"mask_default": "train"},
+        {"output__domain_key": "other"},
+        {"output__dtype": {"loss_mask": "bool"}},
+        {"output__columns": "labels"},
+    ],
+)
+def test_a_changed_rule_does_not_meet_old_blocks(changes: dict[str, Any], jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(70))
+    jobs.run("a.jsonl", output="old", spool=jobs.spool)
+    jobs.run("a.jsonl", config=changed(**changes), spool=jobs.spool)
+    assert jobs.told()[1] == 0
+    assert jobs.tree() == jobs.scratch("a.jsonl", config=changed(**changes))
+
+
+def test_another_tokenizer_does_not_meet_old_blocks(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(70))
+    jobs.run("a.jsonl", output="old", spool=jobs.spool)
+    jobs.run("a.jsonl", spool=jobs.spool, tokenizer_path=shared("tokenizers", "mm_chatml"))
+    assert jobs.told()[1] == 0
+
+
+def test_texts_that_must_not_be_kept_are_not_taken_from_old_blocks(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(70))
+    jobs.run("a.jsonl", output="old", spool=jobs.spool)
+    jobs.run("a.jsonl", spool=jobs.spool, reject_text=0)
+    assert jobs.told()[1] == 0
+    assert b'"number"' not in jobs.tree()["rejects/rejects-00000.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"preprocessing__max_items": 33},
+        {"output__max_tokens_per_shard": 5_000},
+        {"output__storage_format": "bin"},
+    ],
+)
+def test_what_only_the_plan_and_the_writer_see_leaves_blocks_as_they_are(changes: dict[str, Any], jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(100))
+    jobs.run("a.jsonl", output="old", spool=jobs.spool)
+    jobs.run("a.jsonl", config=changed(**changes), spool=jobs.spool)
+    assert jobs.told()[0] == jobs.told()[1]
+    assert jobs.tree() == jobs.scratch("a.jsonl", config=changed(**changes))
+
+
+def test_a_second_file_is_all_that_is_new(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(150))
+    jobs.write("b.jsonl", chat(80, "two", first=1000))
+    jobs.run("a.jsonl", spool=jobs.spool)
+    first = jobs.told()[0]
+    jobs.run("a.jsonl", "b.jsonl", spool=jobs.spool, overwrite=True)
+    blocks, reused = jobs.told()
+    assert (reused, blocks > first) == (first, True)
+    assert jobs.tree() == jobs.scratch("a.jsonl", "b.jsonl")
+    jobs.run("b.jsonl", "a.jsonl", spool=jobs.spool, overwrite=True)  # blocks know no file names
+    assert jobs.told() == (blocks, blocks)
+    assert jobs.tree() == jobs.scratch("b.jsonl", "a.jsonl")
+
+
+def test_of_a_file_that_grew_only_the_end_is_new(jobs: Jobs) -> None:
+    data = chat(150)
+    jobs.write("a.jsonl", data)
+    jobs.run("a.jsonl", spool=jobs.spool)
+    jobs.write("a.jsonl", data + chat(60, "more", first=500))
+    jobs.run("a.jsonl", spool=jobs.spool, overwrite=True)
+    assert jobs.told()[1] == len(data) // (64 * KB)
+    assert jobs.tree() == jobs.scratch("a.jsonl")
+
+
+def test_the_same_bytes_in_two_files_are_tokenised_once_and_counted_twice(jobs: Jobs) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        jobs.write(name, chat(150))
+    single = jobs.run("a.jsonl", output="single").manifest
+    double = jobs.run("a.jsonl", "b.jsonl").manifest
+    blocks, reused = jobs.told()
+    assert reused == blocks / 2
+    for name in ("lines", "kept", "read"):
+        assert double["ledger"][name] == 2 * single["ledger"][name]
+    assert double["ledger"]["rejected"] == {"bad_json": 30}
+    assert double["totals"]["tokens"] == {name: 2 * count for name, count in single["totals"]["tokens"].items()}
+    assert [entry["digest"] for entry in double["inputs"]] == [single["inputs"][0]["digest"]] * 2
+    rejects = [json.loads(line) for line in jobs.tree()["rejects/rejects-00000.jsonl"].splitlines()]
+    places = [(Path(entry["file"]).name, entry["line"], entry["offset"]) for entry in rejects]
+    assert [place[1:] for place in places[:15]] == [place[1:] for place in places[15:]]
+    assert [name for name, _, _ in places] == ["a.jsonl"] * 15 + ["b.jsonl"] * 15
+    for name, line, offset in places:
+        data = (jobs.folder / name).read_bytes()
+        assert data[offset:].startswith(b'{"number"')
+        assert data[:offset].count(b"\n") == line - 1
+    rows = b"".join(data for name, data in sorted(jobs.tree().items()) if name.endswith("sequence.bin"))
+    alone = b"".join(data for name, data in sorted(jobs.tree("single").items()) if name.endswith("sequence.bin"))
+    assert rows == alone * 2
+
+
+# An output that is there already
+
+
+def state(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """inode, change time and size of everything below a folder, and of itself."""
+    paths = [folder, *folder.rglob("*")]
+    return {str(path): (path.stat().st_ino, path.stat().st_ctime_ns, path.stat().st_size) for path in paths}
+
+
+@pytest.fixture
+def command(jobs: Jobs) -> Callable[..., int]:
+    """`beam-prep run` in this process, over a.jsonl; gives the exit code."""
+    config = jobs.write("config.json", json.dumps(CONFIG).encode())
+
+    def _command(*options: str, config: Path = config, output: str = "out") -> int:
+        fixed = ["-o", str(jobs.folder / output), "-c", str(config), "--tokenizer_path", jobs.tokenizer]
+        rate = ["--max_reject_rate", "0.2", "--runner=FnApiRunner"]
+        return cli.main(["run", str(jobs.folder / "a.jsonl"), *fixed, *rate, *options])
+
+    return _command
+
+
+def test_the_same_job_again_does_nothing_and_says_so(jobs: Jobs, command: Any, capsys: Any) -> None:
+    jobs.write("a.jsonl", chat(20))
+    assert command() == 0
+    assert "rows" in capsys.readouterr().out
+    before = state(jobs.folder / "out")
+    for options in ([], ["--overwrite"], ["--block_bytes", "131072"]):
+        assert command(*options) == 0
+        assert capsys.readouterr().out == f"{jobs.folder}/out is up to date: nothing to do\n"
+    assert state(jobs.folder / "out") == before
+
+
+@pytest.mark.parametrize("change", ["input", "same size", "config", "tokenizer", "options", "damage"])
+def test_the_output_of_another_job_is_refused_and_left_alone(change: str, jobs: Jobs) -> None:
+    data = chat(20)
+    jobs.write("a.jsonl", data)
+    jobs.run("a.jsonl")
+    stamp = (jobs.folder / "a.jsonl").stat().st_mtime
+    options: dict[str, Any] = {}
+    if change == "input":
+        jobs.write("a.jsonl", data + chat(1))
+    elif change == "same size":
+        jobs.write("a.jsonl", data.replace(b"Question 7", b"Question 8"))
+        os.utime(jobs.folder / "a.jsonl", (stamp, stamp))
+    elif change == "config":
+        options["config"] = changed(preprocessing__max_items=5)
+    elif change == "tokenizer":
+        options["tokenizer_path"] = shared("tokenizers", "mm_chatml")
+    elif change == "options":
+        options["reject_text"] = 0
+    else:
+        next((jobs.folder / "out").rglob("*.bin")).unlink()
+    before = state(jobs.folder / "out")
+    with pytest.raises(OutputError, match="holds the output of another job: choose another -o, or pass --overwrite"):
+        jobs.run("a.jsonl", **options)
+    assert state(jobs.folder / "out") == before
+    jobs.run("a.jsonl", overwrite=True, **options)
+    assert jobs.tree() == jobs.scratch("a.jsonl", **options)
+
+
+def test_overwriting_leaves_nothing_of_the_old_version(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(60) + chat(60, "old topic"))
+    jobs.run("a.jsonl")
+    (jobs.folder / "out" / "notes.txt").write_text("of the user")
+    old = set(jobs.tree())
+    jobs.write("a.jsonl", chat(10, "new"))
+    jobs.run("a.jsonl", overwrite=True, config=changed(output__storage_format="bin"))
+    assert jobs.tree() == jobs.scratch("a.jsonl", config=changed(output__storage_format="bin"))
+    assert {path.split("/")[0] for path in old} - {path.split("/")[0] for path in jobs.tree()} >= {"one", "notes.txt"}
+    assert sorted(path.name for path in jobs.folder.iterdir()) == [".beam_prep", "a.jsonl", "out"]
+
+
+def test_a_run_that_fails_leaves_the_old_version_as_it_was(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(20))
+    jobs.run("a.jsonl")
+    before = state(jobs.folder / "out")
+    jobs.write("a.jsonl", chat(21))
+    with pytest.raises(Exception, match="max_reject_rate"):
+        jobs.run("a.jsonl", overwrite=True, max_reject_rate=0.01)
+    assert state(jobs.folder / "out") == before
+    assert (jobs.folder / "out.failed" / "rejects" / "rejects-00000.jsonl").exists()
+
+
+FOREIGN = {
+    "a file in it": {"notes.txt": "mine"},
+    "a manifest of a web page": {"manifest.json": '{"name": "app", "icons": []}', "index.html": "<html>"},
+    "a manifest of an extension": {"manifest.json": '{"manifest_version": 3, "name": "x"}'},
+    "a manifest that is a list": {"manifest.json": "[1]"},
+    "a manifest that is no JSON": {"manifest.json": "\x00"},
+    "a folder named so": {"manifest.json/x": ""},
+    "hidden files alone": {".git/config": ""},
+}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("about", FOREIGN)
+def test_a_foreign_directory_is_refused_even_with_overwrite(about: str, overwrite: bool, jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(5))
+    for name, text in FOREIGN[about].items():
+        path = jobs.folder / "out" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    before = state(jobs.folder / "out")
+    with pytest.raises(OutputError, match="exists and is no output of beam_prep"):
+        jobs.run("a.jsonl", overwrite=overwrite)
+    assert state(jobs.folder / "out") == before
+
+
+def test_a_file_in_the_outputs_place_is_refused_and_an_empty_folder_taken(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(5))
+    jobs.write("out", b"a file")
+    with pytest.raises(OutputError, match="exists and is no output of beam_prep"):
+        jobs.run("a.jsonl", overwrite=True)
+    (jobs.folder / "out").unlink()
+    (jobs.folder / "out").mkdir()
+    assert jobs.run("a.jsonl").manifest["totals"]["rows"] == 5
+
+
+# One job at a time
+
+
+def test_a_second_launch_on_the_same_output_waits_for_no_one(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first job works, here: while it looks whether its output is up to date."""
+    from beam_prep import pipeline
+
+    jobs.write("a.jsonl", chat(5))
+    met: list[str] = []
+    up_to_date = pipeline.up_to_date
+
+    def looks(output: str, *others: Any) -> bool:
+        for name in ("out", "elsewhere") if not met else ():
+            met.append(name)
+            if name == "elsewhere":
+                jobs.run("a.jsonl", output=name)
+                continue
+            with pytest.raises(OutputError, match=r"another job is writing .+/out: wait for it, or choose another"):
+                jobs.run("a.jsonl", output=name)
+        return up_to_date(output, *others)
+
+    monkeypatch.setattr(pipeline, "up_to_date", looks)
+    jobs.run("a.jsonl")
+    assert met == ["out", "elsewhere"]
+    assert jobs.tree() == jobs.tree("elsewhere")
+
+
+def test_the_lock_is_free_again_after_a_run_that_failed(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(20))
+    for _ in itertools.repeat(None, 2):
+        with pytest.raises(Exception, match="max_reject_rate"):
+            jobs.run("a.jsonl", max_reject_rate=0.0)
+    assert jobs.run("a.jsonl").manifest["totals"]["rows"] == 20
