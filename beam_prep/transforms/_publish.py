@@ -224,7 +224,8 @@ class Publisher:
                 "choose another -o, or remove it"
             )
         if not self.overwrite:
-            return f"{self.output} holds the output of another job: choose another -o, or pass --overwrite (overwrite=True)"
+            advice = "choose another -o, or pass --overwrite (overwrite=True)"
+            return f"{self.output} holds the output of another job: {advice}"
         return None
 
     def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
@@ -248,7 +249,7 @@ class Publisher:
         manifest = build_manifest(plan, shards, rejects, self._others(plan), self.formats, self.facts)
         text = dump(manifest)
         final = Path(self.output, MANIFEST)
-        if final.exists() and final.read_bytes() == text:
+        if final.exists() and final.read_bytes() == text and _is_whole(self.output, manifest):
             return self.output  # a retry of this very step, after it had done its work
         if refusal := self.refuse():
             raise OutputError(refusal)
@@ -356,9 +357,11 @@ def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[lis
         return False
     if not same_inputs(manifest["inputs"]):
         return False
+    return _is_whole(output, manifest) and bool(columns_of(manifest))
+
+
+def _is_whole(output: str, manifest: Mapping[str, Any]) -> bool:
+    """Whether every file that a manifest lists is there, in its size."""
     files = [file for shard in manifest["shards"] for file in shard["files"]] + manifest["rejects"] + manifest["files"]
-    return all(
-        os.path.isfile(os.path.join(output, file["path"]))
-        and os.path.getsize(os.path.join(output, file["path"])) == file["bytes"]
-        for file in files
-    ) and bool(columns_of(manifest))
+    paths = [(os.path.join(output, file["path"]), file["bytes"]) for file in files]
+    return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
