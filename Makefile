@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
 
 test: $(VENV)/.installed
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/.installed
 	@$(BIN)/ruff check .

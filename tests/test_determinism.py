@@ -132,17 +132,14 @@ def test_the_bytes_do_not_depend_on_blocks_workers_or_the_run(
     assert digests == reference[0]
 
 
-@pytest.mark.parametrize("max_items", [1, 137, 380])
-def test_a_job_that_ends_early_ends_at_the_same_record(max_items: int, job: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("max_items", "options"), [(1, ()), (137, ()), (380, TWO_PROCESSES)])
+def test_a_job_that_ends_early_ends_at_the_same_record(
+    max_items: int, options: tuple[str, ...], job: Callable[..., Any]
+) -> None:
     digests, manifest = job(block_bytes=8 * MB, max_items=max_items, source="part")
     assert manifest["ledger"]["kept"] == manifest["totals"]["rows"] == max_items
     assert manifest["ledger"]["not_read"] > 0
-    assert job(block_bytes=64 * KB, max_items=max_items, source="part")[0] == digests
-
-
-def test_a_job_that_ends_early_does_so_in_two_processes(job: Callable[..., Any]) -> None:
-    digests, _ = job(block_bytes=MB, max_items=137, source="part")
-    assert job(*TWO_PROCESSES, block_bytes=64 * KB, max_items=137, source="part")[0] == digests
+    assert job(*options, block_bytes=64 * KB, max_items=max_items, source="part")[0] == digests
 
 
 # Blocks are not serialised in phase 1

@@ -1,7 +1,7 @@
 """Runs that end early, come again, or meet what others left: nothing is done twice, nothing is lost or mixed up."""
 
+import contextlib
 import gzip
-import itertools
 import json
 import os
 import shutil
@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from beam_prep import cli
+from beam_prep import cli, recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import OutputError
+from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.transforms._spool import Spool
 from tests.conftest import shared, tree
 
 KB, MB = 1 << 10, 1 << 20
@@ -109,11 +111,9 @@ def launch(tokenizer_path: str, tmp_path: Path) -> Iterator[Callable[..., "subpr
     def _launch(*arguments: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "beam_prep.cli", "run", *arguments, "-c", str(tmp_path / "config.json")]
         command += ["--tokenizer_path", tokenizer_path, "--block_bytes", str(64 * KB)]
-        process = subprocess.Popen(
-            command, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        started.append(process)
-        return process
+        with open(tmp_path / "log", "w") as log:
+            started.append(subprocess.Popen(command, start_new_session=True, text=True, stdout=log, stderr=log))
+        return started[-1]
 
     yield _launch
     for process in started:
@@ -122,23 +122,21 @@ def launch(tokenizer_path: str, tmp_path: Path) -> Iterator[Callable[..., "subpr
 
 def kill(process: "subprocess.Popen[str]") -> None:
     """SIGKILL to the whole group: launcher and workers."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.communicate()
+    process.wait()
 
 
 def spooled(folder: Path) -> list[Path]:
     """The blocks that are whole: their rows are written last."""
-    return [path for path in folder.rglob("*.arrow") if len(path.suffixes) == 1 or path.name.count(".") == 1]
+    return [path for path in folder.rglob("*.arrow") if path.name.count(".") == 1]
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:
-            pytest.fail(f"the run ended by itself: {process.communicate()[0]}")
+            pytest.fail("the run ended by itself")
         if time.monotonic() > deadline:
             pytest.fail("waited in vain")
         time.sleep(0.02)
@@ -147,12 +145,13 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]", se
 def test_a_killed_run_is_taken_up_where_it_was(jobs: Jobs, launch: Callable[..., Any]) -> None:
     """Two worker processes are killed with their launcher; the next run finds their blocks, and no lock."""
     with gzip.open(shared("data", "chat_messages_sgd.jsonl.gz")) as file:
-        jobs.write("a.jsonl", file.read(4 * MB).rpartition(b"\n")[0])
+        jobs.write("a.jsonl", file.read(2 * MB).rpartition(b"\n")[0])
     output, staging = jobs.folder / "out", jobs.folder / ".beam_prep"
     source = str(jobs.folder / "a.jsonl")
     process = launch(source, "-o", str(output), "--direct_running_mode=multi_processing", "--direct_num_workers=2")
     wait_for(lambda: len(spooled(staging)) >= 3, process)
-    with pytest.raises(OutputError, match="another job is writing .+: wait for it, or choose another output"):
+    os.killpg(process.pid, signal.SIGSTOP)
+    with pytest.raises(OutputError, match=r"another job is writing .+: wait for it, or choose another output"):
         jobs.run("a.jsonl")
     kill(process)
     left = len(spooled(staging))
@@ -160,8 +159,7 @@ def test_a_killed_run_is_taken_up_where_it_was(jobs: Jobs, launch: Callable[...,
 
     jobs.run("a.jsonl")
     blocks, reused = jobs.told()
-    assert blocks == 64
-    assert 3 <= reused <= left < blocks
+    assert 3 <= reused <= left < blocks == 32
     assert jobs.tree() == jobs.scratch("a.jsonl")
     assert spooled(staging) == []  # nothing is kept of a run that succeeded
 
@@ -192,91 +190,136 @@ def test_a_failed_run_leaves_its_blocks_for_the_next(jobs: Jobs) -> None:
     assert not (jobs.folder / "out.failed").exists()
 
 
-def test_spooled_blocks_give_the_bytes_of_a_run_from_scratch(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(200))
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Jobs:
+    """A job that is done, and whose blocks are kept. Not to be changed."""
+    jobs = Jobs(tmp_path_factory.mktemp("old"), tokenizer_path)
+    jobs.write("a.jsonl", chat(150))
+    jobs.run("a.jsonl", spool=jobs.spool)
+    assert jobs.told() == (len(spooled(Path(jobs.spool))), 0)
+    return jobs
+
+
+@pytest.fixture
+def kept(old: Jobs, jobs: Jobs) -> Jobs:
+    """Another output, with a copy of these blocks."""
+    shutil.copytree(old.spool, jobs.spool)
+    return jobs
+
+
+def again(kept: Jobs, old: Jobs, **options: Any) -> tuple[int, int]:
+    """Runs over the same file; gives the blocks, and those that were reused."""
+    kept.run(str(old.folder / "a.jsonl"), spool=kept.spool, **options)
+    return kept.told()
+
+
+def test_spooled_blocks_give_the_bytes_of_a_run_from_scratch(old: Jobs, kept: Jobs) -> None:
+    assert again(kept, old) == (old.told()[0],) * 2
+    assert kept.tree() == old.tree()
+
+
+@pytest.mark.parametrize("keep", [None, 0, 1, 100, -1, -8])
+@pytest.mark.parametrize("ending", [ROWS, SIDECAR, REJECTS])
+def test_a_block_of_which_a_file_is_cut_or_lost_is_not_found(ending: str, keep: int | None, kept: Jobs) -> None:
+    """A machine that loses its power may keep a file's name and lose its end."""
+    path = sorted(Path(kept.spool).rglob("*" + REJECTS))[0]
+    stem = path.name.removesuffix(REJECTS)
+    digest, _, recipe = stem.partition("-")
+    spool = Spool(kept.spool, recipe)
+    found = path.parent.name + digest
+    assert spool.find(found) is not None
+    target = path.with_name(stem + ending)
+    if keep is None:
+        target.unlink()
+    else:
+        target.write_bytes(target.read_bytes()[:keep])
+    assert spool.find(found) is None
+
+
+def test_a_block_without_rejects_needs_no_file_of_them(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", b"".join(line for line in chat(70).splitlines(True) if line.endswith(b"}\n")))
     for output in ("one", "two"):
         jobs.run("a.jsonl", output=output, spool=jobs.spool)
-    assert jobs.told("one")[1] == 0
-    assert jobs.told("two")[0] == jobs.told("two")[1]
-    assert jobs.tree("one") == jobs.tree("two") == jobs.scratch("a.jsonl")
+    assert list(Path(jobs.spool).rglob("*" + REJECTS)) == []
+    assert jobs.told("two") == (len(spooled(Path(jobs.spool))),) * 2
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, -1, -8])
-@pytest.mark.parametrize("ending", [".arrow", ".rows.arrow", ".rejects.arrow"])
-def test_a_cut_spool_file_is_not_used(ending: str, keep: int, jobs: Jobs) -> None:
-    """A machine that loses its power may keep a file's name and lose its end."""
-    jobs.write("a.jsonl", chat(100))
-    jobs.run("a.jsonl", output="one", spool=jobs.spool)
-    stems = sorted(path.name.removesuffix(".arrow") for path in spooled(Path(jobs.spool)))
-    (path,) = Path(jobs.spool).rglob(stems[0] + ending)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:keep])
-    jobs.run("a.jsonl", output="two", spool=jobs.spool)
-    assert jobs.told("two") == (len(stems), len(stems) - 1)
-    assert jobs.tree("two") == jobs.tree("one")
-    assert path.read_bytes() == whole
-
-
-def test_a_block_that_lost_one_of_its_files_is_made_anew(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(100))
-    jobs.run("a.jsonl", output="one", spool=jobs.spool)
-    for path in [*Path(jobs.spool).rglob("*.rows.arrow")][:1] + [*Path(jobs.spool).rglob("*.rejects.arrow")][1:2]:
-        path.unlink()
-    jobs.run("a.jsonl", output="two", spool=jobs.spool)
-    blocks, reused = jobs.told("two")
-    assert blocks - 2 <= reused < blocks
-    assert jobs.tree("two") == jobs.tree("one")
+def test_cut_blocks_are_made_anew_and_the_others_used(old: Jobs, kept: Jobs) -> None:
+    first, second = sorted(spooled(Path(kept.spool)))[:2]
+    whole = {path: path.read_bytes() for path in (first, second.with_name(second.stem + SIDECAR))}
+    for path, data in whole.items():
+        path.write_bytes(data[:-1])
+    blocks, reused = again(kept, old)
+    assert reused == blocks - 2 > 0
+    assert kept.tree() == old.tree()
+    assert {path: path.read_bytes() for path in whole} == whole
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"preprocessing__max_seq_len": 100},
-        {"preprocessing__untrained": "keep"},
+        {"preprocessing__max_seq_len": 200},
         {"mask": {"user": "train"}},
-        {"mask_default": "train"},
         {"output__domain_key": "other"},
         {"output__dtype": {"loss_mask": "bool"}},
-        {"output__columns": "labels"},
     ],
 )
-def test_a_changed_rule_does_not_meet_old_blocks(changes: dict[str, Any], jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(70))
-    jobs.run("a.jsonl", output="old", spool=jobs.spool)
-    jobs.run("a.jsonl", config=changed(**changes), spool=jobs.spool)
-    assert jobs.told()[1] == 0
-    assert jobs.tree() == jobs.scratch("a.jsonl", config=changed(**changes))
+def test_a_changed_rule_does_not_meet_old_blocks(changes: dict[str, Any], old: Jobs, kept: Jobs) -> None:
+    assert again(kept, old, config=changed(**changes))[1] == 0
+    assert kept.tree() != old.tree()
 
 
-def test_another_tokenizer_does_not_meet_old_blocks(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(70))
-    jobs.run("a.jsonl", output="old", spool=jobs.spool)
-    jobs.run("a.jsonl", spool=jobs.spool, tokenizer_path=shared("tokenizers", "mm_chatml"))
-    assert jobs.told()[1] == 0
-
-
-def test_texts_that_must_not_be_kept_are_not_taken_from_old_blocks(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(70))
-    jobs.run("a.jsonl", output="old", spool=jobs.spool)
-    jobs.run("a.jsonl", spool=jobs.spool, reject_text=0)
-    assert jobs.told()[1] == 0
-    assert b'"number"' not in jobs.tree()["rejects/rejects-00000.jsonl"]
+def recipe_of(job: Pipeline) -> str:
+    return recipe.spool_recipe(job.facts)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "options", "same"),
     [
-        {"preprocessing__max_items": 33},
-        {"output__max_tokens_per_shard": 5_000},
-        {"output__storage_format": "bin"},
+        ({}, {}, True),
+        ({}, {"block_bytes": MB, "max_reject_rate": 1.0, "overwrite": True, "spool": "x"}, True),
+        ({"preprocessing__max_items": 33}, {}, True),
+        ({"output__max_tokens_per_shard": 5_000}, {}, True),
+        ({"output__storage_format": "bin"}, {}, True),
+        ({}, {"reject_text": 0}, False),
+        ({}, {"tokenizer_path": "mm_chatml"}, False),
+        ({"preprocessing__max_seq_len": 2049}, {}, False),
+        ({"preprocessing__untrained": "keep"}, {}, False),
+        ({"preprocessing__truncation_mode": "keep_end"}, {}, False),
+        ({"mask_default": "train"}, {}, False),
+        ({"mask": {"assistant": "last"}}, {}, False),
+        ({"input": {"sections": [{"field": "talk", "action": "$role", "template": True}]}}, {}, False),
+        ({"output__columns": "labels"}, {}, False),
+        ({"output__domain_key": None}, {}, False),
     ],
 )
-def test_what_only_the_plan_and_the_writer_see_leaves_blocks_as_they_are(changes: dict[str, Any], jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(100))
-    jobs.run("a.jsonl", output="old", spool=jobs.spool)
-    jobs.run("a.jsonl", config=changed(**changes), spool=jobs.spool)
-    assert jobs.told()[0] == jobs.told()[1]
-    assert jobs.tree() == jobs.scratch("a.jsonl", config=changed(**changes))
+def test_a_blocks_name_tells_all_that_its_content_depends_on(
+    changes: dict[str, Any], options: dict[str, Any], same: bool, old: Jobs
+) -> None:
+    options = {"tokenizer_path": old.tokenizer, **options}
+    if not Path(options["tokenizer_path"]).is_dir():
+        options["tokenizer_path"] = shared("tokenizers", options["tokenizer_path"])
+    inputs = [str(old.folder / "a.jsonl")]
+    first = Pipeline(PipelineConfig.from_dict(CONFIG), inputs, old.folder / "x", old.tokenizer)
+    other = Pipeline(PipelineConfig.from_dict(changed(**changes)), inputs, old.folder / "y", **options)
+    assert (recipe_of(first) == recipe_of(other)) == same
+
+
+def test_what_only_the_plan_and_the_writer_see_leaves_blocks_as_they_are(old: Jobs, kept: Jobs) -> None:
+    changes = {
+        "preprocessing__max_items": 33,
+        "output__max_tokens_per_shard": 5_000,
+        "output__storage_format": "bin",
+    }
+    blocks, reused = again(kept, old, config=changed(**changes))
+    assert blocks == reused
+    assert kept.tree() == kept.scratch(str(old.folder / "a.jsonl"), config=changed(**changes))
+
+
+def test_texts_that_must_not_be_kept_are_not_taken_from_old_blocks(old: Jobs, kept: Jobs) -> None:
+    assert b"number" in old.tree()["rejects/rejects-00000.jsonl"]
+    assert again(kept, old, reject_text=0)[1] == 0
+    assert b"number" not in kept.tree()["rejects/rejects-00000.jsonl"]
 
 
 def test_a_second_file_is_all_that_is_new(jobs: Jobs) -> None:
@@ -290,7 +333,6 @@ def test_a_second_file_is_all_that_is_new(jobs: Jobs) -> None:
     assert jobs.tree() == jobs.scratch("a.jsonl", "b.jsonl")
     jobs.run("b.jsonl", "a.jsonl", spool=jobs.spool, overwrite=True)  # blocks know no file names
     assert jobs.told() == (blocks, blocks)
-    assert jobs.tree() == jobs.scratch("b.jsonl", "a.jsonl")
 
 
 def test_of_a_file_that_grew_only_the_end_is_new(jobs: Jobs) -> None:
@@ -361,32 +403,38 @@ def test_the_same_job_again_does_nothing_and_says_so(jobs: Jobs, command: Any, c
     assert state(jobs.folder / "out") == before
 
 
-@pytest.mark.parametrize("change", ["input", "same size", "config", "tokenizer", "options", "damage"])
-def test_the_output_of_another_job_is_refused_and_left_alone(change: str, jobs: Jobs) -> None:
+def test_the_output_of_another_job_is_refused_and_left_alone(jobs: Jobs) -> None:
     data = chat(20)
-    jobs.write("a.jsonl", data)
+    path = jobs.write("a.jsonl", data)
     jobs.run("a.jsonl")
-    stamp = (jobs.folder / "a.jsonl").stat().st_mtime
-    options: dict[str, Any] = {}
-    if change == "input":
-        jobs.write("a.jsonl", data + chat(1))
-    elif change == "same size":
-        jobs.write("a.jsonl", data.replace(b"Question 7", b"Question 8"))
-        os.utime(jobs.folder / "a.jsonl", (stamp, stamp))
-    elif change == "config":
-        options["config"] = changed(preprocessing__max_items=5)
-    elif change == "tokenizer":
-        options["tokenizer_path"] = shared("tokenizers", "mm_chatml")
-    elif change == "options":
-        options["reject_text"] = 0
-    else:
-        next((jobs.folder / "out").rglob("*.bin")).unlink()
-    before = state(jobs.folder / "out")
-    with pytest.raises(OutputError, match="holds the output of another job: choose another -o, or pass --overwrite"):
-        jobs.run("a.jsonl", **options)
-    assert state(jobs.folder / "out") == before
-    jobs.run("a.jsonl", overwrite=True, **options)
-    assert jobs.tree() == jobs.scratch("a.jsonl", **options)
+    before, stamp = state(jobs.folder / "out"), path.stat().st_mtime
+    job_of: dict[str, tuple[bytes, dict[str, Any]]] = {
+        "a longer input": (data + chat(1), {}),
+        "an input of the same size and time": (data.replace(b"Question 7", b"Question 8"), {}),
+        "a config": (data, {"config": changed(preprocessing__max_items=5)}),
+        "a tokenizer": (data, {"tokenizer_path": shared("tokenizers", "mm_chatml")}),
+        "an option that the output depends on": (data, {"reject_text": 0}),
+    }
+    for about, (content, options) in job_of.items():
+        jobs.write("a.jsonl", content)
+        os.utime(path, (stamp, stamp))
+        with pytest.raises(
+            OutputError, match="holds the output of another job: choose another -o, or pass --overwrite"
+        ):
+            jobs.run("a.jsonl", **options)
+        assert state(jobs.folder / "out") == before, about
+
+
+def test_an_output_that_lost_a_file_is_mended_by_overwriting(jobs: Jobs) -> None:
+    """The same job again: what is there has the right manifest, and is not whole."""
+    jobs.write("a.jsonl", chat(20))
+    jobs.run("a.jsonl")
+    whole = jobs.tree()
+    next((jobs.folder / "out").rglob("*.bin")).unlink()
+    with pytest.raises(OutputError, match="--overwrite"):
+        jobs.run("a.jsonl")
+    assert not jobs.run("a.jsonl", overwrite=True).up_to_date
+    assert jobs.tree() == whole
 
 
 def test_overwriting_leaves_nothing_of_the_old_version(jobs: Jobs) -> None:
@@ -476,7 +524,7 @@ def test_a_second_launch_on_the_same_output_waits_for_no_one(jobs: Jobs, monkeyp
 
 def test_the_lock_is_free_again_after_a_run_that_failed(jobs: Jobs) -> None:
     jobs.write("a.jsonl", chat(20))
-    for _ in itertools.repeat(None, 2):
+    for _ in range(2):
         with pytest.raises(Exception, match="max_reject_rate"):
             jobs.run("a.jsonl", max_reject_rate=0.0)
     assert jobs.run("a.jsonl").manifest["totals"]["rows"] == 20

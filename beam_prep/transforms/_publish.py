@@ -184,7 +184,7 @@ def failure(plan: Plan, max_reject_rate: float) -> str | None:
         gone = {**ledger.dropped, **ledger.rejected}
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(gone.items()))
         advice = "check the field names in the config against the input"
-        if set(gone) <= {"untrained", "spans_unproven"}:
+        if max(gone, key=gone.__getitem__) in ("untrained", "spans_unproven"):
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return f"nothing is kept of {ledger.read} records ({reasons}): {advice}"
     return None

@@ -1,8 +1,10 @@
-"""transformers' own tokenizers: what they give is right by definition."""
+"""Tokenizers, each loaded once for all tests: ours, and transformers', which are right by definition."""
 
 import functools
 from pathlib import Path
 from typing import Any
+
+from beam_prep.core.tokenizer import Tokenizer
 
 
 @functools.cache
@@ -11,3 +13,9 @@ def auto(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
+
+
+@functools.cache
+def ours(folder: Path) -> Tokenizer:
+    """Our tokenizer of a folder."""
+    return Tokenizer.load(folder)

@@ -10,10 +10,10 @@ import pytest
 from beam_prep.core.adapters import template_kwargs
 from beam_prep.core.block import Reject
 from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 from tests.conftest import ROOT, SHARED, shared
 from tests.core.reference import auto
+from tests.core.reference import ours as load
 
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "<a> & 'b' é", "n": 2}}}
 TEXT_CALL = {"function": {"name": "find", "arguments": '{"q": "x"}'}}
@@ -129,7 +129,7 @@ def test_every_template_writes_what_transformers_writes(folder: Path, name: str 
     "folder", list(dict.fromkeys(param.values[0] for param in TEMPLATES)), ids=lambda path: path.name
 )
 def test_what_is_loaded_is_the_tokenizers_own_template(folder: Path) -> None:
-    loaded = Tokenizer.load(folder)
+    loaded = load(folder)
     assert loaded.chat_template == auto(folder).chat_template
     talk = TALKS["system"]
     alike = {**auto(folder).special_tokens_map, **loaded.special_tokens}

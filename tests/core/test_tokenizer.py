@@ -21,6 +21,7 @@ from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 from tests.conftest import ROOT, SHARED, shared
 from tests.core.reference import auto
+from tests.core.reference import ours as load
 
 OURS = ROOT / "examples" / "tokenizer"
 
@@ -40,11 +41,6 @@ def _folders() -> Iterator[Any]:
 def folder(request: pytest.FixtureRequest) -> Path:
     """Every tokenizer at hand, one after the other: each is loaded once."""
     return Path(request.param)
-
-
-@functools.cache
-def load(folder: Path) -> Tokenizer:
-    return Tokenizer.load(folder)
 
 
 @functools.cache
