@@ -230,6 +230,8 @@ ESCAPES = [
     "{{ messages.__init__.__globals__ }}",
     "{{ dict.__class__ }}",
     "{{ dict.mro() }}",
+    "{{ dict.pop(messages[0], 'role') }}",
+    "{{ dict.update(messages[0], role='system') }}",
     "{{ dict.__call__.__globals__ }}",
     "{{ namespace.__init__.__globals__ }}",
     "{{ raise_exception.__globals__ }}",
