@@ -21,19 +21,13 @@ ANSWER = TOKENIZER.encode(["Yes.<|im_end|>"], False).flat.tolist()
 TRAINED = [0] * (len(IDS) - len(ANSWER) - 1) + [1] * len(ANSWER) + [0]
 
 
-def rows_of(*steps: Any, records: list[Any] | None = None) -> list[Any]:
-    """What a chain of transforms gives for some records."""
-    found: list[Any] = []
-
-    def keep(rows: list[Any]) -> None:
-        found.extend(rows)
-
+def check(*steps: Any, gives: list[Any], records: list[Any] | None = None) -> None:
+    """A chain of transforms gives these rows for some records."""
     with TestPipeline(runner="FnApiRunner") as pipeline:
         blocks = pipeline | bp.testing.create(records or [CHAT])
         for number, step in enumerate(steps):
             blocks |= f"Step{number}" >> step
-        assert_that(blocks | bp.testing.rows(), lambda rows: keep(rows))
-    return found
+        assert_that(blocks | bp.testing.rows(), equal_to(gives))
 
 
 def encoded() -> tuple[Any, ...]:
@@ -64,58 +58,60 @@ def test_filter_by_chars() -> None:
 
 
 def test_filter_records() -> None:
-    assert rows_of(bp.FilterRecords(is_long), records=[{"text": "a"}, {"text": "bcd"}, {"x": 1}]) == [{"text": "bcd"}]
+    check(bp.FilterRecords(is_long), records=[{"text": "a"}, {"text": "bcd"}, {"x": 1}], gives=[{"text": "bcd"}])
 
 
 def test_map_records() -> None:
-    assert rows_of(bp.MapRecords(shouted), records=[{"text": "a"}]) == [{"text": "A"}]
+    check(bp.MapRecords(shouted), records=[{"text": "a"}], gives=[{"text": "A"}])
 
 
 def test_apply_template() -> None:
-    assert rows_of(bp.ApplyTemplate([OUTPUT], TOKENIZER)) == [{"sequence": [TEXT]}]
+    check(bp.ApplyTemplate([OUTPUT], TOKENIZER), gives=[{"sequence": [TEXT]}])
 
 
 def test_apply_template_takes_the_input_of_a_config() -> None:
     config = bp.PipelineConfig.from_json(ROOT / "configs" / "sft_conversation.json")
-    assert rows_of(bp.ApplyTemplate(config.input, TOKENIZER)) == [{"sequence": [TEXT]}]
+    check(bp.ApplyTemplate(config.input, TOKENIZER), gives=[{"sequence": [TEXT]}])
 
 
 def test_tokenize() -> None:
-    assert rows_of(*encoded()) == [{"sequence": IDS}]
+    check(*encoded(), gives=[{"sequence": IDS}])
 
 
 def test_build_mask() -> None:
-    assert rows_of(*masked()) == [{"sequence": IDS, "loss_mask": TRAINED}]
+    check(*masked(), gives=[{"sequence": IDS, "loss_mask": TRAINED}])
 
 
 def test_build_mask_with_a_policy_of_ones_own() -> None:
-    (row,) = rows_of(*encoded(), bp.BuildMask(first_message))
-    trained = [token for token, mask in zip(row["sequence"], row["loss_mask"], strict=True) if mask]
-    assert TOKENIZER.decode(trained) == "Hi<|im_end|>"
+    header, said = (len(TOKENIZER.encode([text], False).flat) for text in ("<|im_start|>user\n", "Hi<|im_end|>"))
+    mask = [0] * header + [1] * said + [0] * (len(IDS) - header - said)
+    check(*encoded(), bp.BuildMask(first_message), gives=[{"sequence": IDS, "loss_mask": mask}])
 
 
 def test_truncate() -> None:
-    assert rows_of(*masked(), bp.Truncate(4)) == [{"sequence": IDS[:4], "loss_mask": TRAINED[:4]}]
+    check(*masked(), bp.Truncate(4), gives=[{"sequence": IDS[:4], "loss_mask": TRAINED[:4]}])
 
 
 def test_labels_and_shift() -> None:
     labels = [token if mask else -100 for token, mask in zip(IDS, TRAINED, strict=True)]
-    assert rows_of(*masked(), bp.Labels()) == [{"input_ids": IDS, "labels": labels}]
-    assert rows_of(*masked(), bp.Shift()) == [{"input_ids": IDS[:-1], "labels": labels[1:]}]
+    check(*masked(), bp.Labels(), gives=[{"input_ids": IDS, "labels": labels}])
+    check(*masked(), bp.Shift(), gives=[{"input_ids": IDS[:-1], "labels": labels[1:]}])
 
 
 def test_pad() -> None:
-    (row,) = rows_of(*masked(), bp.Pad(32, 3))
     fill = 32 - len(IDS)
-    assert row["sequence"] == IDS + [3] * fill
-    assert row["loss_mask"] == TRAINED + [0] * fill
-    assert row["attention_mask"] == [1] * len(IDS) + [0] * fill
+    row = {
+        "sequence": IDS + [3] * fill,
+        "loss_mask": TRAINED + [0] * fill,
+        "attention_mask": [1] * len(IDS) + [0] * fill,
+    }
+    check(*masked(), bp.Pad(32, 3), gives=[row])
 
 
 def test_prepare_stands_for_the_steps_of_a_config() -> None:
     config = bp.PipelineConfig.from_json(ROOT / "configs" / "sft_conversation.json")
-    (row,) = rows_of(bp.Prepare(config, TOKENIZER))
-    assert row["input_ids"] == IDS
+    labels = [token if mask else -100 for token, mask in zip(IDS, TRAINED, strict=True)]
+    check(bp.Prepare(config, TOKENIZER), gives=[{"input_ids": IDS, "labels": labels}])
 
 
 def test_shard(tmp_path: Path) -> None:
