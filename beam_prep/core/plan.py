@@ -127,7 +127,7 @@ class Plan:
         inputs: per file: path, size and digest.
         columns: what each row has.
         domains: domain -> folder.
-        blocks, reused: how many blocks there are, and how many of them an earlier run had spooled.
+        blocks, reused: how many blocks there are, and how many of them were in the spool already.
     """
 
     shards: list[ShardPlan]
