@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-profile clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -32,6 +32,9 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/end_to_end.py
+
+bench-profile: $(VENV)/.installed
+	@$(BIN)/python benchmarks/profile_stages.py
 
 clean:
 	rm -rf $(VENV) out

@@ -99,6 +99,20 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="remove what failed launches left after this time (default: 7 days)",
     )
+    add(
+        "--tokenizer_backend",
+        choices=("auto", "transformers", "gigatoken"),
+        default="auto",
+        help="what encodes: gigatoken where it gives the same ids as transformers (auto), always or never; "
+        "changes no byte of the output (default: auto)",
+    )
+    add(
+        "--render",
+        choices=("auto", "jinja"),
+        default="auto",
+        help="what renders chat templates: recorded plans where they give what jinja gives (auto), or jinja alone; "
+        "changes no byte of the output (default: auto)",
+    )
     add("--verbose", action="store_true", help="show Beam's own log too")
 
 
@@ -150,6 +164,8 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         spool=given.spool,
         staging=given.staging,
         staging_ttl=given.staging_ttl,
+        tokenizer_backend=given.tokenizer_backend,
+        render=given.render,
     ).run(beam_options)
     if result.up_to_date:
         print(f"{result.output} is up to date: nothing to do")

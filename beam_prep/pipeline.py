@@ -1,6 +1,7 @@
 """`Pipeline`: a config, inputs and an output directory -> a run."""
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import apache_beam as beam
 import filelock
@@ -21,17 +22,19 @@ from apache_beam.transforms import environments
 
 from beam_prep import errors, recipe
 from beam_prep.config import PipelineConfig
+from beam_prep.core.backend import Backend
 from beam_prep.core.block import InputFile
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError
-from beam_prep.formats.manifest import MANIFEST, load
+from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.transforms._files import list_inputs, open_input, total_size
 from beam_prep.transforms._publish import Staging, up_to_date
 from beam_prep.transforms._spool import Spool
 from beam_prep.transforms.read import BLOCK_BYTES, ReadJSONL
 from beam_prep.transforms.shard import Shard
+from beam_prep.transforms.template import Render
 
 log = logging.getLogger("beam_prep")
 
@@ -71,6 +74,8 @@ class Pipeline:
         spool: a folder that keeps tokenised blocks for later runs; without it they go when the run has succeeded.
         staging: where unfinished files lie; by default a hidden folder beside the output.
         staging_ttl: seconds after which what failed launches left is removed.
+        tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`. Changes no byte of the output.
+        render: `auto` or `jinja`: see `ApplyTemplate`. Changes no byte of the output.
 
     Raises:
         ConfigError, InputError, TokenizerError, OutputError: before anything runs.
@@ -90,6 +95,8 @@ class Pipeline:
         spool: str | None = None,
         staging: str | None = None,
         staging_ttl: float = 7 * 24 * 3600,
+        tokenizer_backend: Backend = "auto",
+        render: Render = "auto",
     ) -> None:
         self.config = config if isinstance(config, PipelineConfig) else PipelineConfig.from_json(config)
         if reject_text < 0:
@@ -104,6 +111,13 @@ class Pipeline:
         if self.config.input.chat_template is not None:
             # So the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
+        if tokenizer_backend not in get_args(Backend):
+            wanted = ", ".join(get_args(Backend))
+            raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, wanted one of {wanted}")
+        if render not in get_args(Render):
+            raise ConfigError(f"render is {render!r}, wanted {' or '.join(get_args(Render))}")
+        self.tokenizer_backend = tokenizer_backend
+        self.render = render
         self.overwrite = overwrite
         self.max_reject_rate = max_reject_rate
         self.reject_text = reject_text
@@ -157,16 +171,19 @@ class Pipeline:
             self.staging.remove()
         if self.spool is None:
             shutil.rmtree(os.path.join(self.staging.root, "spool"), ignore_errors=True)
-        return self._result(up_to_date=False)
+        result = self._result(up_to_date=False)
+        log.info("%s", _how_made(json.loads(Path(self.output, RUN).read_bytes())))
+        return result
 
     def apply(self, pipeline: beam.Pipeline, run: dict[str, Any]) -> beam.PCollection[str]:
         """Puts the job's steps into a pipeline."""
         spool = Spool(self.spool or os.path.join(self.staging.root, "spool"), recipe.spool_recipe(self.facts))
         config = self.config
+        probes = recipe.first_texts(config, self.tokenizer, self.inputs[0])
         return (
             pipeline
             | ReadJSONL(self.inputs, self.block_bytes, spool)
-            | recipe.Prepare(config, self.tokenizer)
+            | recipe.Prepare(config, self.tokenizer, self.tokenizer_backend, self.render, probes)
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,
@@ -195,6 +212,22 @@ class Pipeline:
     def _result(self, up_to_date: bool) -> Result:
         path = Path(self.output, MANIFEST)
         return Result(self.output, load(path.read_bytes(), str(path)), up_to_date)
+
+
+_WAYS = {
+    "encoded_by_gigatoken": "encoded by gigatoken",
+    "encoded_by_transformers": "encoded by transformers",
+    "blocks_encoded_again": "blocks in which gigatoken differed",
+    "rendered_by_plans": "rendered by plans",
+    "rendered_by_jinja": "rendered by jinja",
+    "blocks_rendered_again": "blocks in which plans differed",
+    "blocks_reused": "blocks that were in the spool",
+}
+
+
+def _how_made(run: dict[str, Any]) -> str:
+    """Which backend and which renderer did how many records, of a `run.json`: a slower path never hides."""
+    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))
 
 
 def digest_of(source: InputFile) -> str:

@@ -4,24 +4,33 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
+from beam_prep.core.adapters import adapt_records
+from beam_prep.core.backend import Backend
 from beam_prep.core.batch import Batch
+from beam_prep.core.block import InputFile, Split
+from beam_prep.core.hashing import CHUNK
+from beam_prep.core.json_list import is_json_file
 from beam_prep.core.layout import Layout
 from beam_prep.core.records import Records
 from beam_prep.core.schema import TextRules
+from beam_prep.core.template import apply_template
 from beam_prep.core.tokenizer import Tokenizer
-from beam_prep.errors import ConfigError
+from beam_prep.errors import ConfigError, InputError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
+from beam_prep.transforms.read import read_split
 from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.template import ApplyTemplate
+from beam_prep.transforms.template import ApplyTemplate, Render, voice_of
 from beam_prep.transforms.tokenize import FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
@@ -31,10 +40,20 @@ _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
 @dataclasses.dataclass(eq=False)
 class Prepare(beam.PTransform):
-    """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard."""
+    """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard.
+
+    Attributes:
+        config: the config.
+        tokenizer: its tokenizer.
+        tokenizer_backend, probes: see `Tokenize`.
+        render: see `ApplyTemplate`.
+    """
 
     config: PipelineConfig
     tokenizer: Tokenizer
+    tokenizer_backend: Backend = "auto"
+    render: Render = "auto"
+    probes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -53,8 +72,8 @@ class Prepare(beam.PTransform):
                 records |= FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields)
             batches = (
                 records
-                | ApplyTemplate(outputs, self.tokenizer, config.output.domain_key, rules)
-                | Tokenize(self.tokenizer)
+                | ApplyTemplate(outputs, self.tokenizer, config.output.domain_key, rules, self.render)
+                | Tokenize(self.tokenizer, self.tokenizer_backend, self.probes)
                 | BuildMask(config.mask, config.mask_default)
             )
         batches |= Truncate(step.max_seq_len, step.truncation_mode, self.tokenizer.id_of("eos_token"))
@@ -63,6 +82,28 @@ class Prepare(beam.PTransform):
         if config.pad_multiple is not None:
             batches |= Pad(config.pad_multiple, pad_id_of(self.tokenizer))
         return batches
+
+
+_PROBE_BYTES = 4 * CHUNK
+_PROBES = 64
+
+
+def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile) -> list[str]:
+    """Some texts of the first records of a file, as they are encoded. None where it cannot be read: the run says so."""
+    if config.input.tokenized:
+        return []
+    whole = source.compression is not None or is_json_file(source.path)
+    split = Split(0, source, 0, -1 if whole else min(source.size, _PROBE_BYTES))
+    try:
+        records = next(iter(read_split(split, _PROBE_BYTES)))
+    except InputError:
+        return []
+    if config.input.adapter is not None:
+        records = adapt_records(records, config.input.adapter.build())
+    outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
+    records = replace(records, rows=records.rows[:_PROBES], line=records.line[:_PROBES])
+    rendered = apply_template(records, outputs, voice_of(outputs, tokenizer, text_rules(config)))
+    return [text for pieces in rendered.pieces.values() for text in pieces.texts[:_PROBES]]
 
 
 def text_rules(config: PipelineConfig) -> TextRules:

@@ -1,52 +1,189 @@
-"""`benchmarks/end_to_end.py` runs, and says what it needs. What it measures here means nothing."""
+"""The scripts in `benchmarks/` run, and say what they need. What they measure here means nothing."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import beam_prep
 from tests.conftest import ROOT, shared
 
-SCRIPT = ROOT / "benchmarks" / "end_to_end.py"
+FOLDER = ROOT / "benchmarks"
+SCRIPT = FOLDER / "end_to_end.py"
 
 
-def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, *arguments]
+def run_script(*arguments: str | Path, script: Path = SCRIPT, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 
-def test_a_tiny_corpus_gives_a_table(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def material() -> Path:
+    return shared("bench", "make_corpus.py").parent.parent
+
+
+def test_a_tiny_corpus_gives_tables_and_a_log_that_gives_them_again(tmp_path: Path) -> None:
+    page, log = tmp_path / "page.md", tmp_path / "log.jsonl"
     page.write_text("above\n<!-- end_to_end: begin -->\nold\n<!-- end_to_end: end -->\nbelow\n")
-    given = ["--sizes", "1", "--repeats", "1", "--skip_peer", "--cache", tmp_path, "--markdown", page]
-    done = run(*given, "--shared", shared("bench", "make_corpus.py").parent.parent)
+    given = ["--jobs", "chat_role", "--sizes", "1", "--repeats", "1", "--cache", tmp_path / "cache", "--log", log]
+    done = run_script(*given, "--shared", material(), "--markdown", page)
     assert done.returncode == 0, done.stderr
-    row = next(line for line in done.stdout.splitlines() if line.startswith("| mm_chatml"))
-    tokenizer, size, tool, _, *numbers = (cell.strip() for cell in row.strip("|").split("|"))
-    assert (tokenizer, size, tool) == ("mm_chatml", "1", "beam-prep, in-process")
-    assert len(numbers) == 4
-    assert all(float(number.replace(",", "")) > 0 for number in numbers)
+    used = next(cells(line) for line in done.stdout.splitlines() if "in-process" in line)
+    assert used[:4] == ["1", "`beam-prep chat_last`", "in-process", "1"]
+    assert all(float(number.replace(",", "")) > 0 for number in used[5:])
+    assert "| `beam-prep chat_role`" in done.stdout
     text = page.read_text()
     assert text.startswith("above\n<!-- end_to_end: begin -->\n")
     assert text.endswith("\n<!-- end_to_end: end -->\nbelow\n")
     assert done.stdout.strip() in text
     assert "old" not in text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["chat_1mb.jsonl", "page.md"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["chat_1mb.jsonl"]
+    again = run_script("--report", log)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+
+
+def line_of(job: str, megabytes: int, tool: str, wall: float, pss: int = 1) -> str:
+    usage = {"wall": wall, "cpu": wall, "pss": pss, "anonymous": pss}
+    written = {"documents": 1, "rows": 1, "tokens": 1, "trained": 1, "left_out": 0}
+    done = {"usage": usage, "written": written, "how": "somehow", "notes": {}}
+    run = {"job": job, "megabytes": megabytes, "size": megabytes * 10**6, "tool": tool, "done": done}
+    return json.dumps({"run": run}) + "\n"
+
+
+def test_bounds_are_ratios_of_medians_of_all_logs(tmp_path: Path) -> None:
+    logs = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    rows = {"job": "chat_last", "megabytes": 200, "rows": {"ours": 9, "peer": 9, "equal": 8, "left_out": {}}}
+    rows["rows"] |= {"differ": {"labels": 1}, "first": "labels, line 7"}
+    logs[0].write_text(
+        json.dumps({"session": {"machine": "some machine", "command": "some command"}})
+        + "\n"
+        + "".join(line_of("chat_last", 200, "beam-prep chat_last", wall) for wall in (1, 2, 9))
+        + json.dumps(rows)
+        + "\n"
+    )
+    logs[1].write_text("".join(line_of("chat_last", 200, "peer_hf_datasets.py", wall, 2) for wall in (20, 23, 27)))
+    done = run_script("--report", *logs)
+    assert done.returncode == 0, done.stderr
+    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 4}
+    time = found["chat_last, 200 MB: time of `peer_hf_datasets.py` / ours"]
+    assert time == ["at least 12", "11.50 (3.00-20.00)", "**no**"]
+    memory = found["chat_last, 200 MB: peak memory of ours / `peer_hf_datasets.py`"]
+    assert memory == ["at most 1", "0.50 (0.50-0.50)", "yes"]
+    equal = found["chat_last, 200 MB: rows equal to `peer_hf_datasets.py`'s"]
+    assert equal == ["all", "8 of 9", "**no**"]
+    assert found["chat_trl, 200 MB: time of `peer_trl.py` / ours"] == ["at least 15", "not measured", ""]
+    assert "differ: 1 labels; the first: labels, line 7" in done.stdout
+    assert "some command" in done.stdout
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("{}\n")
+    done = run_script("--report", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{path} is no log" in done.stderr
 
 
 def test_absent_test_material_is_named(tmp_path: Path) -> None:
-    done = run(BEAM_PREP_SHARED=str(tmp_path / "nowhere"))
+    done = run_script(BEAM_PREP_SHARED=str(tmp_path / "nowhere"))
     assert done.returncode == 1
     assert f"no test material at {tmp_path / 'nowhere'}" in done.stderr
     assert "--shared" in done.stderr
 
 
-def test_a_page_without_markers_is_refused_before_anything_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["end_to_end.py", "profile_stages.py"])
+def test_a_page_without_markers_is_refused_before_anything_runs(tmp_path: Path, script: str) -> None:
     page = tmp_path / "page.md"
     page.write_text("no markers\n")
     cache = tmp_path / "cache"
-    given = ["--quick", "--skip_peer", "--cache", cache, "--markdown", page]
-    done = run(*given, "--shared", shared("bench", "make_corpus.py").parent.parent)
+    done = run_script("--cache", cache, "--markdown", page, "--shared", material(), script=FOLDER / script)
     assert done.returncode == 1
-    assert "<!-- end_to_end: begin -->" in done.stderr
+    assert ": begin -->" in done.stderr
     assert not cache.exists()
+
+
+def test_the_pages_of_the_docs_have_the_markers() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    for name in ("end_to_end", "profile"):
+        assert text.count(f"<!-- {name}: begin -->") == text.count(f"<!-- {name}: end -->") == 1
+
+
+def test_the_profile_knows_every_stage_of_a_run(tmp_path: Path) -> None:
+    script = FOLDER / "profile_stages.py"
+    done = run_script("--size", "1", "--cache", tmp_path, "--shared", material(), script=script)
+    assert done.returncode == 0, done.stderr
+    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 4}
+    assert list(found)[2:] == [
+        *("read", "parse", "render", "encode", "mask", "truncate, labels", "spool", "plan, write"),
+        *("Beam itself", "all"),
+    ]
+    parts = [float(row[0]) for row in list(found.values())[2:]]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=0.06)  # each is rounded
+
+
+RECORDS = [
+    {"messages": [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": "A number. " * n}]}
+    for n in range(1, 8)
+]
+
+
+@pytest.fixture
+def compared(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Compares the output of `RECORDS` with its own rows, changed by a function, as `datasets` saves them."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from _rows import compare_rows
+
+    config = json.loads((FOLDER / "configs" / "chat_last.json").read_text())
+    config["output"]["max_tokens_per_shard"] = 60
+
+    def _compared(change: Callable[[list[dict[str, Any]]], Any], records: Any = RECORDS, **options: Any) -> Any:
+        result = run(config, records, **options)
+        rows = [{name: row[name].tolist() for name in row} for row in beam_prep.open(result.output)]
+        change(rows)
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+        return compare_rows(Path(result.output), tmp_path / "saved", {"input_ids": "input_ids", "labels": "labels"})
+
+    return _compared
+
+
+def test_equal_rows_are_equal(compared: Callable[..., dict[str, Any]]) -> None:
+    assert compared(lambda rows: None) == {"ours": 7, "peer": 7, "left_out": {}, "equal": 7, "differ": {}}
+
+
+def test_each_row_that_differs_is_found(compared: Callable[..., dict[str, Any]]) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[1]["labels"][-1] += 1
+        rows[2]["labels"][-1] += 1
+        rows[3]["input_ids"][0] += 1
+        rows[3]["labels"][-1] += 1  # counted once
+        rows[6] = {name: values[:-1] for name, values in rows[6].items()}
+
+    found = compared(change)
+    assert (found["equal"], found["differ"]) == (3, {"length": 1, "input_ids": 1, "labels": 2})
+    assert found["first"] == "labels, line 2"
+
+
+def test_rejected_lines_are_passed_over(compared: Callable[..., dict[str, Any]]) -> None:
+    lines = [json.dumps(record) for record in RECORDS]
+    lines.insert(2, "no JSON")
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows.insert(2, {"input_ids": [1], "labels": [1]})
+
+    found = compared(change, "\n".join(lines).encode(), max_reject_rate=1.0)
+    assert found == {"ours": 7, "peer": 8, "left_out": {"bad_json": 1}, "equal": 7, "differ": {}}
+
+
+def test_other_numbers_of_rows_are_not_compared(compared: Callable[..., dict[str, Any]]) -> None:
+    found = compared(lambda rows: rows.pop())
+    assert (found["ours"], found["peer"], found["equal"]) == (7, 6, 0)

@@ -7,7 +7,7 @@ import numpy as np
 from beam_prep.core.block import Block, Ledger
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column, Output
-from beam_prep.core.template import UNSET, Pieces, Rendered
+from beam_prep.core.template import UNSET, Pieces, Rendered, sample
 from beam_prep.core.tokenizer import Encoder
 
 
@@ -132,19 +132,50 @@ def _copy_of(ledger: Ledger) -> Ledger:
 
 
 _BATCH_FIELDS = (
-    "origin", "ledger", "line", "receipt", "outputs", "domain", "columns", "schema", "segments", "counters",
+    "origin", "ledger", "line", "receipt", "made", "outputs", "domain", "columns", "schema", "segments", "counters",
 )  # fmt: skip
 
 
-def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """The pieces of an output as ids.
+
+    Attributes:
+        ids: of each piece.
+        start, stop: int64 [segments]: first token and one past the last of each segment, counted in its piece.
+        border: int64 [prompted pieces]: tokens that a piece and its prompt have in common, from the first on.
+        whole: bool [prompted pieces]: these are all tokens of the prompt.
+    """
+
+    ids: Ragged
+    start: Array
+    stop: Array
+    border: Array
+    whole: Array
+
+
+def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference: Encoder | None = None) -> Batch:
     """Encodes every piece alone and joins the pieces of each sequence.
 
     A sequence with `bos` begins with `bos_id`, once. Rows in which an output has no token (with a template: no more
     than one, a lone BOS) are dropped (`empty`), or rejected (`missing_source`) where other outputs have some.
+
+    Args:
+        rendered: the pieces.
+        encoder: encodes them.
+        bos_id: id of the BOS token.
+        reference: encodes a sample of them too, the same whoever works on the block; where it gives anything else, it
+            encodes the whole block.
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
+    batch.made = dict(rendered.made)
+    encoded = {name: _encode(pieces, encoder) for name, pieces in rendered.pieces.items()}
+    if reference is not None and not all(
+        _agree(pieces, encoded[name], reference, rendered.origin.digest) for name, pieces in rendered.pieces.items()
+    ):
+        encoded = {name: _encode(pieces, reference) for name, pieces in rendered.pieces.items()}
+        batch.made["blocks_encoded_again"] = 1
     enough = []
-    prompted: dict[str, dict[int, tuple[int, bool]]] = {}
     for output in rendered.outputs:
         if output.kind == "value":
             rows = rendered.values[output.name]
@@ -153,10 +184,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
             enough.append(np.ones(len(rows), bool))
             continue
         pieces = rendered.pieces[output.name]
-        encoded = _encode(pieces, encoder)
-        if pieces.prompts:
-            prompted[output.name] = _borders(pieces, encoded[0], encoder)
-        ids, segments = _join(pieces, encoded, bos_id)
+        ids, segments = _join(pieces, encoded[output.name], bos_id)
         if bos_id is not None:
             batch.count("double_bos", _double_bos(ids, pieces.rows, bos_id))
         rows = Ragged(ids, pieces.rows) if output.kind == "list" else ids
@@ -164,24 +192,59 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None) -> Batch:
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
-    if prompted:
-        _begin_behind_prompts(batch, rendered, prompted)
+    if any(pieces.prompts for pieces in rendered.pieces.values()):
+        _begin_behind_prompts(batch, rendered, encoded)
     return _drop_empty(batch, np.array(enough))
 
 
-def _begin_behind_prompts(batch: Batch, rendered: Rendered, prompted: dict[str, dict[int, tuple[int, bool]]]) -> None:
+_SAMPLED = 16
+_SAMPLED_CHARACTERS = 32_768
+
+
+def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> bool:
+    """Whether the reference gives the same for a sample of the pieces: some by a hash of block and place."""
+    sizes = np.fromiter(map(len, pieces.texts), np.int64, len(pieces.texts))
+    order = sample(digest, len(sizes), 4 * _SAMPLED)
+    picked = order[np.cumsum(sizes[order]) <= _SAMPLED_CHARACTERS][:_SAMPLED]
+    if len(picked) == 0:
+        picked = order[np.argsort(sizes[order], kind="stable")[:1]]
+    picked = np.sort(picked)
+    theirs = _encode(pieces.take(picked), reference)
+    segments = np.isin(_piece_of_segment(pieces), picked)
+    prompted = np.isin(list(pieces.prompts), picked)
+    return all(
+        np.array_equal(one, other)
+        for one, other in (
+            (encoded.ids.take(picked).flat, theirs.ids.flat),
+            (encoded.ids.lengths[picked], theirs.ids.lengths),
+            (encoded.start[segments], theirs.start),
+            (encoded.stop[segments], theirs.stop),
+            (encoded.border[prompted], theirs.border),
+            (encoded.whole[prompted], theirs.whole),
+        )
+    )
+
+
+def _piece_of_segment(pieces: Pieces) -> Array:
+    """int64 [segments]."""
+    return np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
+
+
+def _begin_behind_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _Encoded]) -> None:
     """Moves the start of what is trained behind the prompt; in preference rows, behind the shorter of both borders."""
     short = np.zeros(len(batch), np.int64)
     border = np.full(len(batch), np.iinfo(np.int64).max)
-    for name, found in prompted.items():
-        row = _row_of_piece(rendered.pieces[name])[list(found)]
-        np.minimum.at(border, row, [tokens for tokens, _ in found.values()])
-        short[row[[not whole for _, whole in found.values()]]] = 1
+    prompted = {name: list(pieces.prompts) for name, pieces in rendered.pieces.items() if pieces.prompts}
+    for name, owners in prompted.items():
+        row = _row_of_piece(rendered.pieces[name])[owners]
+        np.minimum.at(border, row, encoded[name].border)
+        short[row[~encoded[name].whole]] = 1
     batch.count("prompt_not_prefix", short)
-    for name, found in prompted.items():
+    for name, owners in prompted.items():
         pieces, segments = rendered.pieces[name], batch.segments[name]
-        first = pieces.borders[list(found)]  # the piece's first segment is the one behind its prompt
-        behind = first[(pieces.segments[first, 1] < 0) & (first < pieces.borders[np.array(list(found)) + 1])]
+        first = pieces.borders[owners]  # the piece's first segment is the one behind its prompt
+        some = first < pieces.borders[np.array(owners) + 1]
+        behind = first[some][pieces.segments[first[some], 1] < 0]
         start = segments.start.copy()
         start[behind] += border[segments.sequence[behind]]
         batch.segments[name] = replace(segments, start=np.minimum(start, segments.stop))
@@ -192,67 +255,67 @@ def _row_of_piece(pieces: Pieces) -> Array:
     return np.repeat(np.arange(len(pieces.sequences) - 1), np.diff(pieces.sequences))
 
 
-def _encode(pieces: Pieces, encoder: Encoder) -> tuple[Ragged, Array, Array]:
-    """(ids of each piece, first token and one past the last of each segment, counted in its piece).
-
-    Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself.
-    """
-    part = np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
-    spanned = np.zeros(len(pieces.texts), bool)
-    spanned[part[pieces.segments[:, 1] >= 0]] = True
-    places: dict[tuple[str, bool, int], int] = {}
-    keys = zip(
-        pieces.texts, pieces.special.tolist(), np.where(spanned, np.arange(len(spanned)), -1).tolist(), strict=True
-    )
-    index = np.array([places.setdefault(key, len(places)) for key in keys], np.int64)
-    groups: dict[tuple[bool, bool], list[tuple[int, str, int]]] = {}
-    for place, (text, special, piece) in enumerate(places):
-        groups.setdefault((special, piece >= 0), []).append((place, text, piece))
-    parts, order = [Ragged.from_lists([])], []
+def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
+    """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
+    part = _piece_of_segment(pieces)
     start, stop = np.zeros(len(part), np.int64), np.full(len(part), -1)
-    for (special, with_spans), members in groups.items():
-        order += [place for place, _, _ in members]
-        texts = [text for _, text, _ in members]
-        if not with_spans:
-            parts.append(encoder.encode(texts, special))
-            continue
-        owners = [slice(pieces.borders[piece], pieces.borders[piece + 1]) for _, _, piece in members]
-        spans = [[(a, b) for a, b in pieces.segments[owner, :2].tolist() if b >= 0] for owner in owners]
-        ids, tokens = encoder.encode_spans(texts, special, spans)
-        parts.append(ids)
-        for owner, found in zip(owners, tokens, strict=True):
-            places_of = np.flatnonzero(pieces.segments[owner, 1] >= 0) + owner.start
-            start[places_of], stop[places_of] = np.array(found, np.int64).reshape(-1, 2).T
-    back = np.empty(len(order), np.int64)
-    back[order] = np.arange(len(order))
-    encoded = Ragged.concat(parts).take(back[index])
-    whole = stop < 0
-    stop[whole] = encoded.lengths[part[whole]]
-    return encoded, start, stop
+    bounded = pieces.segments[:, 1] >= 0
+    spanned = np.zeros(len(pieces.texts), bool)
+    spanned[part[bounded]] = True
+    parts, order = [Ragged.from_lists([])], []
+    for special in (False, True):
+        members = np.flatnonzero((pieces.special == special) & ~spanned)
+        if len(members):
+            order.append(members)
+            parts.append(_encode_once([pieces.texts[place] for place in members.tolist()], special, encoder))
+        members = np.flatnonzero((pieces.special == special) & spanned)
+        if len(members):
+            order.append(members)
+            mine = np.flatnonzero(bounded & (pieces.special[part] == special))
+            spans = np.column_stack([np.searchsorted(members, part[mine]), pieces.segments[mine, :2]])
+            ids, tokens = encoder.encode_spans([pieces.texts[place] for place in members.tolist()], special, spans)
+            start[mine], stop[mine] = tokens.T
+            parts.append(ids)
+    encoded = Ragged.concat(parts).take(np.argsort(np.concatenate([*order, np.zeros(0, np.int64)]), kind="stable"))
+    stop[~bounded] = encoded.lengths[part[~bounded]]
+    return _Encoded(encoded, start, stop, *_borders(pieces, encoded, encoder))
 
 
-def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> dict[int, tuple[int, bool]]:
-    """For pieces with a prompt: piece -> (tokens of the longest common beginning, the prompt's ids are all of it)."""
-    found = {}
+def _encode_once(texts: list[str], special: bool, encoder: Encoder) -> Ragged:
+    places: dict[str, int] = {}
+    index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(texts))
+    ids = encoder.encode(list(places), special)
+    return ids if len(places) == len(texts) else ids.take(index)
+
+
+def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array]:
+    """`border` and `whole` of `_Encoded`: the longest common beginning of each prompt's ids and its piece's."""
+    owners = np.fromiter(pieces.prompts, np.int64, len(pieces.prompts))
+    border, whole = np.zeros(len(owners), np.int64), np.zeros(len(owners), bool)
+    texts = list(pieces.prompts.values())
     for special in (True, False):
-        owners = [piece for piece in pieces.prompts if bool(pieces.special[piece]) is special]
-        alone = encoder.encode([pieces.prompts[piece] for piece in owners], special)
-        for number, piece in enumerate(owners):
-            prompt, full = alone[number], encoded[piece]
-            size = min(len(prompt), len(full))
-            differs = np.flatnonzero(np.asarray(prompt)[:size] != np.asarray(full)[:size])
-            border = int(differs[0]) if len(differs) else size
-            found[piece] = border, border == len(prompt)
-    return found
+        mine = np.flatnonzero(pieces.special[owners] == special)
+        if len(mine) == 0:
+            continue
+        prompts = _encode_once([texts[place] for place in mine.tolist()], special, encoder)
+        begin = encoded.take(owners[mine])
+        sizes = np.minimum(prompts.lengths, begin.lengths)
+        rows = offsets_of(sizes)
+        inside = np.arange(rows[-1]) - np.repeat(rows[:-1], sizes)
+        one, other = (ids.flat[inside + np.repeat(ids.offsets[:-1], sizes)] for ids in (prompts, begin))
+        differs = np.append(np.flatnonzero(one != other), rows[-1])
+        border[mine] = np.minimum(differs[np.searchsorted(differs, rows[:-1])] - rows[:-1], sizes)
+        whole[mine] = border[mine] == prompts.lengths
+    return border, whole
 
 
-def _join(pieces: Pieces, encoded: tuple[Ragged, Array, Array], bos_id: int | None) -> tuple[Ragged, Segments]:
+def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged, Segments]:
     """Ids of each sequence, with its BOS, and where the segments lie in them."""
-    ids, start, stop = encoded
+    ids, start, stop = encoded.ids, encoded.start, encoded.stop
     values: Array = ids.flat
     piece_borders = ids.offsets
     borders = piece_borders[pieces.sequences]
-    part = np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
+    part = _piece_of_segment(pieces)
     sequence_of_piece = np.repeat(np.arange(len(borders) - 1), np.diff(pieces.sequences))
     sequence = sequence_of_piece[part]
     added = np.zeros(len(borders) - 1, bool)

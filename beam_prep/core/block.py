@@ -184,12 +184,15 @@ class Block:
         ledger: the account of its lines.
         line: int32 [rows], the line of each row that is still alive.
         receipt: set when the spool already has this block: then there are no rows, and nothing is left to do.
+        made: how many records were made in which way ("encoded_by_gigatoken" ...). For `run.json`: no byte of an output
+            depends on it.
     """
 
     origin: Origin
     ledger: Ledger
     line: Array
     receipt: BlockReceipt | None = None
+    made: dict[str, int] = field(default_factory=dict, kw_only=True)
 
     def where(self, row: int) -> str:
         """`file (byte offset N)` of a row, for messages."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -20,7 +21,9 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2 import nodes
 
+from beam_prep.core import render_plan
 from beam_prep.core.block import Reject
+from beam_prep.core.render_plan import Planned, Plans, Rendered
 from beam_prep.errors import TokenizerError
 
 Message = dict[str, Any]
@@ -39,7 +42,8 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 _MARK, _ENTER, _LEAVE, _SPAN = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
-_FENCES = "\ufdd0", "\ufdd1"
+FENCES = "\ufdd0", "\ufdd1"
+"""What stands for the places of contents and generation blocks in a rendering that is asked for them."""
 _NUMBERED = re.compile("([\ufdd0\ufdd1])(.)", re.DOTALL)  # a fence, and a character that stands for a message
 _NUMBERS = 0xF0000
 _CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
@@ -102,7 +106,7 @@ class _Tracker:
     def generation(self, caller: Any) -> str:
         text = str(caller())
         self.generations.append((self.written, self.written + len(text)))
-        return _FENCES[0] + text + _FENCES[1] if self.fenced else text
+        return FENCES[0] + text + FENCES[1] if self.fenced else text
 
 
 def _ignore(*_: Any) -> None:
@@ -182,6 +186,8 @@ def _strftime_now(form: str) -> str:
 class _Compiled:
     """A compiled template: `generation` = it has generation blocks, `captured` = some are inside a capture or macro."""
 
+    tree: nodes.Template
+    code: CodeType
     template: jinja2.Template
     generation: bool
     captured: bool
@@ -209,7 +215,7 @@ def _compile(source: str) -> _Compiled:
     captured = {
         id(block) for outer in tree.find_all(_CAPTURES) for block in _generation_blocks(outer) if block is not outer
     }
-    return _Compiled(template, bool(blocks), any(id(block) in captured for block in blocks))
+    return _Compiled(tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
 
 
 def _mark_loops(tree: nodes.Template) -> None:
@@ -247,19 +253,34 @@ def _generation_blocks(tree: nodes.Node) -> Iterator[nodes.CallBlock]:
 class ChatTemplate:
     """A compiled chat template with the tokenizer's named special tokens.
 
+    Args:
+        source: the template.
+        special_tokens: by their names in templates.
+        plans: render conversations of known patterns by recorded plans: the same texts, faster (`core.render_plan`).
+
+    Attributes:
+        rendered_by_plan, rendered_by_jinja: how many conversations came from which.
+
     Raises:
         TokenizerError: the template has a syntax error.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], plans: bool = False) -> None:
         self._compiled = _compile(source)
         self._tokens = dict(special_tokens)
         self._prompts: dict[str, str] = {}
+        self._plans = self._new_plans(source) if plans else None
+        self.rendered_by_plan = self.rendered_by_jinja = 0
 
     @property
     def has_generation(self) -> bool:
         """Whether the template marks what the assistant says with `{% generation %}` blocks."""
         return self._compiled.generation
+
+    @property
+    def tokens(self) -> Collection[str]:
+        """The texts of the special tokens that it is given."""
+        return self._tokens.values()
 
     # Variables may come from data: `/` leaves all names to them.
 
@@ -274,8 +295,26 @@ class ChatTemplate:
         Raises:
             Reject: `template_error`: the template refuses the messages, or fails on them.
         """
-        plain = [_plain(message) for message in messages]
-        return self._run(plain, None, {**variables, "add_generation_prompt": add_generation_prompt})
+        variables = {**variables, "add_generation_prompt": add_generation_prompt}
+        planned = self._plans.render(messages, variables) if self._plans is not None else None
+        if planned is not None:
+            self.rendered_by_plan += 1
+            return "".join(planned.pieces)
+        self.rendered_by_jinja += 1
+        return self._run([_plain(message) for message in messages], None, variables)
+
+    def planned(self, messages: list[Message], /, **variables: Any) -> Planned | None:
+        """The conversation in pieces, where there is a plan for it.
+
+        Returns:
+            None where plans are switched off, or none fits: then `render` and `render_chat` ask jinja. `generations`
+            of its layout are None where the template's generation blocks cannot be told from a plan.
+        """
+        if self._plans is None:
+            return None
+        planned = self._plans.render(messages, {"add_generation_prompt": False, **variables})
+        self.rendered_by_plan += planned is not None
+        return planned
 
     def render_chat(self, messages: list[Message], /, **variables: Any) -> RenderedChat:
         """The conversation as text, in one rendering, with the places of its messages and generation blocks.
@@ -283,18 +322,32 @@ class ChatTemplate:
         Raises:
             Reject: `template_error`.
         """
-        plain = [dict(_plain(message)) for message in messages]  # copies: one and the same may stand there twice
-        tracker = _Tracker({id(message): place for place, message in enumerate(plain)})
         variables = {**variables, "add_generation_prompt": False}
-        text = self._run(plain, tracker, variables)
-        generations: list[tuple[int, int]] | None = tracker.generations
+        planned = self._plans.render(messages, variables) if self._plans is not None else None
+        chat = self.chat_of(planned) if planned is not None else None
+        if chat is not None:
+            self.rendered_by_plan += 1
+            return chat
+        self.rendered_by_jinja += 1
+        plain = [_plain(message) for message in messages]
+        rendered = self._marked(plain, variables)
         if self._compiled.captured:
             fenced = self._run(plain, _Tracker({}, fenced=True), variables)
-            generations = _unfence(fenced, text)
-        regions = _regions(tracker.marks, len(messages), text, self._tokens.values())
+            rendered = rendered._replace(generations=_unfence(fenced, rendered.text))
+        return self._chat(rendered, len(messages))
+
+    def chat_of(self, planned: Planned) -> RenderedChat | None:
+        """A planned conversation as `render_chat` gives it; None where its generation blocks cannot be told."""
+        if planned.layout.generations is None:
+            return None
+        return self._chat(render_plan.in_characters(planned), planned.layout.messages)
+
+    def _chat(self, rendered: Rendered, messages: int) -> RenderedChat:
+        text, marks, generations, blind = rendered
+        if blind:
+            return RenderedChat(text, [None] * messages, generations)
+        regions = _regions(marks, messages, text, self._tokens.values())
         guess = _guess(regions, len(text))
-        if tracker.blind:
-            return RenderedChat(text, [None] * len(messages), generations)
         if guess is None:
             return RenderedChat(text, regions, generations)
         return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True)
@@ -308,7 +361,7 @@ class ChatTemplate:
             Per message its ranges: none where its content is not written, an empty one where only its end is (or it
             is blank). None where the template gives another text for contents with marks in them.
         """
-        if len(messages) > 0xFFFF or any(fence in text for fence in _FENCES):
+        if len(messages) > 0xFFFF or any(fence in text for fence in FENCES):
             return None
         plain = [_plain(message) for message in messages]
         variables = {**variables, "add_generation_prompt": False}
@@ -337,6 +390,26 @@ class ChatTemplate:
             without, with_prompt = (self.render(probe, add, **variables) for add in (False, True))
             self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
         return self._prompts[key]
+
+    def _new_plans(self, source: str) -> Plans:
+        compiled = self._compiled
+        template = render_plan.Template(
+            source=source,
+            tree=compiled.tree,
+            code=compiled.code,
+            environment=compiled.template.environment,
+            captured=compiled.captured,
+            hooks=(_MARK, _ENTER, _LEAVE, _SPAN),
+            tracker=_Tracker,
+            plain=_plain,
+        )
+        return Plans(template, self._tokens, self._marked)
+
+    def _marked(self, plain: list[Message], variables: Mapping[str, Any]) -> Rendered:
+        plain = [dict(message) for message in plain]  # copies: one and the same may stand there twice
+        tracker = _Tracker({id(message): place for place, message in enumerate(plain)})
+        text = self._run(plain, tracker, variables)
+        return Rendered(text, tracker.marks, tracker.generations, tracker.blind)
 
     def _run(self, plain: list[Message], tracker: _Tracker | None, variables: Mapping[str, Any]) -> str:
         given = {
@@ -397,7 +470,7 @@ def _between_fences(message: Message, place: int, trimmed: bool, blanks: bool) -
         return message
     core = content.strip() if trimmed else content
     head, _, tail = content.partition(core) if core else ("", "", "")
-    opening, closing = (fence + chr(_NUMBERS + place) for fence in _FENCES)
+    opening, closing = (fence + chr(_NUMBERS + place) for fence in FENCES)
     return {**message, "content": head + opening + core + closing + tail}
 
 
@@ -407,7 +480,7 @@ def _numbered(fenced: str, messages: int) -> list[list[tuple[int, int]]]:
     opened: dict[int, int] = {}
     for seen, found in enumerate(_NUMBERED.finditer(fenced)):
         at, place = found.start() - 2 * seen, ord(found[2]) - _NUMBERS
-        if found[1] == _FENCES[0]:
+        if found[1] == FENCES[0]:
             opened[place] = at
         else:
             ranges[place].append((opened.pop(place, at), at))
@@ -416,12 +489,12 @@ def _numbered(fenced: str, messages: int) -> list[list[tuple[int, int]]]:
 
 def _unfence(fenced: str, text: str) -> list[tuple[int, int]] | None:
     """Ranges between fences, in the text without them; None where the template did not just pass them on."""
-    opening, closing = _FENCES
+    opening, closing = FENCES
     if fenced.replace(opening, "").replace(closing, "") != text or opening in text or closing in text:
         return None
     ranges, start, seen = [], -1, 0
     for place, character in enumerate(fenced):
-        if character in _FENCES and (character == opening) != (start < 0):
+        if character in FENCES and (character == opening) != (start < 0):
             return None
         if character == opening:
             start, seen = place - seen, seen + 1

@@ -173,7 +173,7 @@ class Speech:
 
     def _end(self, text: str, content_end: int) -> int:
         """One past the last special token behind the content; the content's own end where there is none."""
-        ends = [found.end() for found in _pattern(self.controls).finditer(text, content_end)]
+        ends = [found.end() for found in control_pattern(self.controls).finditer(text, content_end)]
         return ends[-1] if ends else max(content_end, len(text.rstrip()))
 
 
@@ -185,7 +185,8 @@ def _answer(content: str) -> str:
 _PATTERNS: dict[tuple[str, ...], re.Pattern[str]] = {}
 
 
-def _pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
+def control_pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches any of the special tokens."""
     if controls not in _PATTERNS:
         _PATTERNS[controls] = re.compile("|".join(map(re.escape, controls)) or r"(?!)")
     return _PATTERNS[controls]

@@ -34,12 +34,14 @@ class SpoolReceipt:
         name: its file in the spool, without ending.
         reused: it was there already: from an earlier run, or because the input has the same bytes twice.
         block: what it holds.
+        made: how many of its records were made in which way, in this run: see `Block`.
     """
 
     origin: Origin
     name: str
     reused: bool
     block: BlockReceipt
+    made: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Plan:
         columns: what each row has.
         domains: domain -> folder.
         blocks, reused: how many blocks there are, and how many of them were in the spool already.
+        made: how many records this run made in which way.
     """
 
     shards: list[ShardPlan]
@@ -139,6 +142,7 @@ class Plan:
     domains: dict[str, str]
     blocks: int
     reused: int
+    made: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,7 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
         "source": [_source(r.origin.source) for r in receipts],
         "name": [r.name for r in receipts],
         "reused": [r.reused for r in receipts],
+        "made": [list(r.made.items()) for r in receipts],
         "lines": [r.block.lines for r in receipts],
         "counts": [json.dumps([r.block.counts, r.block.counters]) for r in receipts],
         "domains": [[name for name, _, _ in r.block.domains] for r in receipts],
@@ -194,6 +199,7 @@ _RECEIPTS = pa.schema(
         ("source", pa.string()),
         ("name", pa.string()),
         ("reused", pa.bool_()),
+        ("made", pa.map_(pa.string(), pa.int64())),
         ("lines", pa.int64()),
         ("counts", pa.string()),
         ("domains", pa.list_(pa.string())),
@@ -237,6 +243,16 @@ class Receipts:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    def made(self) -> dict[str, int]:
+        """How many records this run made in which way."""
+        column = self.table["made"].combine_chunks()
+        entries = column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
+        if len(entries) == 0:
+            return {}
+        pairs = pa.table({"way": entries.keys, "records": entries.items})
+        sums = pairs.group_by("way").aggregate([("records", "sum")])
+        return dict(sorted(zip(sums["way"].to_pylist(), sums["records_sum"].to_pylist(), strict=True)))
 
     def _numpy(self, name: str) -> Array:
         values: Array = self.table[name].to_numpy()
@@ -352,6 +368,7 @@ def make_plan(
         domains=folder,
         blocks=len(receipts),
         reused=int(np.count_nonzero(receipts.table["reused"].to_numpy())),
+        made=receipts.made(),
     )
 
 

@@ -22,6 +22,7 @@ MAX_DEPTH = 512
 """Levels of nesting of a line. The parsers could do more, but not always as many: their limit is the free stack."""
 
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_NESTED = {dict, list}
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
@@ -133,7 +134,7 @@ def parse(raw: RawBlock, origin: Origin) -> Records:
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
     _mark_blank(ledger)
     long_numbers = _lines_with_long_numbers(ledger)
-    escaped_quotes = b"\\u0022" in raw.data
+    escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     view = memoryview(raw.data)
     rows = []
     lines = np.flatnonzero(ledger.status == ALIVE)
@@ -191,8 +192,8 @@ def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
     Such a run covers ten digits from some multiple of ten on, so only every tenth byte is looked at first.
     """
     view = np.frombuffer(ledger.raw, np.uint8)
-    places = np.arange(0, max(0, len(view) - 9), 10)
-    for step in range(10):
+    places = np.flatnonzero((view[: max(0, len(view) - 9) : 10] - np.uint8(48)) < 10) * 10
+    for step in range(1, 10):
         places = places[(view[places + step] - np.uint8(48)) < 10]
         if not len(places):
             return set()
@@ -206,6 +207,9 @@ def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
 
 def _quotes(row: Any) -> int:
     """How many quotes the object takes as JSON. A repeated key that parsing dropped had at least two more."""
+    if type(row) is dict and _NESTED.isdisjoint(map(type, row.values())):  # a long text is not written for it
+        texts = [*row, *(value for value in row.values() if type(value) is str)]
+        return 2 * len(texts) + sum([text.count('"') for text in texts])
     try:
         return orjson.dumps(row).count(b'"')
     except TypeError:  # nested deeper than orjson writes

@@ -1,19 +1,23 @@
 """Records -> `Rendered`: pieces of text to encode, each with its role and action."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
-from beam_prep.core.block import Block, Reject
-from beam_prep.core.chat_template import ChatTemplate, RenderedChat
+from beam_prep.core.block import Block, Ledger, Reject
+from beam_prep.core.chat_template import FENCES, ChatTemplate, RenderedChat
 from beam_prep.core.control import Guard
-from beam_prep.core.conversation import Speech
-from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.conversation import Said, Speech
+from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.records import Record, Records, _describe
+from beam_prep.core.render_plan import Layout
 from beam_prep.core.schema import Output, Section, TextRules
+from beam_prep.core.speech_plan import PlacedSaid, place_speech
 
 DEFAULT_DOMAIN = "__default__"
 
@@ -75,6 +79,31 @@ class Pieces:
     rows: Array
     bos: Array
 
+    def equals(self, other: "Pieces") -> bool:
+        """Whether both hold the same."""
+        if (self.texts, self.prompts, self.roles) != (other.texts, other.prompts, other.roles):
+            return False
+        names = ("special", "segments", "borders", "sequences", "rows", "bos")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def take(self, places: Array) -> "Pieces":
+        """Some of the pieces (ascending indexes), each a row of its own."""
+        sizes = np.diff(self.borders)
+        picked = np.zeros(len(self.texts), bool)
+        picked[places] = True
+        each = np.arange(len(places) + 1)
+        return Pieces(
+            [self.texts[place] for place in places.tolist()],
+            self.special[places],
+            {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
+            self.segments[np.repeat(picked, sizes)],
+            offsets_of(sizes[places]),
+            self.roles,
+            each,
+            each,
+            np.zeros(len(places), bool),
+        )
+
 
 @dataclass(slots=True)
 class Rendered(Block):
@@ -102,6 +131,8 @@ class Voice:
         controls: texts of the tokenizer's special tokens.
         bos, eos: texts of these tokens, "" where there are none.
         rules: see `TextRules`.
+        reference: the same template without plans. It renders a sample of each block too; where it gives anything
+            else, it renders the whole block.
     """
 
     template: ChatTemplate | None
@@ -109,6 +140,7 @@ class Voice:
     bos: str = ""
     eos: str = ""
     rules: TextRules = field(default_factory=TextRules)
+    reference: ChatTemplate | None = None
 
     @property
     def guard(self) -> Guard:
@@ -131,6 +163,9 @@ class _Texts:
         self.borders = [0]
         self.sequences = [0]
         self.rows = [0]
+        self.by_jinja = False  # something of the present record was not rendered by a plan
+        self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
+        self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
 
     def _piece(self, text: str, special: bool, *segments: Segment, prompt: str | None = None) -> None:
         if not text.isascii():
@@ -147,6 +182,7 @@ class _Texts:
 
     def add(self, record: Record) -> bool:
         """Adds a row; says whether it yielded anything."""
+        self.by_jinja = False
         before = len(self.texts)
         if self.output.kind == "list":
             self._list_row(record)
@@ -168,6 +204,7 @@ class _Texts:
         pieces = self.sequences[-1]
         for piece in range(pieces, len(self.texts)):
             self.prompts.pop(piece, None)
+            self._measured.pop(piece, None)
         del self.texts[pieces:], self.special[pieces:], self.borders[pieces + 1 :]
         del self.segments[self.borders[-1] :]
 
@@ -239,7 +276,7 @@ class _Texts:
         messages, roles = self._checked(value, where)
         for turn, (message, role) in enumerate(zip(messages, roles, strict=True)):
             try:
-                text = template.render([message])
+                text = self._render(template, [message], False, {})
             except Reject as reject:
                 lacks = " has no content" if message.get("content") is None else ""
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
@@ -249,6 +286,8 @@ class _Texts:
 
     def _conversation(self, record: Record) -> None:
         """The messages of all sections rendered once."""
+        if self._plain_conversation(record):
+            return
         messages: list[dict[str, Any]] = []
         actions: list[str] = []
         for section in self.output.sections:
@@ -263,14 +302,98 @@ class _Texts:
         chat = self._rendered(template, messages, variables)
         text, cut, special = self._cut_bos(chat.text)
         prompt = self._prompt(messages, actions, variables)
-        segments = list(self._segments(chat, messages, actions, variables, prompt is not None))
+        speech = functools.partial(Speech(template, self.voice.controls).find, chat, messages, variables)
+        segments = list(self._segments(speech, messages, actions, prompt is not None))
         if cut:
             segments = [_moved(segment, cut) for segment in segments]
         self._piece(text, special, *segments, prompt=prompt)
 
+    def _plain_conversation(self, record: Record) -> bool:
+        """The same for messages of a role and a content alone that a plan renders; says whether it did.
+
+        What each message says is then known from the layout: see `speech_plan`.
+        """
+        template = self.voice.template
+        assert template is not None
+        if record.get("tools") is not None or record.get("chat_template_kwargs") is not None:
+            return False
+        lists = [record.get(section.field) or [] for section in self.output.sections]
+        if any(type(each) is not list for each in lists):
+            return False
+        messages = lists[0] if len(lists) == 1 else [message for each in lists for message in each]
+        if not messages or not _are_plain(messages):
+            return False
+        messages = self.guard(messages)
+        planned = template.planned(messages)
+        if planned is None:
+            return False
+        pieces, layout = planned
+        key = layout, tuple(map(len, lists))
+        if key not in self._tables:
+            self._tables[key] = self._table(layout, messages, key[1])
+        table = self._tables[key]
+        if table is None or not all(pieces[place][:1].strip() for place in table.begin):
+            return False
+        text = "".join(pieces)
+        if not text.isascii() and any(fence in text for fence in FENCES):
+            return False
+        text, cut, special = self._cut_bos(text)
+        prompt = self._prompt(messages, self._actions(key[1]), {})
+        self._measured[len(self.texts)] = table, tuple(map(len, pieces)), cut
+        self._piece(text, special, prompt=prompt)
+        return True
+
+    def _actions(self, counts: Sequence[int]) -> list[str]:
+        """Of each message, from the messages of each section."""
+        sections = self.output.sections
+        return [section.action for section, count in zip(sections, counts, strict=True) for _ in range(count)]
+
+    def _table(self, layout: Layout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "_Table | None":
+        """The segments of all conversations of a layout; None where they depend on what is said."""
+        template = self.voice.template
+        assert template is not None
+        actions = self._actions(counts)
+        prompted = "$last" in actions or {"mask", "train"} <= set(actions)
+        placed: list[PlacedSaid] = []
+
+        def speech() -> list[Said]:
+            roles = [message["role"] for message in messages]
+            found = place_speech(layout, roles, template, self.voice.controls)
+            if found is None:
+                raise _NoTableError
+            placed.extend(found)
+            return [Said(said.message, number, number, True) for number, said in enumerate(found)]
+
+        try:
+            segments = list(self._segments(speech, messages, actions, prompted))
+        except _NoTableError:
+            return None
+        places = [(*said.start, *said.stop) for said in placed]
+        spans = [places[segment.start] if segment.stop >= 0 else (-1,) * 4 for segment in segments]
+        # An answer's begin is where the header ends; any other's is where its content begins.
+        begin = [said.start.piece for said in placed if layout.plain_content[said.start.piece] == said.message]
+        return _Table(
+            np.array(spans, np.int64).reshape(-1, 4),
+            np.array([segment[2:] for segment in segments], np.int64).reshape(-1, len(Segment._fields) - 2),
+            tuple(begin),
+        )
+
+    def _render(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], add_prompt: bool, variables: dict[str, Any]
+    ) -> str:
+        planned = template.planned(messages, **variables, add_generation_prompt=add_prompt)
+        if planned is not None:
+            return "".join(planned.pieces)
+        self.by_jinja = True
+        return template.render(messages, add_prompt, **variables)
+
     def _rendered(
         self, template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any]
     ) -> RenderedChat:
+        planned = template.planned(messages, **variables)
+        if planned is not None and (chat := template.chat_of(planned)) is not None:
+            return chat
+        self.by_jinja = True
         try:
             return template.render_chat(messages, **variables)
         except Reject as reject:
@@ -299,16 +422,11 @@ class _Texts:
         if masked == 0:
             raise Reject("no_prompt", "no message stands before the answer, wanted at least one")
         assert self.voice.template is not None
-        rendered = self.voice.template.render(messages[:masked], add_generation_prompt=True, **variables)
+        rendered = self._render(self.voice.template, messages[:masked], True, variables)
         return self._cut_bos(rendered)[0]
 
     def _segments(
-        self,
-        chat: RenderedChat,
-        messages: list[dict[str, Any]],
-        actions: list[str],
-        variables: dict[str, Any],
-        prompted: bool,
+        self, speech: Callable[[], list[Said]], messages: list[dict[str, Any]], actions: list[str], prompted: bool
     ) -> Iterator[Segment]:
         """What of the conversation can be trained: by message, or the whole."""
         own = [_own(message) for message in messages]
@@ -322,8 +440,7 @@ class _Texts:
             return
         if "$role" not in actions and set(own) == {UNSET}:
             return
-        assert self.voice.template is not None
-        for said in Speech(self.voice.template, self.voice.controls).find(chat, messages, variables):
+        for said in speech():
             place = said.message
             if (prompted and own[place] != 1) or actions[place] == "mask":
                 continue
@@ -333,17 +450,84 @@ class _Texts:
     def build(self) -> Pieces:
         sequences = np.asarray(self.sequences, np.int64)
         bos = self.output.kind == "ids" and self.output.has_template and not self.output.conversation
+        segments, borders = self._all_segments()
         return Pieces(
             self.texts,
             np.asarray(self.special, bool),
             self.prompts,
-            np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields)),
-            np.asarray(self.borders, np.int64),
+            segments,
+            borders,
             tuple(self.roles),
             sequences,
             np.asarray(self.rows, np.int64),
             np.full(len(sequences) - 1, bos),
         )
+
+    def _all_segments(self) -> tuple[Array, Array]:
+        """(segments, their borders), those of plans put between the others."""
+        listed = np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields))
+        counts = np.diff(np.asarray(self.borders, np.int64))
+        if not self._measured:
+            return listed, offsets_of(counts)
+        by_table: dict[_Table, list[int]] = {}
+        for piece, (table, _, _) in self._measured.items():
+            by_table.setdefault(table, []).append(piece)
+        for table, pieces in by_table.items():
+            counts[pieces] = len(table.spans)
+        borders = offsets_of(counts)
+        segments = np.empty((borders[-1], len(Segment._fields)), np.int64)
+        planned = np.zeros(len(counts), bool)
+        planned[list(self._measured)] = True
+        segments[np.repeat(~planned, counts)] = listed
+        for table, pieces in by_table.items():
+            lengths = np.array([self._measured[piece][1] for piece in pieces], np.int64)
+            cuts = np.array([self._measured[piece][2] for piece in pieces], np.int64)
+            rows = (borders[pieces][:, None] + np.arange(len(table.spans))).ravel()
+            segments[rows] = table.segments(lengths, cuts)
+        return segments, borders
+
+
+class _NoTableError(Exception):
+    """What messages say depends on more than the layout."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """The segments of every conversation of a layout.
+
+    Attributes:
+        spans: int64 [segments, 4]: piece and characters behind its begin, of a segment's begin and end; -1 = the whole.
+        rest: int64 [segments, 5]: the other fields of `Segment`.
+        begin: pieces that must not begin with white space, or be empty, for this to hold.
+    """
+
+    spans: Array
+    rest: Array
+    begin: tuple[int, ...]
+
+    def segments(self, lengths: Array, cuts: Array) -> Array:
+        """int64 [conversations * segments, 7].
+
+        Args:
+            lengths: int64 [conversations, pieces], characters.
+            cuts: int64 [conversations], characters cut from the front.
+        """
+        borders = np.zeros((len(lengths), lengths.shape[1] + 1), np.int64)
+        np.cumsum(lengths, axis=1, out=borders[:, 1:])
+        places = borders[:, self.spans[:, ::2]] + self.spans[:, 1::2] - cuts[:, None, None]
+        places = np.where(self.spans[:, ::2] < 0, WHOLE, np.maximum(places, 0))
+        rest = np.broadcast_to(self.rest, (len(lengths), *self.rest.shape))
+        return np.concatenate([places, rest], axis=2).reshape(-1, len(Segment._fields))
+
+
+def _are_plain(messages: Any) -> bool:
+    """Whether these are messages of a role and a content alone, both text."""
+    try:
+        texts = [message["role"] for message in messages]
+        texts += [message["content"] for message in messages]
+    except (TypeError, KeyError):
+        return False
+    return {str} == set(map(type, texts)) and {dict} == set(map(type, messages)) and {2} == set(map(len, messages))
 
 
 def _moved(segment: Segment, cut: int) -> Segment:
@@ -392,6 +576,8 @@ def _variables(record: Record) -> dict[str, Any]:
 
 class _Values:
     """Collects the numbers of one output."""
+
+    by_jinja = False
 
     def __init__(self, output: Output) -> None:
         self.field = output.sections[0].field
@@ -465,6 +651,9 @@ def apply_template(
     A record that yields nothing is dropped (`empty`); one that yields only some of its outputs is rejected
     (`missing_source`), as is one whose lists and values differ in length (`count_mismatch`).
     """
+    agreed = voice.reference is None or _agree(records, outputs, voice)
+    if not agreed:
+        voice = replace(voice, template=voice.reference)
     roles: dict[str, int] = {}
     collectors: list[_Texts | _Values] = [
         _Values(output) if output.kind == "value" else _Texts(output, voice, roles) for output in outputs
@@ -472,6 +661,7 @@ def apply_template(
     kept: list[int] = []
     domain: list[str] = []
     ledger = records.ledger
+    made = Counter[str]()
     for line, record in zip(records.line.tolist(), records.rows, strict=True):
         try:
             if voice.rules.implicit_prompt:
@@ -488,19 +678,55 @@ def apply_template(
         else:
             if any(yielded):
                 kept.append(line)
+                if voice.template is not None:
+                    made["rendered_by_jinja" if any(c.by_jinja for c in collectors) else "rendered_by_plans"] += 1
                 name = record.get(domain_key) if domain_key is not None else None
                 domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
                 continue
             ledger.drop(line, "empty")
         for collector in collectors:
             collector.undo(len(kept))
+    if not agreed:
+        made["blocks_rendered_again"] = 1
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
+    rendered.made = dict(made)
     for output, collector in zip(outputs, collectors, strict=True):
         if isinstance(collector, _Texts):
             rendered.pieces[output.name] = collector.build()
         else:
             rendered.values[output.name] = collector.build()
     return rendered
+
+
+_SAMPLED = 16
+
+
+def sample(digest: str, count: int, limit: int) -> Array:
+    """Places of some of a block's rows, by a hash of the block and the place: the same whoever works on it."""
+    seed = np.uint64(int(digest[:16], 16))
+    hashed = (np.arange(count, dtype=np.uint64) ^ seed) * np.uint64(0x9E3779B97F4A7C15)
+    return np.argsort(hashed ^ (hashed >> np.uint64(29)), kind="stable")[:limit]
+
+
+def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> bool:
+    """Whether the reference renders a sample of the records in the same way."""
+    places = np.sort(sample(records.origin.digest, len(records), _SAMPLED))
+    rows = [records.rows[place] for place in places.tolist()]
+    mine, theirs = (
+        apply_template(
+            replace(
+                records,
+                rows=rows,
+                line=np.arange(len(rows), dtype=np.int32),
+                ledger=Ledger(b"", np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)),
+            ),
+            outputs,
+            replace(voice, template=template, reference=None),
+        )
+        for template in (voice.template, voice.reference)
+    )
+    ledgers = [(made.ledger.status.tolist(), made.ledger.messages) for made in (mine, theirs)]
+    return ledgers[0] == ledgers[1] and all(pieces.equals(theirs.pieces[name]) for name, pieces in mine.pieces.items())
 
 
 def _with_prompt(record: Record, outputs: Sequence[Output]) -> Record:

@@ -43,10 +43,19 @@ class Encoder(Protocol):
         """Ids of each text, int32, without truncation or padding."""
         ...
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> tuple[Ragged, list[list[tuple[int, int]]]]:
-        """Ids of each text, and the tokens [start, stop) that overlap each of its character spans."""
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+        """Ids of each text, and the tokens that overlap each character span.
+
+        Args:
+            texts: what to encode.
+            add_special_tokens: with the tokenizer's own special tokens.
+            spans: int64 [spans, 3]: index of the text (ascending), first character, one past the last. Characters
+                count in the text as given, whatever the tokenizer's normaliser makes of it.
+
+        Returns:
+            The ids, and int64 [spans, 2]: first token and one past the last, counted in their text. An empty span
+            overlaps nothing: both are equal.
+        """
         ...
 
 
@@ -92,6 +101,12 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.folder, self.fingerprint)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash((self.folder, self.fingerprint))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
@@ -163,20 +178,27 @@ class Tokenizer:
         """Texts of all tokens that are marked special, the longest first."""
         return self._it.controls
 
-    def template(self, source: str | None = None) -> ChatTemplate:
-        """The compiled chat template; of `source`, where it is given.
+    @property
+    def reference(self) -> "tokenizers.Tokenizer":
+        """The Rust tokenizer, as transformers set it up."""
+        return self._it.backend
+
+    def template(self, source: str | None = None, plans: bool = False) -> ChatTemplate:
+        """The compiled chat template, the same object whenever asked for; of `source`, where it is given.
+
+        Args:
+            source: a template in place of the tokenizer's own.
+            plans: see `ChatTemplate`.
 
         Raises:
             TokenizerError: the tokenizer has none.
         """
-        if source is not None:
-            return ChatTemplate(source, self._it.special_tokens)
-        if self._it.chat_template is None:
+        if source is None and self._it.chat_template is None:
             raise TokenizerError(
                 "this tokenizer has no chat template, and the config asks for one (template: true): put a "
                 "chat_template.jinja into the tokenizer's folder, or use text sections"
             )
-        return ChatTemplate(self._it.chat_template, self._it.special_tokens)
+        return _chat_template(self, source, plans)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
@@ -192,22 +214,21 @@ class Tokenizer:
             lengths += sizes
         return Ragged.from_lengths(np.concatenate(values) if values else np.zeros(0, np.int32), lengths)
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> tuple[Ragged, list[list[tuple[int, int]]]]:
-        """Ids of each text, and for each of its character spans the tokens [start, stop) that overlap it.
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+        """Ids of each text, and the tokens that overlap each character span, by the reference's offsets.
 
-        An empty span overlaps nothing: start equals stop. `spans` [texts]; characters count in the text as given,
-        whatever the tokenizer's normaliser makes of it.
+        See `Encoder`.
         """
         ids: list[list[int]] = []
-        places: list[list[tuple[int, int]]] = []
+        places = np.zeros((len(spans), 2), np.int64)
+        borders = np.searchsorted(spans[:, 0], np.arange(len(texts) + 1))
         for first in range(0, len(texts), _TEXTS_AT_ONCE):
-            chunk = slice(first, first + _TEXTS_AT_ONCE)
-            batch = self._it.backend.encode_batch(list(texts[chunk]), add_special_tokens=add_special_tokens)
-            for encoding, wanted in zip(batch, spans[chunk], strict=True):
+            chunk = list(texts[first : first + _TEXTS_AT_ONCE])
+            batch = self._it.backend.encode_batch(chunk, add_special_tokens=add_special_tokens)
+            for text, encoding in enumerate(batch, first):
                 ids.append(encoding.ids)
-                places.append([_token_span(encoding, start, stop) for start, stop in wanted])
+                for span in range(borders[text], borders[text + 1]):
+                    places[span] = _token_span(encoding, int(spans[span, 1]), int(spans[span, 2]))
         sizes = [len(row) for row in ids]
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes))
         return Ragged.from_lengths(flat, sizes), places
@@ -245,6 +266,12 @@ class Tokenizer:
         if texts:
             texts[-1] += before[shown:]
         return texts
+
+
+@functools.lru_cache(maxsize=8)
+def _chat_template(tokenizer: Tokenizer, source: str | None, plans: bool) -> ChatTemplate:
+    # Kept, since plans are learnt from what was rendered.
+    return ChatTemplate(source or tokenizer.chat_template or "", tokenizer.special_tokens, plans)
 
 
 def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,6 +80,10 @@ class Staging:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
+_HASHING = ThreadPoolExecutor(thread_name_prefix="beam_prep-hash")
+"""A digest takes as long as all else that is done to write a shard; so it is made beside that."""
+
+
 class _Hashed:
     """A file that is hashed while it is written; it takes its name when it is closed, whole."""
 
@@ -88,17 +93,26 @@ class _Hashed:
         self._made = f"{path}.{uuid.uuid4().hex}"
         self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
         self._digest = hashlib.sha256()
+        self._hashed: Future[None] | None = None
         self._size = 0
 
     def write(self, data: Any) -> int:
-        self._digest.update(data)
+        """Writes bytes that nobody changes later: they are hashed until the next call, or `close`."""
+        self._wait()
+        self._hashed = _HASHING.submit(self._digest.update, data)
         size = memoryview(data).nbytes
         self._size += size
         self._file.write(data)
         return size
 
+    def _wait(self) -> None:
+        if self._hashed is not None:
+            self._hashed.result()
+            self._hashed = None
+
     def close(self) -> None:
         self._file.close()
+        self._wait()
         os.replace(self._made, self.path)
 
     def written(self, name: str) -> WrittenFile:
@@ -290,6 +304,7 @@ class Publisher:
             "host": platform.node(),
             "blocks": plan.blocks,
             "blocks_reused": plan.reused,
+            **plan.made,
         }
 
     def _swap(self) -> None:

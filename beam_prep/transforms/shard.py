@@ -51,7 +51,7 @@ class SpoolBlocks(beam.DoFn):
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
             _report(self.progress, batch.origin.size, receipt.lines, rejected)
-        yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt)
+        yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, batch.made)
 
 
 def _report(folder: str, size: int, lines: int, rejected: int) -> None:

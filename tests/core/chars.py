@@ -6,7 +6,7 @@ from typing import Any
 from beam_prep import testing
 from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.ragged import Ragged
+from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.schema import Output, Section
 from beam_prep.core.template import Rendered, Voice, apply_template
 
@@ -25,11 +25,8 @@ class Chars:
         ends = (BOS, EOS) if add_special_tokens else ("", "")
         return Ragged.from_lists([[ord(character) for character in ends[0] + text + ends[1]] for text in texts])
 
-    def encode_spans(
-        self, texts: Sequence[str], add_special_tokens: bool, spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> tuple[Ragged, list[list[tuple[int, int]]]]:
-        one = int(add_special_tokens)
-        return self.encode(texts, add_special_tokens), [[(a + one, b + one) for a, b in each] for each in spans]
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+        return self.encode(texts, add_special_tokens), spans[:, 1:] + int(add_special_tokens)
 
 
 def text(field: str, action: Any = "train", special: bool | None = None) -> Section:

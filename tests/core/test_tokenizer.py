@@ -102,10 +102,10 @@ def test_more_texts_than_one_call_takes_come_back_in_order(monkeypatch: pytest.M
     whole = tokenizer.encode(texts, False).to_lists()
     monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 7)
     assert tokenizer.encode(texts, False).to_lists() == whole
-    spans = [[(0, 4)] if text else [] for text in texts]
+    spans = np.array([(place, 0, 4) for place, text in enumerate(texts) if text])
     ids, places = tokenizer.encode_spans(texts, False, spans)
     assert ids.to_lists() == whole
-    assert places == [[(0, len(tokenizer.encode(["text"], False).flat))] if text else [] for text in texts]
+    assert places.tolist() == [[0, len(tokenizer.encode(["text"], False).flat)]] * len(spans)
 
 
 def test_no_texts_give_no_rows() -> None:
@@ -119,17 +119,16 @@ def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
     backend = tokenizer._it.backend
     texts = [text[:300] for text in verify_texts()[::4]] + ["a\u0301 é 日本語 🧑‍🚀 \u2126 x"]
     spans = []
-    for text in texts:
+    for place, text in enumerate(texts):
         cuts = [sorted(choose.sample(range(len(text) + 1), 2)) for _ in range(5) if len(text) > 1]
-        spans.append([(start, stop) for start, stop in cuts])
+        spans += [(place, start, stop) for start, stop in cuts]
     for special in (False, True):
-        ids, found = tokenizer.encode_spans(texts, special, spans)
+        ids, found = tokenizer.encode_spans(texts, special, np.array(spans))
         assert ids.to_lists() == tokenizer.encode(texts, special).to_lists()
-        for text, wanted, places in zip(texts, spans, found, strict=True):
-            offsets = backend.encode(text, add_special_tokens=special).offsets
-            for (start, stop), (first, last) in zip(wanted, places, strict=True):
-                overlap = [token for token, (a, b) in enumerate(offsets) if a < stop and b > start and a < b]
-                assert list(range(first, last)) == overlap, (text, start, stop)
+        offsets = [backend.encode(text, add_special_tokens=special).offsets for text in texts]
+        for (place, start, stop), (first, last) in zip(spans, found.tolist(), strict=True):
+            overlap = [token for token, (a, b) in enumerate(offsets[place]) if a < stop and b > start and a < b]
+            assert list(range(first, last)) == overlap, (texts[place], start, stop)
 
 
 @pytest.mark.parametrize("name", ["ours", "gpt2", "mistral-v1", "t5-small"])
@@ -201,9 +200,10 @@ def test_padding_and_truncation_that_are_stored_are_off(tmp_path: Path) -> None:
     tokenizer, plain = Tokenizer.load(folder), Tokenizer.load(OURS)
     for special in (False, True):
         assert tokenizer.encode(texts, special).to_lists() == plain.encode(texts, special).to_lists()
-        ids, places = tokenizer.encode_spans(texts, special, [[(0, 1)], [(7, 36)], []])
+        spans = np.array([(0, 0, 1), (1, 7, 36)])
+        ids, places = tokenizer.encode_spans(texts, special, spans)
         assert ids.to_lists() == plain.encode(texts, special).to_lists()
-        assert places == plain.encode_spans(texts, special, [[(0, 1)], [(7, 36)], []])[1]
+        assert places.tolist() == plain.encode_spans(texts, special, spans)[1].tolist()
     assert tokenizer.fingerprint == plain.fingerprint
     kept = json.loads(Path(tokenizer.folder, "tokenizer.json").read_text())
     assert (kept["padding"], kept["truncation"]) == (None, None)

@@ -1,0 +1,72 @@
+"""Markdown: tables, the machine in a line, and the part of a page that a benchmark writes."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from _measure import BenchmarkError
+
+LIBRARIES = ("beam-prep", "apache-beam", "datasets", "transformers", "tokenizers", "gigatoken", "pyarrow", "numpy")
+
+
+def machine() -> str:
+    """When, on what and with what it was measured."""
+    cores = len(os.sched_getaffinity(0))
+    versions = [f"Python {platform.python_version()}"]
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    total = psutil.virtual_memory().total / 1e9
+    return (
+        f"{datetime.date.today()}: {_cpu_model()}, {cores} cores, {total:.1f} GB memory, Linux {platform.release()}; "
+        f"{', '.join(versions)}."
+    )
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+    """A Markdown table that also reads well as plain text; columns not in `left` are aligned right."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return f"| {' | '.join(padded)} |"
+
+    rule = ["-" * width if column in left else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
+    return "\n".join(line(cells) for cells in (header, rule, *rows))
+
+
+def split_at_markers(path: Path, name: str) -> tuple[str, str]:
+    """What stands before and after the part that is rewritten, the markers included.
+
+    Raises:
+        BenchmarkError: it cannot be found.
+    """
+    if not path.is_file():
+        raise BenchmarkError(f"--markdown {path}: no such file")
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise BenchmarkError(f"--markdown {path}: the lines {begin} and {end} are not in it: add them where it belongs")
+    return before + begin, end + after
+
+
+def write_markdown(path: Path, name: str, text: str) -> None:
+    """Puts `text` between the markers of a file."""
+    before, after = split_at_markers(path, name)
+    path.write_text(f"{before}\n\n{text}\n\n{after}", encoding="utf-8")

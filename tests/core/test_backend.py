@@ -1,0 +1,246 @@
+"""The fast backend behind its gate: the reference's ids and spans, or the reference itself."""
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from beam_prep import testing
+from beam_prep.core import backend as module
+from beam_prep.core.backend import PROBES, Fast, choose, encoder_of
+from beam_prep.core.batch import Batch, tokenize
+from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.mask import RoleMask, build_mask
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.schema import Output, Section
+from beam_prep.core.template import Rendered, Voice, apply_template
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import TokenizerError
+from tests.conftest import shared
+from tests.core.test_tokenizer import OURS, _folders, verify_texts
+from tests.core.test_tokenizer import copy_of as changed_copy
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ROW = (Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask"),)
+NOT_FOR_GIGATOKEN = {"t5-small": "Unigram"}
+LOSSY = {"t5-small", "mistral-v1", "mistral-v1-conversations", "mistral-v3", "mistral-v3-sections"}
+
+
+@pytest.fixture(scope="module", params=_folders())
+def folder(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+@functools.cache
+def loaded(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
+
+
+@functools.cache
+def ours() -> Tokenizer:
+    return loaded(OURS)
+
+
+def spans_of(texts: Sequence[str], seed: int = 0) -> Array:
+    """Some spans of each text, empty ones too, in no order inside a text."""
+    choose_ = np.random.default_rng(seed)
+    places = [
+        (place, *sorted(choose_.integers(0, len(text) + 1, 2))) for place, text in enumerate(texts) for _ in "abc"
+    ]
+    return np.array(places, np.int64).reshape(-1, 3)
+
+
+def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path) -> None:
+    backend, problem = choose(loaded(folder), "auto", ["first record"])
+    if folder.name in NOT_FOR_GIGATOKEN:
+        assert backend == "transformers"
+        assert NOT_FOR_GIGATOKEN[folder.name] in str(problem)
+    else:
+        assert (backend, problem) == ("gigatoken", None)
+
+
+@pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
+def test_ids_and_spans_are_the_references(folder: Path, backend: Any) -> None:
+    if backend == "gigatoken" and folder.name in NOT_FOR_GIGATOKEN:
+        pytest.skip("not a tokenizer for gigatoken")
+    tokenizer, fast = loaded(folder), Fast(loaded(folder), backend)
+    texts = [text[:400] for text in [*PROBES, *verify_texts()]] + list(tokenizer.controls) + [""]
+    spans = spans_of(texts)
+    for special in (False, True):
+        assert fast.encode(texts, special).to_lists() == tokenizer.encode(texts, special).to_lists()
+        mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (fast, tokenizer))
+        assert mine[0].to_lists() == theirs[0].to_lists()
+        assert mine[1].tolist() == theirs[1].tolist()
+    assert (fast.fell_back == 2 * len(texts)) == (folder.name in LOSSY)
+    assert mine[0].flat.dtype == np.int32
+
+
+@given(st.lists(st.text(max_size=30), max_size=5), st.integers(0, 2**32 - 1), st.booleans())
+@example(["a\u0301 <|im_end|>\u2126", "", "\U0001f9d1\u200d\U0001f680x"], 1, True)
+def test_spans_of_any_text_are_the_references(texts: list[str], seed: int, special: bool) -> None:
+    spans = spans_of(texts, seed)
+    mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (Fast(ours(), "gigatoken"), ours()))
+    assert mine[0].to_lists() == theirs[0].to_lists()
+    assert mine[1].tolist() == theirs[1].tolist()
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5), *[st.lists(st.integers(10, 19), max_size=2)] * 2)
+def test_every_row_gets_what_stands_around_a_text(rows: list[list[int]], before: list[int], behind: list[int]) -> None:
+    wanted = [[*before, *row, *behind] for row in rows]
+    assert module._around(Ragged.from_lists(rows), before, behind).to_lists() == wanted
+
+
+def test_unsupported_tokenizers_fail_only_where_gigatoken_was_asked_for() -> None:
+    unigram = loaded(shared("tokenizers", "t5-small"))
+    with pytest.raises(TokenizerError, match=r"Unigram.*pass --tokenizer_backend auto"):
+        choose(unigram, "gigatoken")
+    assert choose(unigram, "transformers") == ("transformers", None)
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """gigatoken is looked for anew."""
+    module._gigatoken.cache_clear()
+    yield
+    module._gigatoken.cache_clear()
+
+
+def test_a_missing_wheel_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    backend, problem = choose(ours(), "auto")
+    assert backend == "transformers"
+    assert "not installed" in str(problem)
+    assert encoder_of(ours(), "gigatoken").backend == "transformers"  # a worker without the launcher's wheel
+
+
+def test_another_version_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setattr(module, "GIGATOKEN", "0.0.1")
+    assert choose(ours(), "auto")[0] == "transformers"
+    with pytest.raises(TokenizerError, match=r"version .* is installed, wanted 0\.0\.1"):
+        choose(ours(), "gigatoken")
+
+
+def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Fast.encode
+
+    def wrong(self: Fast, texts: Sequence[str], special: bool) -> Ragged:
+        ids = whole(self, texts, special)
+        flat = ids.flat.copy()
+        flat[ids.offsets[[place for place, text in enumerate(texts) if text == "of the input"]]] += 1
+        return ids.with_flat(flat)
+
+    monkeypatch.setattr(Fast, "encode", wrong)
+    assert choose(ours(), "auto") == ("gigatoken", None)
+    backend, problem = choose(ours(), "auto", ["of the input"])
+    assert backend == "transformers"
+    assert "'of the input'" in str(problem)
+
+
+def rendered(*texts: str) -> Rendered:
+    """A block of conversations, each with one user message and one answer."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"{text} {place}"}, {"role": "assistant", "content": text}]}
+        for place, text in enumerate(texts)
+    ]
+    return apply_template(testing.records(rows), ROW, Voice(ChatTemplate(CHATML, {}), ("<|im_start|>", "<|im_end|>")))
+
+
+def same(one: Batch, other: Batch) -> bool:
+    one, other = (build_mask(batch, RoleMask({"assistant": "train"})) for batch in (one, other))
+    return all(one[name].to_lists() == other[name].to_lists() for name in ("sequence", "loss_mask"))
+
+
+def test_a_block_whose_sample_differs_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = rendered(*["some words"] * 5)
+    wanted = tokenize(block, ours(), None)
+    right = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
+    assert same(right, wanted)
+    assert "blocks_encoded_again" not in right.made
+    wrong = Fast.encode_spans
+
+    def late(self: Fast, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+        ids, tokens = wrong(self, texts, special, spans)
+        return ids, tokens + (spans[:, 1:2] > 0)
+
+    monkeypatch.setattr(Fast, "encode_spans", late)
+    again = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
+    assert same(again, wanted)
+    assert again.made["blocks_encoded_again"] == 1
+
+
+def test_a_block_of_long_texts_has_a_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Fast,
+        "encode_spans",
+        lambda self, texts, special, spans: (Ragged.from_lists([[1]] * len(texts)), spans[:, 1:] * 0),
+    )
+    block = rendered("word " * 50_000)
+    made = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
+    assert same(made, tokenize(block, ours(), None))
+
+
+class Sampled:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode_spans(self, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+        self.texts += texts
+        return ours().encode_spans(texts, special, spans)
+
+
+def test_the_sample_is_a_small_part_and_always_the_same() -> None:
+    block = rendered(*(f"words of {place}" for place in range(500)))
+    samples = []
+    for _ in range(2):
+        reference: Any = Sampled()
+        tokenize(block, Fast(ours(), "gigatoken"), None, reference=reference)
+        samples.append(reference.texts)
+    assert samples[0] == samples[1]
+    assert len(samples[0]) == 16
+
+
+def test_sums_that_cancel_out_shift_no_mask() -> None:
+    """NFC makes two code points of one and other bytes of others: one turn grows, another shrinks by as much."""
+    tokenizer = loaded(shared("tokenizers", "qwen2.5"))
+    grows, shrinks = "x\u0344", "\u2126\u2126"
+    text = f"<|im_start|>user\n{grows}<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n{shrinks}"
+    ids = tokenizer.encode([text], False).flat
+    table = module._bytes_of(tokenizer)
+    assert table is not None
+    assert table.lengths[ids].sum() == len(text.encode())  # so the sums alone would not tell
+    rows = [
+        {"messages": [
+            {"role": "user", "content": grows}, {"role": "assistant", "content": "yes"},
+            {"role": "user", "content": shrinks}, {"role": "assistant", "content": "no"},
+        ]}
+    ]  # fmt: skip
+    block = apply_template(testing.records(rows), ROW, Voice(ChatTemplate(CHATML, {}), ("<|im_start|>", "<|im_end|>")))
+    fast = Fast(tokenizer, "gigatoken")
+    assert same(tokenize(block, fast, None), tokenize(block, tokenizer, None))
+    assert fast.fell_back == 1
+
+
+def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: Path) -> None:
+    """A space that is put before a text is in its tokens, and not in the text."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    steps = json.dumps(source["pre_tokenizer"]).replace('"add_prefix_space": false', '"add_prefix_space": true')
+    tokenizer = Tokenizer.load(changed_copy(OURS, tmp_path / "t", pre_tokenizer=json.loads(steps)))
+    texts = ["one two", "three"]
+    fast = Fast(tokenizer, "transformers")
+    spans = spans_of(texts)
+    mine, theirs = (encoder.encode_spans(texts, False, spans)[1].tolist() for encoder in (fast, tokenizer))
+    assert mine == theirs
+    assert fast.fell_back == 2
