@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import beam_prep
+from beam_prep import worker
 from beam_prep.errors import BeamPrepError
 
 RUN_EXAMPLE = """\
@@ -117,12 +118,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit code: 0 good, 1 the job failed, 2 the call is wrong."""
+    """Runs a command; gives the exit code: 0 good, 1 the job failed, 2 the call is wrong.
+
+    Args:
+        arguments: of the command; None: those that this program was called with.
+    """
     parser = _parser()
     given, beam_options = parser.parse_known_args(arguments)
     if beam_options and given.command != "run":
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
     _set_up_log(getattr(given, "verbose", False))
+    if arguments is None:
+        worker.own_program()
     try:
         return int(_COMMANDS[given.command](given, beam_options))
     except BeamPrepError as error:

@@ -5,9 +5,7 @@ import json
 import logging
 import os
 import re
-import shlex
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +16,8 @@ import apache_beam as beam
 import filelock
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.transforms import environments
 
-from beam_prep import errors, recipe
+from beam_prep import errors, recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.backend import Backend
 from beam_prep.core.block import InputFile
@@ -273,8 +270,7 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
     workers = direct.direct_num_workers = direct.direct_num_workers or len(os.sched_getaffinity(0))
     if direct.direct_running_mode == "multi_threading":
         return FnApiRunner(), options, f"runner: {workers} worker threads"
-    command = f"exec {shlex.quote(sys.executable)} -m beam_prep.worker"
-    environment = environments.SubprocessSDKEnvironment.from_command_string(command)
+    environment = worker.environment(workers)
     direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
     return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
 

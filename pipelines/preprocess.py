@@ -13,4 +13,5 @@ import sys
 from beam_prep.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["run", *sys.argv[1:]]))
+    sys.argv.insert(1, "run")
+    sys.exit(main())

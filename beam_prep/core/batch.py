@@ -192,7 +192,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
-    if any(pieces.prompts for pieces in rendered.pieces.values()):
+    if any(len(pieces.prompted) for pieces in rendered.pieces.values()):
         _begin_behind_prompts(batch, rendered, encoded)
     return _drop_empty(batch, np.array(enough))
 
@@ -211,7 +211,7 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
     picked = np.sort(picked)
     theirs = _encode(pieces.take(picked), reference)
     segments = np.isin(_piece_of_segment(pieces), picked)
-    prompted = np.isin(list(pieces.prompts), picked)
+    prompted = np.isin(pieces.prompted, picked)
     return all(
         np.array_equal(one, other)
         for one, other in (
@@ -234,7 +234,7 @@ def _begin_behind_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _
     """Moves the start of what is trained behind the prompt; in preference rows, behind the shorter of both borders."""
     short = np.zeros(len(batch), np.int64)
     border = np.full(len(batch), np.iinfo(np.int64).max)
-    prompted = {name: list(pieces.prompts) for name, pieces in rendered.pieces.items() if pieces.prompts}
+    prompted = {name: pieces.prompted for name, pieces in rendered.pieces.items() if len(pieces.prompted)}
     for name, owners in prompted.items():
         row = _row_of_piece(rendered.pieces[name])[owners]
         np.minimum.at(border, row, encoded[name].border)
@@ -242,8 +242,8 @@ def _begin_behind_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _
     batch.count("prompt_not_prefix", short)
     for name, owners in prompted.items():
         pieces, segments = rendered.pieces[name], batch.segments[name]
-        first = pieces.borders[owners]  # the piece's first segment is the one behind its prompt
-        some = first < pieces.borders[np.array(owners) + 1]
+        first = pieces.borders[:-1][owners]  # the piece's first segment is the one behind its prompt
+        some = first < pieces.borders[owners + 1]
         behind = first[some][pieces.segments[first[some], 1] < 0]
         start = segments.start.copy()
         start[behind] += border[segments.sequence[behind]]
@@ -258,27 +258,40 @@ def _row_of_piece(pieces: Pieces) -> Array:
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
     part = _piece_of_segment(pieces)
-    start, stop = np.zeros(len(part), np.int64), np.full(len(part), -1)
-    bounded = pieces.segments[:, 1] >= 0
+    bounded = np.flatnonzero(pieces.segments[:, 1] >= 0)
+    anchored = _anchored(pieces, encoder)
+    token = np.array([len(token) for token, _ in pieces.tails], np.int64)[pieces.tail[anchored]]
+    spans = np.concatenate(
+        [
+            np.column_stack([part[bounded], pieces.segments[bounded, :2]]),
+            np.column_stack([anchored, pieces.cut[anchored] - token, pieces.cut[anchored]]),
+        ]
+    )
+    by_piece = np.argsort(spans[:, 0], kind="stable")
+    found = np.zeros((len(spans), 2), np.int64)
     spanned = np.zeros(len(pieces.texts), bool)
-    spanned[part[bounded]] = True
-    parts, order = [Ragged.from_lists([])], []
+    spanned[spans[:, 0]] = True
+    parts, order = [], []
     for special in (False, True):
-        members = np.flatnonzero((pieces.special == special) & ~spanned)
-        if len(members):
-            order.append(members)
-            parts.append(_encode_once([pieces.texts[place] for place in members.tolist()], special, encoder))
-        members = np.flatnonzero((pieces.special == special) & spanned)
-        if len(members):
-            order.append(members)
-            mine = np.flatnonzero(bounded & (pieces.special[part] == special))
-            spans = np.column_stack([np.searchsorted(members, part[mine]), pieces.segments[mine, :2]])
-            ids, tokens = encoder.encode_spans([pieces.texts[place] for place in members.tolist()], special, spans)
-            start[mine], stop[mine] = tokens.T
+        for with_spans in (False, True):
+            members = np.flatnonzero((pieces.special == special) & (spanned == with_spans))
+            if len(members) == 0:
+                continue
+            texts = [pieces.texts[place] for place in members.tolist()]
+            if with_spans:
+                mine = by_piece[pieces.special[spans[by_piece, 0]] == special]
+                wanted = np.column_stack([np.searchsorted(members, spans[mine, 0]), spans[mine, 1:]])
+                ids, found[mine] = encoder.encode_spans(texts, special, wanted)
+            else:
+                ids = _encode_once(texts, special, encoder)
             parts.append(ids)
-    encoded = Ragged.concat(parts).take(np.argsort(np.concatenate([*order, np.zeros(0, np.int64)]), kind="stable"))
-    stop[~bounded] = encoded.lengths[part[~bounded]]
-    return _Encoded(encoded, start, stop, *_borders(pieces, encoded, encoder))
+            order.append(members)
+    encoded = Ragged.concat(parts or [Ragged.from_lists([])])
+    if len(parts) > 1:
+        encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
+    start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
+    start[bounded], stop[bounded] = found[: len(bounded)].T
+    return _Encoded(encoded, start, stop, *_borders(pieces, encoded, encoder, anchored, found[len(bounded) :]))
 
 
 def _encode_once(texts: list[str], special: bool, encoder: Encoder) -> Ragged:
@@ -288,25 +301,64 @@ def _encode_once(texts: list[str], special: bool, encoder: Encoder) -> Ragged:
     return ids if len(places) == len(texts) else ids.take(index)
 
 
-def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array]:
-    """`border` and `whole` of `_Encoded`: the longest common beginning of each prompt's ids and its piece's."""
-    owners = np.fromiter(pieces.prompts, np.int64, len(pieces.prompts))
-    border, whole = np.zeros(len(owners), np.int64), np.zeros(len(owners), bool)
-    texts = list(pieces.prompts.values())
+def _anchored(pieces: Pieces, encoder: Encoder) -> Array:
+    """int64: the pieces whose prompt need not be encoded, but for its tail.
+
+    Behind some special tokens a text can be cut without changing an id. A prompt that is the beginning of its piece
+    then has the piece's ids up to the last of these, and those of its tail behind it.
+    """
+    cuts = np.array([token in encoder.cut_behind for token, _ in pieces.tails], bool)
+    places = np.flatnonzero(pieces.tail >= 0)
+    return np.asarray(places[cuts[pieces.tail[places]] & ~pieces.special[places]])
+
+
+def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder, anchored: Array, anchors: Array) -> tuple[Array, Array]:
+    """`border` and `whole` of `_Encoded`: the longest common beginning of each prompt's ids and its piece's.
+
+    Args:
+        pieces: the pieces.
+        encoded: their ids.
+        encoder: encodes prompts.
+        anchored: see `_anchored`.
+        anchors: int64 [anchored, 2]: the tokens that overlap the special token behind which the tail begins.
+    """
+    owners = pieces.prompted
+    border, whole = np.zeros(len(pieces.texts), np.int64), np.zeros(len(pieces.texts), bool)
+    todo = np.zeros(len(pieces.texts), bool)
+    todo[owners] = True
+    tails = [encoder.encode([tail], False).flat for _, tail in pieces.tails]
+    lengths = encoded.lengths
+    for kind, ((token, _), tail) in enumerate(zip(pieces.tails, tails, strict=True)):
+        mine = np.flatnonzero(pieces.tail[anchored] == kind)
+        # One token, of that very id: then it is the special token, and the tail begins behind it.
+        first = encoded.offsets[anchored[mine]] + anchors[mine, 0]
+        is_token = anchors[mine, 1] - anchors[mine, 0] == 1
+        is_token[is_token] = encoded.flat[first[is_token]] == encoder.id_of_token(token)
+        mine = mine[is_token]
+        pieces_, at = anchored[mine], anchors[mine, 1]
+        same, common = np.ones(len(mine), bool), np.zeros(len(mine), np.int64)
+        for place, wanted in enumerate(tail.tolist()):
+            same &= at + place < lengths[pieces_]
+            same[same] = encoded.flat[encoded.offsets[pieces_[same]] + at[same] + place] == wanted
+            common += same
+        border[pieces_], whole[pieces_], todo[pieces_] = at + common, common == len(tail), False
     for special in (True, False):
-        mine = np.flatnonzero(pieces.special[owners] == special)
-        if len(mine) == 0:
-            continue
-        prompts = _encode_once([texts[place] for place in mine.tolist()], special, encoder)
-        begin = encoded.take(owners[mine])
-        sizes = np.minimum(prompts.lengths, begin.lengths)
-        rows = offsets_of(sizes)
-        inside = np.arange(rows[-1]) - np.repeat(rows[:-1], sizes)
-        one, other = (ids.flat[inside + np.repeat(ids.offsets[:-1], sizes)] for ids in (prompts, begin))
-        differs = np.append(np.flatnonzero(one != other), rows[-1])
-        border[mine] = np.minimum(differs[np.searchsorted(differs, rows[:-1])] - rows[:-1], sizes)
-        whole[mine] = border[mine] == prompts.lengths
-    return border, whole
+        rest = np.flatnonzero(todo & (pieces.special == special))
+        if len(rest):
+            prompts = _encode_once([pieces.prompt(place) for place in rest.tolist()], special, encoder)
+            border[rest] = _common(prompts, encoded.take(rest))
+            whole[rest] = border[rest] == prompts.lengths
+    return border[owners], whole[owners]
+
+
+def _common(one: Ragged, other: Ragged) -> Array:
+    """int64 [rows]: length of the longest common beginning."""
+    sizes = np.minimum(one.lengths, other.lengths)
+    rows = offsets_of(sizes)
+    inside = np.arange(rows[-1]) - np.repeat(rows[:-1], sizes)
+    values = [ids.flat[inside + np.repeat(ids.offsets[:-1], sizes)] for ids in (one, other)]
+    differs = np.append(np.flatnonzero(values[0] != values[1]), rows[-1])
+    return np.asarray(np.minimum(differs[np.searchsorted(differs, rows[:-1])] - rows[:-1], sizes))
 
 
 def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged, Segments]:

@@ -460,7 +460,7 @@ def _regions(
 def _guess(regions: list[tuple[int, int] | None], end: int) -> tuple[int, int] | None:
     """What was written before all messages may be the first one's: a system message often is, before the loop."""
     first = min((region[0] for region in regions if region is not None), default=end if len(regions) == 1 else 0)
-    return (0, first) if regions[0] is None and first > 0 else None
+    return (0, first) if regions and regions[0] is None and first > 0 else None
 
 
 def _between_fences(message: Message, place: int, trimmed: bool, blanks: bool) -> Message:

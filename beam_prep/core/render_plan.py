@@ -248,15 +248,13 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 _MODELLED = {"__bool__", "__len__", "__iter__", "__getitem__", "__contains__", "__getattr__"}
 # What Python itself needs to make and hold an object; none is asked for by an operation on it.
 _OF_PYTHON = _words("__class__ __doc__ __getattribute__ __init__ __init_subclass__ __new__ __slots__ __subclasshook__")
-_OTHER_PROTOCOLS = _words(
-    "__aenter__ __aexit__ __aiter__ __anext__ __await__ __bytes__ __call__ __complex__ __copy__ __deepcopy__ "
-    "__enter__ __exit__ __fspath__ __html__ __html_format__ __instancecheck__ __length_hint__ __matmul__ __missing__ "
-    "__next__ __rmatmul__ __imatmul__ __iadd__ __imul__ __set__ __get__ __set_name__ __delete__"
-)
 
 
 def _close() -> None:
-    """Gives the tracer its operators, and refuses every other protocol there is."""
+    """Gives the tracer its operators, and refuses every other protocol of JSON values.
+
+    Those that no value has (`__html__`, `__call__`) are not defined: asking for them comes to `__getattr__`.
+    """
     for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
         setattr(_Traced, f"__{name}__", lambda self, other, sign=sign: _arithmetic(sign, self, other))
         setattr(_Traced, f"__r{name}__", lambda self, other, sign=sign: _arithmetic(sign, other, self))
@@ -266,7 +264,7 @@ def _close() -> None:
         setattr(_Traced, f"__{name}__", lambda self, other, sign=sign: _comparison(sign, self, other))
         _MODELLED.add(f"__{name}__")
     protocols = {name for kind in (str, bytes, int, float, list, dict, tuple, set, object) for name in dir(kind)}
-    for name in (protocols | _OTHER_PROTOCOLS) - _MODELLED - _OF_PYTHON:
+    for name in protocols - _MODELLED - _OF_PYTHON:
         if name.startswith("__"):
             setattr(_Traced, name, _refuse)
 
@@ -599,7 +597,12 @@ _FILTERS: dict[str, Callable[..., Any] | None] = {
     "tojson": _model_tojson,
     **{name: _same_text(name) for name in ("upper", "lower", "capitalize", "title", "indent")},
     **dict.fromkeys(("items", "first", "last", "int", "float", "abs", "round", "wordcount"), None),
+    **dict.fromkeys(("map", "select", "reject", "selectattr", "rejectattr"), None),
 }
+# Jinja's own code for these operates on items through the environment, and gives a generator.
+_STREAMS = ("map", "select", "reject", "selectattr", "rejectattr")
+# What may use a generator up; for all others it is a type in which tracers could hide.
+_OF_STREAMS = ("list", "first", "join")
 
 
 def _kinds(*wanted: type) -> Callable[[Any], bool]:
@@ -702,24 +705,36 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.namespace = other.globals["namespace"]
 
     def _filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        model, passed = _FILTERS[name], _PassArg.from_obj(function) is not None
+        model, passed = _FILTERS[name], _PassArg.from_obj(function)
 
         def run(*arguments: Any, **options: Any) -> Any:
-            values = arguments[1:] if passed else arguments
-            if _holds(*values, *options.values()):
-                if name == "items" and len(values) == 1 and type(values[0]) is _Traced and values[0].kind is dict:
-                    view = _view(values[0], "items")
-                    return self.trace.tracer("", None, _Once, view.sources, parts=(iter(view.parts),))
-                if name in ("first", "last") and type(values[0]) in (list, tuple):
-                    return function(*arguments, **options)
-                if model is None:
+            values = arguments if passed is None else arguments[1:]
+            kind, others = type(values[0]), (*values[1:], *options.values())
+            if kind is GeneratorType and name in _OF_STREAMS:
+                if name == "first" and not others:
+                    return function(*arguments)
+                values = (list(values[0]), *values[1:])
+                arguments = values if passed is None else (arguments[0], *values)
+            if name in _STREAMS:
+                if _holds(*others) or kind not in (list, tuple, GeneratorType, type(None), jinja2.Undefined):
                     raise Refusal
-                return model(self.trace, *values, **options)
-            result = function(*arguments, **options)
-            if not (name == "items" and type(result) is GeneratorType):
-                _holds(result)
-            return result
+                return function(*arguments, **options)
+            if not _holds(*values, *others):
+                result = function(*arguments, **options)
+                if type(result) is not GeneratorType or name != "items":
+                    _holds(result)
+                return result
+            if name == "items" and len(arguments) == 1 and kind is _Traced and values[0].kind is dict:
+                view = _view(values[0], "items")
+                return self.trace.tracer("", None, _Once, view.sources, parts=(iter(view.parts),))
+            if name in ("first", "last") and kind in (list, tuple):
+                return function(*arguments, **options)
+            if model is None:
+                raise Refusal
+            return model(self.trace, *values, **options)
 
+        if passed is not None:  # `map` looks for it
+            run.jinja_pass_arg = passed  # type: ignore[attr-defined]
         return run
 
     def _test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

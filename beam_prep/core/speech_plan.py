@@ -5,6 +5,7 @@ the contents stand, so the same ranges can be had as borders of pieces, for ever
 anything of it could depend on what a message says, there is no such table, and `Speech` looks at each text.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,8 +33,9 @@ class _Unclear(Exception):
     """What a message says cannot be told from the layout alone."""
 
 
+@functools.lru_cache(maxsize=4096)
 def place_speech(
-    layout: Layout, roles: Sequence[str], template: ChatTemplate, controls: tuple[str, ...]
+    layout: Layout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
 ) -> list[PlacedSaid] | None:
     """What `Speech.find` gives for every conversation of a layout; all of it proven.
 
@@ -55,10 +57,58 @@ def place_speech(
         return None
 
 
+def place_prompt(
+    layout: Layout, prompt: Layout, controls: tuple[str, ...]
+) -> tuple[Place | None, tuple[str, str] | None]:
+    """Where a prompt ends in the conversations of a layout, if it is the beginning of each of them.
+
+    Args:
+        layout: of the whole conversations.
+        prompt: of their first messages with the generation prompt.
+        controls: texts of the tokenizer's special tokens.
+
+    Returns:
+        The place of its end, and (the last special token, what follows it) of its last constant piece. None where
+        these depend on the contents.
+    """
+    if layout.content_guards or prompt.content_guards:
+        return None, None
+    try:
+        texts, contents = _folded(prompt)
+        others, other_contents = _folded(layout)
+    except _Unclear:
+        return None, None
+    last = len(contents)
+    if contents != other_contents[:last] or texts[:-1] != others[:last] or not others[last].startswith(texts[last]):
+        return None, None
+    end = Place(contents[-1][0] + 1 if contents else 0, len(texts[last]))
+    found = list(control_pattern(controls).finditer(texts[last]))
+    if not found or _may_go_on(texts[last], controls):
+        return end, None
+    return end, (found[-1].group(), texts[last][found[-1].end() :])
+
+
+def _folded(layout: Layout) -> tuple[list[str], list[tuple[int, int]]]:
+    """The constant texts before, between and behind the contents; (piece, message) of each content."""
+    texts, contents = [""], []
+    for piece, (constant, message) in enumerate(zip(layout.constants, layout.plain_content, strict=True)):
+        if constant is not None:
+            texts[-1] += constant
+        elif message >= 0 and layout.sources[piece] == {message}:
+            contents.append((piece, message))
+            texts.append("")
+        else:
+            raise _Unclear
+    return texts, contents
+
+
+def _may_go_on(behind: str, controls: tuple[str, ...]) -> bool:
+    """Whether a content could end with the beginning of a special token that what stands behind it ends."""
+    return any(behind.startswith(token[cut:]) for token in controls for cut in range(1, len(token)))
+
+
 class _Finder:
-    def __init__(
-        self, layout: Layout, roles: Sequence[str], template: ChatTemplate, controls: tuple[str, ...]
-    ) -> None:
+    def __init__(self, layout: Layout, roles: Sequence[str], template: ChatTemplate, controls: tuple[str, ...]) -> None:
         self.layout, self.roles, self.controls = layout, roles, controls
         self.marked = template.has_generation
         self.prompt = template.generation_prompt()
@@ -123,9 +173,7 @@ class _Finder:
         """Generation blocks by message."""
         found: dict[int, list[PlacedSaid]] = {}
         for start, stop in self.layout.generations or ():
-            inside = [
-                message for message, (first, last) in enumerate(self.regions) if first <= start and stop <= last
-            ]
+            inside = [message for message, (first, last) in enumerate(self.regions) if first <= start and stop <= last]
             if len(inside) != 1 or not self._some(start, stop):
                 raise _Unclear
             found.setdefault(inside[0], []).append(PlacedSaid(inside[0], Place(start, 0), Place(stop, 0)))
@@ -156,6 +204,6 @@ class _Finder:
     def _end(self, behind: str) -> int:
         """One past the last special token behind the content."""
         ends = [found.end() for found in control_pattern(self.controls).finditer(behind)]
-        if not ends or any(behind.startswith(token[cut:]) for token in self.controls for cut in range(1, len(token))):
-            raise _Unclear  # the end of a content might begin a token that ends here
+        if not ends or _may_go_on(behind, self.controls):
+            raise _Unclear
         return ends[-1]

@@ -17,7 +17,7 @@ from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.records import Record, Records, _describe
 from beam_prep.core.render_plan import Layout
 from beam_prep.core.schema import Output, Section, TextRules
-from beam_prep.core.speech_plan import PlacedSaid, place_speech
+from beam_prep.core.speech_plan import Place, PlacedSaid, place_prompt, place_speech
 
 DEFAULT_DOMAIN = "__default__"
 
@@ -61,6 +61,9 @@ class Pieces:
         texts: one text a piece; each is encoded alone.
         special: bool [pieces]: encoded with the tokenizer's own special tokens.
         prompts: piece -> its prompt's text: the piece is trained behind the longest common beginning of both's ids.
+        prompt_end: int64 [pieces]: the prompt is the beginning of the piece, so many characters; -1 otherwise.
+        tail: int64 [pieces]: index into `tails`: how such a prompt ends; -1 where nothing is known of that.
+        tails: (text of a special token, text behind it to the end of the prompt).
         segments: int64 [segments, 7]: see `Segment`.
         borders: int64 [pieces + 1]: borders of pieces, in segments.
         roles: the names of the roles of this block.
@@ -72,6 +75,9 @@ class Pieces:
     texts: list[str]
     special: Array
     prompts: dict[int, str]
+    prompt_end: Array
+    tail: Array
+    tails: tuple[tuple[str, str], ...]
     segments: Array
     borders: Array
     roles: tuple[str, ...]
@@ -79,9 +85,29 @@ class Pieces:
     rows: Array
     bos: Array
 
+    @property
+    def prompted(self) -> Array:
+        """int64: the pieces with a prompt, ascending."""
+        has = self.prompt_end >= 0
+        has[list(self.prompts)] = True
+        return np.flatnonzero(has)
+
+    @property
+    def cut(self) -> Array:
+        """int64 [pieces]: the character at which the tail of the prompt begins; only where it has one."""
+        sizes = np.array([len(tail) for _, tail in self.tails] or [0], np.int64)
+        return np.asarray(self.prompt_end - sizes[self.tail])
+
+    def prompt(self, piece: int) -> str:
+        """The text of a piece's prompt."""
+        return self.prompts[piece] if piece in self.prompts else self.texts[piece][: self.prompt_end[piece]]
+
     def equals(self, other: "Pieces") -> bool:
         """Whether both hold the same."""
-        if (self.texts, self.prompts, self.roles) != (other.texts, other.prompts, other.roles):
+        if (self.texts, self.roles) != (other.texts, other.roles):
+            return False
+        mine, theirs = ({place: each.prompt(place) for place in each.prompted.tolist()} for each in (self, other))
+        if mine != theirs:
             return False
         names = ("special", "segments", "borders", "sequences", "rows", "bos")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
@@ -96,6 +122,9 @@ class Pieces:
             [self.texts[place] for place in places.tolist()],
             self.special[places],
             {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
+            self.prompt_end[places],
+            self.tail[places],
+            self.tails,
             self.segments[np.repeat(picked, sizes)],
             offsets_of(sizes[places]),
             self.roles,
@@ -163,6 +192,7 @@ class _Texts:
         self.borders = [0]
         self.sequences = [0]
         self.rows = [0]
+        self.tails: dict[tuple[str, str], int] = {}
         self.by_jinja = False  # something of the present record was not rendered by a plan
         self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
         self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
@@ -318,10 +348,10 @@ class _Texts:
         if record.get("tools") is not None or record.get("chat_template_kwargs") is not None:
             return False
         lists = [record.get(section.field) or [] for section in self.output.sections]
-        if any(type(each) is not list for each in lists):
+        if not {list}.issuperset(map(type, lists)):
             return False
         messages = lists[0] if len(lists) == 1 else [message for each in lists for message in each]
-        if not messages or not _are_plain(messages):
+        if not messages or (self.guard.rule != "keep" and not _are_plain(messages)):
             return False
         messages = self.guard(messages)
         planned = template.planned(messages)
@@ -329,16 +359,19 @@ class _Texts:
             return False
         pieces, layout = planned
         key = layout, tuple(map(len, lists))
-        if key not in self._tables:
-            self._tables[key] = self._table(layout, messages, key[1])
-        table = self._tables[key]
-        if table is None or not all(pieces[place][:1].strip() for place in table.begin):
+        table = self._tables.get(key, _UNKNOWN)
+        if table is _UNKNOWN:
+            table = self._tables[key] = self._table(layout, messages, key[1])
+        if table is None:
             return False
+        for place in table.begin:
+            if not pieces[place][:1].strip():
+                return False
         text = "".join(pieces)
         if not text.isascii() and any(fence in text for fence in FENCES):
             return False
         text, cut, special = self._cut_bos(text)
-        prompt = self._prompt(messages, self._actions(key[1]), {})
+        prompt = self._prompt(messages, self._actions(key[1]), {}) if table.asks else None
         self._measured[len(self.texts)] = table, tuple(map(len, pieces)), cut
         self._piece(text, special, prompt=prompt)
         return True
@@ -352,12 +385,14 @@ class _Texts:
         """The segments of all conversations of a layout; None where they depend on what is said."""
         template = self.voice.template
         assert template is not None
+        if not _are_plain(messages):  # nor is any other that is rendered so
+            return None
         actions = self._actions(counts)
-        prompted = "$last" in actions or {"mask", "train"} <= set(actions)
+        prompted = self._masked(messages, actions) is not None
         placed: list[PlacedSaid] = []
 
         def speech() -> list[Said]:
-            roles = [message["role"] for message in messages]
+            roles = tuple(message["role"] for message in messages)
             found = place_speech(layout, roles, template, self.voice.controls)
             if found is None:
                 raise _NoTableError
@@ -372,11 +407,25 @@ class _Texts:
         spans = [places[segment.start] if segment.stop >= 0 else (-1,) * 4 for segment in segments]
         # An answer's begin is where the header ends; any other's is where its content begins.
         begin = [said.start.piece for said in placed if layout.plain_content[said.start.piece] == said.message]
+        prompt, tail = self._placed_prompt(layout, messages, actions) if prompted else (None, None)
         return _Table(
             np.array(spans, np.int64).reshape(-1, 4),
             np.array([segment[2:] for segment in segments], np.int64).reshape(-1, len(Segment._fields) - 2),
             tuple(begin),
+            prompt,
+            -1 if tail is None else self.tails.setdefault(tail, len(self.tails)),
+            prompted and prompt is None,
         )
+
+    def _placed_prompt(
+        self, layout: Layout, messages: list[dict[str, Any]], actions: list[str]
+    ) -> tuple[Place | None, tuple[str, str] | None]:
+        """Where the prompt ends, in pieces, if it is the beginning of every conversation of a layout; and its tail."""
+        template = self.voice.template
+        assert template is not None
+        masked = self._masked(messages, actions)
+        prompt = template.planned(messages[:masked], add_generation_prompt=True)
+        return (None, None) if prompt is None else place_prompt(layout, prompt.layout, self.voice.controls)
 
     def _render(
         self, template: ChatTemplate, messages: list[dict[str, Any]], add_prompt: bool, variables: dict[str, Any]
@@ -408,8 +457,8 @@ class _Texts:
         cut = len(bos) if rule != "keep" and bos and text.startswith(bos) else 0
         return text[cut:], cut, rule == "tokenizer"
 
-    def _prompt(self, messages: list[dict[str, Any]], actions: list[str], variables: dict[str, Any]) -> str | None:
-        """The prompt's text with the generation prompt, where what follows the prompt is trained."""
+    def _masked(self, messages: list[dict[str, Any]], actions: list[str]) -> int | None:
+        """How many messages the prompt has; None where what follows it is not trained as such."""
         if "$last" in actions:
             if messages[-1]["role"] != "assistant":
                 role = messages[-1]["role"]
@@ -421,6 +470,13 @@ class _Texts:
             return None
         if masked == 0:
             raise Reject("no_prompt", "no message stands before the answer, wanted at least one")
+        return masked
+
+    def _prompt(self, messages: list[dict[str, Any]], actions: list[str], variables: dict[str, Any]) -> str | None:
+        """The prompt's text with the generation prompt, where what follows the prompt is trained."""
+        masked = self._masked(messages, actions)
+        if masked is None:
+            return None
         assert self.voice.template is not None
         rendered = self._render(self.voice.template, messages[:masked], True, variables)
         return self._cut_bos(rendered)[0]
@@ -451,10 +507,14 @@ class _Texts:
         sequences = np.asarray(self.sequences, np.int64)
         bos = self.output.kind == "ids" and self.output.has_template and not self.output.conversation
         segments, borders = self._all_segments()
+        prompt_end, tail = self._prompt_ends()
         return Pieces(
             self.texts,
             np.asarray(self.special, bool),
             self.prompts,
+            prompt_end,
+            tail,
+            tuple(self.tails),
             segments,
             borders,
             tuple(self.roles),
@@ -463,15 +523,30 @@ class _Texts:
             np.full(len(sequences) - 1, bos),
         )
 
+    def _by_table(self) -> dict["_Table", list[int]]:
+        by_table: dict[_Table, list[int]] = {}
+        for piece, (table, _, _) in self._measured.items():
+            by_table.setdefault(table, []).append(piece)
+        return by_table
+
+    def _prompt_ends(self) -> tuple[Array, Array]:
+        """`prompt_end` and `tail` of `Pieces`."""
+        ends, tails = np.full(len(self.texts), -1), np.full(len(self.texts), -1)
+        for table, pieces in self._by_table().items():
+            if table.prompt is not None:
+                lengths = np.array([self._measured[piece][1][: table.prompt.piece] for piece in pieces], np.int64)
+                cuts = np.array([self._measured[piece][2] for piece in pieces], np.int64)
+                ends[pieces] = lengths.sum(axis=1) + table.prompt.characters - cuts
+                tails[pieces] = table.tail
+        return ends, tails
+
     def _all_segments(self) -> tuple[Array, Array]:
         """(segments, their borders), those of plans put between the others."""
         listed = np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields))
         counts = np.diff(np.asarray(self.borders, np.int64))
         if not self._measured:
             return listed, offsets_of(counts)
-        by_table: dict[_Table, list[int]] = {}
-        for piece, (table, _, _) in self._measured.items():
-            by_table.setdefault(table, []).append(piece)
+        by_table = self._by_table()
         for table, pieces in by_table.items():
             counts[pieces] = len(table.spans)
         borders = offsets_of(counts)
@@ -499,11 +574,17 @@ class _Table:
         spans: int64 [segments, 4]: piece and characters behind its begin, of a segment's begin and end; -1 = the whole.
         rest: int64 [segments, 5]: the other fields of `Segment`.
         begin: pieces that must not begin with white space, or be empty, for this to hold.
+        prompt: where the prompt ends.
+        tail: how it ends: see `Pieces`.
+        asks: there is a prompt, and it is rendered for each conversation.
     """
 
     spans: Array
     rest: Array
     begin: tuple[int, ...]
+    prompt: Place | None
+    tail: int
+    asks: bool
 
     def segments(self, lengths: Array, cuts: Array) -> Array:
         """int64 [conversations * segments, 7].
@@ -518,6 +599,9 @@ class _Table:
         places = np.where(self.spans[:, ::2] < 0, WHOLE, np.maximum(places, 0))
         rest = np.broadcast_to(self.rest, (len(lengths), *self.rest.shape))
         return np.concatenate([places, rest], axis=2).reshape(-1, len(Segment._fields))
+
+
+_UNKNOWN: Any = object()
 
 
 def _are_plain(messages: Any) -> bool:
@@ -662,13 +746,15 @@ def apply_template(
     domain: list[str] = []
     ledger = records.ledger
     made = Counter[str]()
+    countable = any(output.kind != "ids" for output in outputs)
     for line, record in zip(records.line.tolist(), records.rows, strict=True):
         try:
             if voice.rules.implicit_prompt:
                 record = _with_prompt(record, outputs)
             yielded = [collector.add(record) for collector in collectors]
             if all(yielded):
-                _check_counts(outputs, collectors)
+                if countable:
+                    _check_counts(outputs, collectors)
             elif any(yielded):
                 missing = next(output for output, some in zip(outputs, yielded, strict=True) if not some)
                 names = ", ".join(repr(section.field) for section in missing.sections)

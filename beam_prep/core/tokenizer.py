@@ -14,7 +14,7 @@ import socket
 import tempfile
 import urllib.parse
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -56,6 +56,15 @@ class Encoder(Protocol):
             The ids, and int64 [spans, 2]: first token and one past the last, counted in their text. An empty span
             overlaps nothing: both are equal.
         """
+        ...
+
+    @property
+    def cut_behind(self) -> Collection[str]:
+        """Special tokens behind which a text can be cut: the ids of both parts are those of the whole."""
+        ...
+
+    def id_of_token(self, token: str) -> int:
+        """The id of a special token, from its text."""
         ...
 
 
@@ -232,6 +241,15 @@ class Tokenizer:
         sizes = [len(row) for row in ids]
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes))
         return Ragged.from_lengths(flat, sizes), places
+
+    @property
+    def cut_behind(self) -> Collection[str]:
+        """None: the reference is always asked for the whole. See `Encoder`."""
+        return ()
+
+    def id_of_token(self, token: str) -> int:
+        """The id of a special token, from its text."""
+        return int(self._it.backend.token_to_id(token))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,7 +124,9 @@ PLANNED = {
     + each("{% set ns.n = ns.n + (1 if m.content else 2) %}")
     + "{{ ns.n }}",
     "loop variables": each("{{ loop.index }}{{ loop.first }}{{ loop.last }}{{ loop.revindex }}{{ loop.length }}"),
-    "previous item": each("{{ loop.previtem.content }}{{ loop.nextitem.content if not loop.last }}{{ m.content }}"),
+    "previous item": each(
+        "{{ loop.previtem.content if not loop.first }}{{ loop.nextitem.content if not loop.last }}{{ m.content }}"
+    ),
     "changed": each("{{ loop.changed(m.content) }}{{ loop.changed(m.role) }}"),
     "cycle": each("{{ loop.cycle('a', m.content) }}"),
     "slice": "{% for m in messages[1:] %}{{ m.content }}{% endfor %}{{ messages[::-1][0].content }}",
@@ -161,7 +164,7 @@ PLANNED = {
     "values": each("{% for v in m.values() %}{{ v }}{% endfor %}{% for k, v in m | items %}{{ k }}{{ v }}{% endfor %}"),
     "used up": each("{% set x = m | items %}{% for k, v in x %}{{ v }}{% endfor %}{% for k in x %}{{ k }}{% endfor %}"),
     "get": each("{{ m.get('content') }}{{ m.get('nothing', m.content) }}{{ 'content' in m }}{{ m | length }}"),
-    "dict of contents": "{% set x = dict(a=messages[0].content) %}{{ x.a }}{{ x['a'] }}{{ x.get('b') }}{{ x | tojson }}",
+    "dict of contents": "{% set x = dict(a=messages[0].content) %}{{ x.a ~ x['a'] ~ x.get('b') }}{{ x | tojson }}",
     "break": each("{% if m.content == 'a' %}{% break %}{% endif %}{% if not m.content %}{% continue %}{% endif %}+"),
     "loop filter": "{% for m in messages if m.content %}{{ loop.index }}{{ m.content }}{% else %}none{% endfor %}",
     "recursive": "{% for m in messages recursive %}{{ m.content }}{{ loop(m.more) if m.more }}{% endfor %}",
@@ -193,7 +196,7 @@ PLANNED = {
         "{{ v if v is string else v | tojson }}{% endfor %}{% endfor %}"
     ),
     "with": each("{% with x = m.content %}{{ x }}{% endwith %}"),
-    "both ways": each("{{ m['content'] }}{{ m.content }}{{ m['items'] is defined }}") + "{{ messages[99] is defined }}",
+    "both ways": each("{{ m['content'] }}{{ m.content }}{{ m['other'] is defined }}") + "{{ messages[99] is defined }}",
     "raise": each("{% if 'stop' in m.content %}{{ raise_exception('no ' ~ m.content) }}{% endif %}{{ m.content }}"),
     "raising operations": each("{{ m.content + 'x' }}{{ m.content.index('a') }}{{ 1 // (m.content | length) }}"),
     "unused but raising": each("{% set x = m.content.index('a') %}{{ m.content }}"),
@@ -203,11 +206,24 @@ PLANNED = {
     + "{{ eos_token }}",
     "inner loops": each("{% for n in messages %}{{ n.content }}{% endfor %}{{ m.content }}"),
 }
+PLANNED |= {
+    "join after map": "{{ messages | map(attribute='content') | join(',') }}",
+    "map of a filter": "{{ messages | map(attribute='content') | map('upper') | list | tojson }}"
+    "{{ messages | map(attribute='content') | map('replace', 'a', 'b') | join }}",
+    "selected": "{{ (messages | selectattr('role', 'equalto', 'user') | list)[0].content }}"
+    "{{ (messages | rejectattr('content', 'equalto', 'a') | map(attribute='content') | list) }}"
+    "{{ (messages | selectattr('content') | first).role }}{{ messages | selectattr('nothing') | list | length }}",
+    "rejected constants": "{{ ['a', 'b'] | reject('equalto', 'a') | list | join(', ') }}{{ messages[0].content }}",
+    "a generator twice": "{% set x = messages | map(attribute='content') %}{{ x | join }}.{{ x | join }}"
+    "{% for y in x %}{{ y }}{% endfor %}",
+    "a generator in a loop": "{% for x in messages | map(attribute='role') | select %}{{ loop.last }}{{ x }}{% endfor %}",
+}
 NEVER_PLANNED = {
     "sorted values": each("{{ m.values() | sort | join(',') }}"),
     "sorted": "{{ messages | sort(attribute='content') | map(attribute='content') | join }}",
-    "join after map": "{{ messages | map(attribute='content') | join(',') }}",
-    "selected": "{{ (messages | selectattr('content', 'equalto', 'a') | list)[0].content }}",
+    "mapped with a content": "{{ messages | map('replace', 'a', messages[0].content) | join }}",
+    "length of a generator": "{{ messages | map(attribute='content') | length }}",
+    "a generator": "{{ messages | map(attribute='content') | string | length > 0 }}",
     "characters": each("{% for c in m.content %}{{ c }}.{% endfor %}"),
     "list of characters": each("{{ m.content | list | length }}"),
     "format": each("{{ '{}!'.format(m.content) }}"),
@@ -266,7 +282,7 @@ def test_what_is_modelled_renders_alike(about: str) -> None:
     for talk in TALKS.values():
         for _ in range(6):
             compare(planned, jinja, talk)
-    assert planned.rendered_by_plan > 0 or "captured" in about or PLANNED[about] in render_plan._OFF
+    assert planned.rendered_by_plan > 0
     assert PLANNED[about] not in render_plan._OFF
 
 
@@ -341,7 +357,7 @@ def test_other_containers_than_lists_get_no_plan() -> None:
 def test_pieces_and_layout_of_a_plan() -> None:
     source = (
         "{{ bos_token }}{{ '-' }}"
-        + each("<{{ m.role }}>{% generation %}{{ m.content | trim }}{{ eos_token }}{% endgeneration %}\n")
+        + each("<{{ m.role }}>{% generation %}{{ m.content | trim }}{{ eos_token }}{% endgeneration %}.")
         + "{% if add_generation_prompt %}>{% endif %}"
     )
     template = ChatTemplate(source, TOKENS, plans=True)
@@ -349,9 +365,9 @@ def test_pieces_and_layout_of_a_plan() -> None:
     assert by_plan(template, talk)
     planned = template.planned(talk)
     assert planned is not None
-    assert planned.pieces == ("<s>-", "<user>", "a", "</s>", "\n", "<assistant>", "b", "</s>", "\n")
+    assert planned.pieces == ("<s>-", "<user>", "a", "</s>", ".", "<assistant>", "b", "</s>", ".")
     layout = planned.layout
-    assert layout.constants == ("<s>-", "<user>", None, "</s>", "\n", "<assistant>", None, "</s>", "\n")
+    assert layout.constants == ("<s>-", "<user>", None, "</s>", ".", "<assistant>", None, "</s>", ".")
     assert [*map(set, layout.sources)] == [set(), set(), {0}, set(), set(), set(), {1}, set(), set()]
     assert layout.plain_content == (-1, -1, 0, -1, -1, -1, 1, -1, -1)
     assert layout.marks == ((1, 0), (5, 1), (9, -1))
@@ -408,13 +424,12 @@ def test_generation_in_a_recursive_loop_is_left_to_jinja() -> None:
 def test_a_tracer_refuses_every_protocol_that_is_not_modelled() -> None:
     trace = render_plan._Trace({})
     names = {name for kind in (str, list, dict, int, float, object) for name in dir(kind) if name.startswith("__")}
-    names |= {"__call__", "__html__", "__next__", "__fspath__", "__buffer__", "__missing__", "__length_hint__"}
     refused = 0
     for name in sorted(names - render_plan._MODELLED - render_plan._OF_PYTHON):
         for kind, real in ((str, "x"), (int, 1), (list, [1]), (dict, {}), (float, 1.0), (bool, True)):
             traced = trace.tracer("x", real, kind, frozenset())
             with pytest.raises(render_plan.Refusal):
-                getattr(type(traced), name, render_plan._refuse)(traced, *[1] * 1)
+                getattr(type(traced), name)(traced)
             refused += 1
     assert refused > 200
     assert {"__str__", "__hash__", "__index__", "__format__", "__float__", "__reversed__"} <= names
@@ -449,7 +464,7 @@ def test_a_tracer_refuses_every_protocol_that_is_not_modelled() -> None:
         lambda x: 1 in x,
         lambda x: x < 1,
         lambda x: x == object(),
-        lambda x: [] + [*x],
+        lambda x: [*x],
         lambda x: dict(x),
         lambda x: dict(**x),
         lambda x: hasattr(x, "__html__"),
@@ -469,7 +484,7 @@ def test_a_traced_text_gives_nothing_away(ask: Any) -> None:
 
 def test_a_method_that_is_not_called_gives_nothing_away() -> None:
     method = render_plan._Method(render_plan._Trace({}).tracer("x", "secret", str, frozenset()), "strip")
-    for ask in (hash, lambda x: x == x, lambda x: x in ["a"]):  # noqa: PLR0124
+    for ask in (hash, lambda x: x == x, lambda x: x in ["a"]):
         with pytest.raises(render_plan.Refusal):
             ask(method)
 
@@ -626,17 +641,14 @@ def test_threads_share_plans() -> None:
 
 # Random conversations
 
-FUZZED = [
-    ChatTemplate(source, TOKENS, plans=True)
-    for source in (
-        "".join(PLANNED[name] for name in ("as it is", "defined", "types", "nested", "reasoning")),
-        "".join(PLANNED[name] for name in ("keys", "values", "tojson", "default", "logic")),
-        PLANNED["macro"] + PLANNED["tilde"] + PLANNED["stripped"] + PLANNED["in"],
-        PLANNED["generation"] + PLANNED["previous item"] + PLANNED["compared"] + PLANNED["split"],
-        PLANNED["arguments"] + PLANNED["regions"],
-        PLANNED["raise"],
-    )
-]
+FUZZED = (
+    "".join(PLANNED[name] for name in ("as it is", "defined", "types", "nested", "reasoning")),
+    "".join(PLANNED[name] for name in ("keys", "values", "tojson", "default", "logic")),
+    PLANNED["macro"] + PLANNED["tilde"] + PLANNED["stripped"] + PLANNED["in"],
+    PLANNED["generation"] + PLANNED["previous item"] + PLANNED["compared"] + PLANNED["split"],
+    PLANNED["arguments"] + PLANNED["regions"],
+    PLANNED["raise"],
+)
 TEXTS = st.sampled_from([*CONTENTS, "<|im_end|>", "</s>", "\x00", "<think>\nr\n</think>a", " ", "\ud800"])
 LEAVES = st.one_of(TEXTS, st.none(), st.booleans(), st.integers(-3, 1 << 70), st.floats())
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2))
@@ -658,13 +670,27 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=250)
+def varied(value: Any, dice: random.Random) -> Any:
+    """The same structure, other texts and numbers."""
+    if isinstance(value, dict):
+        return {key: inner if key == "role" else varied(inner, dice) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [varied(inner, dice) for inner in value]
+    if isinstance(value, str):
+        return dice.choice([value, *CONTENTS])
+    return dice.choice([value, value + 1]) if type(value) is int else value
+
+
+@settings(max_examples=60)
 @given(messages=MESSAGES, tools=st.none() | st.lists(st.dictionaries(TEXTS, VALUES, max_size=2), max_size=2))
 def test_random_conversations_render_alike(messages: list[Message], tools: Any) -> None:
-    for planned in FUZZED:
-        jinja = ChatTemplate(planned._plans._template.source, TOKENS)  # type: ignore[union-attr]
-        wanted = outcome(jinja.render, messages, tools=tools)
-        for _ in range(render_plan._SIGHTINGS + 1):
-            assert outcome(planned.render, messages, tools=tools) == wanted
-        assert outcome(planned.render_chat, messages) == outcome(jinja.render_chat, messages)
-        assert planned._plans._template.source not in render_plan._OFF  # type: ignore[union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render_plan, "_UNPAID", 1 << 30)
+        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        for source in FUZZED:
+            planned, jinja = both(source)
+            for turn in range(6):
+                talk, given = varied(messages, random.Random(turn)), varied(tools, random.Random(turn))
+                assert outcome(planned.render, talk, tools=given) == outcome(jinja.render, talk, tools=given)
+                assert outcome(planned.render_chat, talk) == outcome(jinja.render_chat, talk)
+            assert source not in render_plan._OFF
