@@ -46,16 +46,16 @@ def _forked(workers: int) -> Any:
     from apache_beam.runners.worker import sdk_worker_main
     from apache_beam.transforms import environments
 
-    class Environment(environments.Environment):
+    class Environment(environments.Environment):  # type: ignore[misc]
         def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
             return _URN, b""
 
-    class Handler(worker_handlers.GrpcWorkerHandler):
+    class Handler(worker_handlers.GrpcWorkerHandler):  # type: ignore[misc]
         def __init__(self, payload: bytes, *given: Any) -> None:
             super().__init__(*given)
 
         def start_worker(self) -> None:
-            from google.protobuf import json_format, text_format
+            from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 
             settings = {
                 "WORKER_ID": self.worker_id,

@@ -46,6 +46,18 @@ def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
     return _run
 
 
+@pytest.fixture(params=[("auto", "auto"), ("transformers", "jinja")], ids=["fast", "reference"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that name no backend and no renderer use gigatoken and plans, these from the first record on; or neither."""
+    from beam_prep.core import render_plan
+    from beam_prep.pipeline import Pipeline
+
+    backend, render = request.param
+    monkeypatch.setitem(Pipeline.__init__.__kwdefaults__, "tokenizer_backend", backend)
+    monkeypatch.setitem(Pipeline.__init__.__kwdefaults__, "render", render)
+    monkeypatch.setattr(render_plan, "_SIGHTINGS", 1)
+
+
 def tree(folder: Path | str, leave_out: tuple[str, ...] = ("run.json",)) -> dict[str, bytes]:
     """Every file below a folder: relative path -> bytes."""
     base = Path(folder)

@@ -15,6 +15,8 @@ from beam_prep.core import hashing
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 
+pytestmark = pytest.mark.usefixtures("way")
+
 EXACT = (
     "01_sft_chat",
     "02_sft_instruction",

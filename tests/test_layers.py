@@ -35,9 +35,9 @@ MAY_IMPORT = {
     "testing": {"core"},
     "recipe": {"_version", "config", "core", "errors", "formats", "transforms"},
     "progress": {"core"},
-    "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms"},
+    "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms", "worker"},
     "worker": set(),
-    "cli": {"__init__", "config", "errors", "inspect", "pipeline", "preview"},
+    "cli": {"__init__", "config", "errors", "inspect", "pipeline", "preview", "worker"},
 }
 WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "readers", "inspect", "progress")
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")

@@ -115,7 +115,7 @@ def _gigatoken(tokenizer: Tokenizer) -> "gigatoken.Tokenizer":
     try:
         import gigatoken
     except ImportError as error:
-        raise _Unsupported(f"it is not installed here ({error})") from None
+        raise _Unsupported(f"it is not installed here ({error}): pip install 'beam-prep[fast]'") from None
     version = importlib.metadata.version("gigatoken")
     if version != GIGATOKEN:
         raise _Unsupported(f"version {version} is installed, wanted {GIGATOKEN}")

@@ -303,7 +303,9 @@ class ChatTemplate:
         self.rendered_by_jinja += 1
         return self._run([_plain(message) for message in messages], None, variables)
 
-    def planned(self, messages: list[Message], /, **variables: Any) -> Planned | None:
+    def planned(
+        self, messages: list[Message], /, add_generation_prompt: bool = False, **variables: Any
+    ) -> Planned | None:
         """The conversation in pieces, where there is a plan for it.
 
         Returns:
@@ -312,7 +314,7 @@ class ChatTemplate:
         """
         if self._plans is None:
             return None
-        planned = self._plans.render(messages, {"add_generation_prompt": False, **variables})
+        planned = self._plans.render(messages, {**variables, "add_generation_prompt": add_generation_prompt})
         self.rendered_by_plan += planned is not None
         return planned
 

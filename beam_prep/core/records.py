@@ -208,7 +208,7 @@ def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
 def _quotes(row: Any) -> int:
     """How many quotes the object takes as JSON. A repeated key that parsing dropped had at least two more."""
     if type(row) is dict and _NESTED.isdisjoint(map(type, row.values())):  # a long text is not written for it
-        texts = [*row, *(value for value in row.values() if type(value) is str)]
+        texts: list[str] = [*row, *(value for value in row.values() if type(value) is str)]
         return 2 * len(texts) + sum([text.count('"') for text in texts])
     try:
         return orjson.dumps(row).count(b'"')

@@ -20,7 +20,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from types import BuiltinMethodType, CodeType, GeneratorType, MethodType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -614,6 +614,12 @@ def _kinds(*wanted: type) -> Callable[[Any], bool]:
     return model
 
 
+def _divisible_by(value: Any, number: Any) -> Any:
+    if type(number) is not int:  # `"a" % tracer` looks at no tracer: Python takes it for a mapping
+        raise Refusal
+    return value % number == 0
+
+
 def _is(wanted: bool) -> Callable[[Any], bool]:
     def model(value: Any) -> bool:
         if value.kind not in _KINDS:
@@ -671,7 +677,7 @@ def _allowed(tree: nodes.Template, environment: jinja2.Environment) -> bool:
             else:
                 known &= isinstance(node.node, nodes.Name)
         elif isinstance(node, nodes.Mod):
-            # `"a" % tracer` looks at no tracer: Python takes it for a mapping.
+            # As in `_divisible_by`.
             known = isinstance(node.right, nodes.Const) and type(node.right.value) is int
         if not known:
             return False
@@ -700,6 +706,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = dict(other.tests)
         self.tests = {name: self._test(name, tests[name]) for name in _TESTS}
         self.tests.update((name, tests[name]) for name in _OPERATING)
+        self.tests["divisibleby"] = _divisible_by
         self.callables = tuple(other.globals[name] for name in ("range", "namespace", "dict", "raise_exception"))
         self.clock = other.globals["strftime_now"]
         self.namespace = other.globals["namespace"]
@@ -934,8 +941,9 @@ class Plans:
         self._seen: dict[int, int] = {}
         self._traces = self._hits = 0
         self._lock = threading.Lock()
-        self._environment: _Environment | None = None
-        self._possible: bool | None = None
+        self._possible: bool | None = None  # not known before the first trace
+        self._environment = _Environment()
+        self._compiled: jinja2.Template | None = None
         self._functions = _functions(template.environment)
 
     def render(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
@@ -977,7 +985,10 @@ class Plans:
         return self._recorded(pattern, plain, variables)
 
     def _shape(self, messages: list[Message]) -> tuple[Any, list[Message]]:
-        """What a plan may rely on: keys and types of all messages, and their roles. None: not plain data."""
+        """What a plan may rely on: keys and types of all messages, and their roles. None: not plain data.
+
+        What lies deeper in them is guarded where the template looks at it.
+        """
         count = len(messages)
         if {*map(type, messages)} == _DICTS and count < len(_PLAIN_KEYS):
             keys = [*chain.from_iterable(messages)]
@@ -1016,22 +1027,24 @@ class Plans:
                 kept = {name: pattern for name, pattern in self._patterns.items() if pattern.used}
                 for pattern in kept.values():
                     pattern.used = False
-                self._patterns = kept if len(kept) < _PATTERNS else {}
+                # All were used: the older half goes.
+                self._patterns = kept if len(kept) < _PATTERNS else dict(islice(kept.items(), len(kept) // 2, None))
             return self._patterns.setdefault(key, _Pattern())
 
     def _agrees(self, plan: _Plan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]) -> bool:
         """Renders with jinja as well; a difference ends all plans of the template."""
-        for _ in range(3 if plan.clock else 1):  # the clock may have gone on between the two
-            rendered = self._reference(plain, variables)
-            if self._template.captured:
-                rendered = rendered._replace(generations=None)
-            if in_characters(Planned(pieces, plan.layout)) == rendered:
-                plan.compared += 1
-                return True
-            again = plan.run(plain, variables.get("tools"))
-            if again is None:
-                break
-            pieces = again
+        found: tuple[str, ...] | None = pieces
+        try:
+            for _ in range(3 if plan.clock else 1):  # the clock may have gone on between the two
+                rendered = self._reference(plain, variables)
+                if self._template.captured:
+                    rendered = rendered._replace(generations=None)
+                if found is not None and in_characters(Planned(found, plan.layout)) == rendered:
+                    plan.compared += 1
+                    return True
+                found = plan.run(plain, variables.get("tools"))
+        except Exception:  # jinja refuses what the plan renders: that is a difference
+            pass
         _OFF.add(self._template.source)
         return False
 
@@ -1072,17 +1085,16 @@ class Plans:
             return False
         if not set(_globals_of(template.code)) <= _CODE_GLOBALS:
             return False
-        environment = _Environment()
+        environment = self._environment
         environment.adopt(template.environment)
         self._compiled = jinja2.Template.from_code(environment, template.code, dict(template.environment.globals))
         module = self._compiled.root_render_func.__globals__
         module["str"], module["str_join"] = environment.text, environment.joined
-        self._environment = environment
         return True
 
     def _traced(self, plain: list[Message], variables: Mapping[str, Any]) -> _Plan:
-        environment = self._environment
-        assert environment is not None
+        environment, compiled = self._environment, self._compiled
+        assert compiled is not None
         trace = environment.trace = _Trace(self._functions)
         messages = [
             trace.tracer(f"messages[{place}]", message, dict, frozenset((place,)), message=place)
@@ -1104,9 +1116,12 @@ class Plans:
             "messages": messages,
             **dict(zip((mark, enter, leave, generation), environment.hooks, strict=True)),
         }
-        for part in self._compiled.root_render_func(self._compiled.new_context(given)):
-            recording.write(part)
-        return recording.plan(len(messages), self._template.captured)
+        try:
+            for part in compiled.root_render_func(compiled.new_context(given)):
+                recording.write(part)
+            return recording.plan(len(messages), self._template.captured)
+        finally:
+            environment.trace, environment.hooks = _Trace({}), ()  # they hold the conversation
 
 
 def _options(variables: Mapping[str, Any]) -> Any:
@@ -1120,14 +1135,14 @@ def _options(variables: Mapping[str, Any]) -> Any:
         kind = type(value)
         if name == "tools" and kind is list and {*map(type, value)} == _DICTS:
             options.append((name, len(value)))
-        elif kind in _CONSTANTS:
+        elif value is None or (kind in _CONSTANTS and name not in ("tools", "documents")):
             options.append((name, kind, value))
         else:
             return None
     return tuple(options)
 
 
-_CONSTANTS = {str, bool, int, type(None)}
+_CONSTANTS = {str, bool, int}
 
 
 class _Recording:

@@ -155,7 +155,7 @@ PLANNED = {
     "defined": each("{{ m.content is defined }}{{ m.nothing is undefined }}{{ m.content is none }}{{ m.nothing }}"),
     "test of a comparison": each("{{ (m.content == 'a') is true }}{{ (m.content == 'a') is boolean }}"),
     "length tests": each(
-        "{{ (m.content | length) is odd }}{{ (m.content | length) is gt 3 }}{{ m.content is eq 'a' }}"
+        "{{ (m.content | length) is odd }}{{ (m.content | length) is divisibleby 3 }}{{ m.content is eq 'a' }}"
     ),
     "compared": each("{{ m.content == 'a' }}{{ m.content != none }}{{ m.content < 'b' }}{{ m.content == 7 }}"),
     "compared with each other": "{{ messages[0].content == messages[-1].content }}{{ messages[0] == messages[-1] }}",
@@ -216,7 +216,7 @@ PLANNED |= {
     "rejected constants": "{{ ['a', 'b'] | reject('equalto', 'a') | list | join(', ') }}{{ messages[0].content }}",
     "a generator twice": "{% set x = messages | map(attribute='content') %}{{ x | join }}.{{ x | join }}"
     "{% for y in x %}{{ y }}{% endfor %}",
-    "a generator in a loop": "{% for x in messages | map(attribute='role') | select %}{{ loop.last }}{{ x }}{% endfor %}",
+    "stream in a loop": "{% for x in messages | map(attribute='role') | select %}{{ loop.last }}{{ x }}{% endfor %}",
 }
 NEVER_PLANNED = {
     "sorted values": each("{{ m.values() | sort | join(',') }}"),
@@ -229,6 +229,7 @@ NEVER_PLANNED = {
     "format": each("{{ '{}!'.format(m.content) }}"),
     "percent": each("{{ '%s!' % m.content }}"),
     "percent without a place": each("{{ 'a' % m.content }}"),
+    "divisible by a content": each("{{ 'a' is divisibleby(m.content) }}"),
     "percent of a content": each("{{ m.content % 1 }}"),
     "key of a dict": each("{{ {'a': 1}[m.content] }}"),
     "key of a dict made": each("{{ {m.content: 1} | tojson }}"),
@@ -298,7 +299,10 @@ def test_what_is_not_modelled_is_left_to_jinja(about: str) -> None:
     "kwargs",
     [
         {"documents": [{"text": "x"}]},
+        {"documents": "x"},
         {"tools": ["x"]},
+        {"tools": "xy"},
+        {"tools": True},
         {"tools": []},
         {"tools": {"a": 1}},
         {"x": 1.5},
@@ -527,6 +531,15 @@ def test_a_plan_that_gives_other_places_is_caught_by_its_first_uses(field: str) 
     fields = {name: getattr(layout, name) for name in layout.__slots__}
     _sabotage(planned, layout=render_plan.Layout(**{**fields, field: wrong[field]}), compared=0)
     compare(planned, jinja, talk)
+    assert source in render_plan._OFF
+
+
+def test_a_plan_that_renders_what_jinja_refuses_is_caught_by_its_first_uses() -> None:
+    source = each("{{ m.content }}{{ raise_exception('no') if m.content == 'y' }}")
+    planned, jinja = both(source)
+    assert by_plan(planned, [say("user", "x")])
+    _sabotage(planned, run=lambda messages, tools: ("y",), compared=0)
+    compare(planned, jinja, [say("user", "y")])
     assert source in render_plan._OFF
 
 

@@ -1,0 +1,89 @@
+"""The fast ways change no byte: both backends and both renderers, whole runs."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep import cli
+from beam_prep.errors import ConfigError, TokenizerError
+from tests.conftest import ROOT, shared, tree
+
+WAYS = list(itertools.product(("gigatoken", "transformers"), ("auto", "jinja")))
+CHAT = (ROOT / "examples" / "data" / "chat.jsonl").read_bytes()
+
+
+def config(action: str = "$role", **preprocessing: Any) -> dict[str, Any]:
+    return {
+        "input": {"sections": [{"field": "messages", "action": action, "template": "conversation"}]},
+        "mask": {"assistant": "train"},
+        "preprocessing": preprocessing,
+        "output": {"storage_format": ["bin", "tfrecord"]},
+    }
+
+
+def told(output: Path | str) -> dict[str, int]:
+    """Which way did how many records, as `run.json` tells."""
+    found = json.loads(Path(output, "run.json").read_bytes())
+    return {name: count for name, count in found.items() if name.split("_")[0] in ("encoded", "rendered", "blocks")}
+
+
+@pytest.mark.parametrize("action", ["$role", "$last", "train"])
+def test_four_ways_give_the_same_bytes(run: Callable[..., Any], tmp_path: Path, action: str) -> None:
+    trees = []
+    for backend, render in WAYS:
+        name = f"{backend}-{render}"
+        made = run(config(action), CHAT * 3, name, tokenizer_backend=backend, render=render)
+        trees.append(tree(made.output))
+        records, ways = made.manifest["ledger"]["kept"], told(made.output)
+        assert ways[f"encoded_by_{backend}"] == records
+        assert ways.get("rendered_by_plans", 0) + ways.get("rendered_by_jinja", 0) == records
+        assert (ways.get("rendered_by_plans", 0) > records / 2) == (render == "auto")
+        assert "blocks_encoded_again" not in ways
+        assert "blocks_rendered_again" not in ways
+    assert all(other == trees[0] for other in trees[1:])
+
+
+def test_a_run_says_which_way_did_how_many_records(
+    tmp_path: Path, tokenizer_path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "chat.jsonl"
+    source.write_bytes(CHAT)
+    job = [
+        "run", str(source), "-o", str(tmp_path / "out"), "-c", str(ROOT / "configs" / "sft_chat.json"),
+        "--tokenizer_path", tokenizer_path, "--tokenizer_backend", "transformers", "--render", "jinja",
+    ]  # fmt: skip
+    with caplog.at_level("INFO", "beam_prep"):
+        assert cli.main(job) == 0
+    assert "encoded by transformers: " in caplog.text
+    assert "rendered by jinja: " in caplog.text
+    assert "gigatoken" not in caplog.text
+
+
+def test_a_tokenizer_that_is_not_for_gigatoken_falls_back_and_says_why(
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    unigram = shared("tokenizers", "t5-small")
+    text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
+    rows = [{"text": f"number {number}"} for number in range(5)]
+    with caplog.at_level("INFO", "beam_prep"):
+        made = run(text, rows, tokenizer_path=unigram)
+    assert told(made.output)["encoded_by_transformers"] == 5
+    assert sum("gigatoken is not used" in line for line in caplog.text.splitlines()) == 1
+    with pytest.raises(TokenizerError, match=r"--tokenizer_backend gigatoken: .*Unigram"):
+        run(text, rows, "other", tokenizer_path=unigram, tokenizer_backend="gigatoken")
+
+
+@pytest.mark.parametrize(("option", "value"), [("tokenizer_backend", "giga"), ("render", "plans")])
+def test_an_unknown_way_fails_before_anything_runs(run: Callable[..., Any], option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is '{value}', wanted"):
+        run(config(), CHAT, **{option: value})
+
+
+def test_the_way_is_no_part_of_the_job(run: Callable[..., Any]) -> None:
+    """An output made in one way is up to date for another, and so are spooled blocks."""
+    assert not run(config(), CHAT).up_to_date
+    assert run(config(), CHAT, tokenizer_backend="transformers", render="jinja").up_to_date

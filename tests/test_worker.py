@@ -1,0 +1,136 @@
+"""Worker processes: what they import, that they share the launcher's imports, and how they end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from beam_prep import Tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SCRIPT = """
+import json, os, sys
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from beam_prep import BuildMask, MapRecords, ApplyTemplate, PipelineConfig, ReadJSONL, Shard, Tokenize, Tokenizer
+from beam_prep import worker
+from beam_prep.pipeline import choose_runner
+from beam_prep.transforms._files import list_inputs
+
+source, tokenizer, folder, program = sys.argv[1:]
+
+
+def note(record):
+    import json, os, sys
+
+    with open(os.path.join(folder, f"{os.getpid()}.json"), "w") as file:
+        names = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
+        found = {"parent": os.getppid(), "settings": [os.environ.get(name) for name in names]}
+        json.dump({**found, "modules": sorted(sys.modules)}, file)
+    return record
+
+
+if program == "yes":
+    worker.own_program()
+config = PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "train"}]}})
+options = PipelineOptions(["--direct_num_workers=2"])
+runner, options, _ = choose_runner(options, list_inputs(source))
+tokenizer = Tokenizer.load(tokenizer)
+with beam.Pipeline(runner, options=options) as pipeline:
+    records = pipeline | ReadJSONL([source], 65536) | MapRecords(note)
+    rendered = records | ApplyTemplate(config.input, tokenizer)
+    rendered | Tokenize(tokenizer) | BuildMask({}, "train") | Shard(os.path.join(folder, "out"), tokenizer=tokenizer)
+print(os.getpid())
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tokenizer, which transformers is not asked for."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    Tokenizer.load(ROOT / "examples" / "tokenizer").save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight blocks."""
+    path = tmp_path_factory.mktemp("source") / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"line {number}. " * 20}) + "\n" for number in range(2500)))
+    return path
+
+
+@pytest.mark.parametrize("program", ["yes", "no"])
+def test_workers_import_neither_transformers_nor_tensorflow(
+    source: Path, tokenizer: Path, tmp_path: Path, program: str
+) -> None:
+    """Forked or started, each has a thread of Rust only, and does not hold what it does not use."""
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAYON_NUM_THREADS",)}
+    environment.pop("TOKENIZERS_PARALLELISM", None)
+    arguments = [str(source), str(tokenizer), str(tmp_path), program]
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    notes = [json.loads(path.read_bytes()) for path in tmp_path.glob("*.json")]
+    assert len(notes) == 2
+    for found in notes:
+        assert found["parent"] == int(done.stdout)
+        assert found["settings"] == ["false", "1"]
+        assert "beam_prep.core.tokenizer" in found["modules"]
+        assert not {"transformers", "tensorflow", "torch"} & set(found["modules"])
+
+
+def start(source: Path, tokenizer: Path, output: Path) -> "subprocess.Popen[str]":
+    """A run that takes long enough to be disturbed."""
+    config = output.parent / "config.json"
+    config.write_text(json.dumps({"input": {"sections": [{"field": "text", "action": "train"}]}}))
+    command = [sys.executable, "-m", "beam_prep.cli", "run", str(source), "-o", str(output), "-c", str(config)]
+    command += ["--tokenizer_path", str(tokenizer), "--direct_num_workers=2"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_workers_end_with_a_launcher_that_is_killed(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    process = start(source, tokenizer, tmp_path / "out")
+    launcher = psutil.Process(process.pid)
+    wait_for(lambda: len(launcher.children()) == 2 or process.poll() is not None)
+    workers = launcher.children()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    wait_for(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
+    assert len(workers) == 2
+
+
+def test_nothing_of_a_forked_worker_is_left(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """No zombie, no line of Beam's on the screen, and the lock is free."""
+    process = start(source, tokenizer, tmp_path / "out")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "2 worker processes" in errors
+    assert "severity" not in errors
+    assert "apitools" not in errors + out
+
+
+def test_help_is_there_at_once() -> None:
+    """Nothing large is imported for it (it takes 0.05 s)."""
+    code = "import sys, beam_prep.cli; print(*{'apache_beam', 'numpy', 'pyarrow', 'tokenizers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
