@@ -1,6 +1,7 @@
 """`Pipeline`: a config, inputs and an output directory -> a run."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import errors, recipe, worker
 from beam_prep.config import PipelineConfig
-from beam_prep.core.backend import Backend
+from beam_prep.core.backend import Backend, choose
 from beam_prep.core.block import InputFile
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
 from beam_prep.core.tokenizer import Tokenizer
@@ -146,6 +147,9 @@ class Pipeline:
             raise OutputError(f"another job is writing {self.output}: wait for it, or choose another output") from None
 
     def _run(self, options: PipelineOptions) -> Result:
+        with _single_threaded():
+            # Before the choice of a runner: worker processes that are forked then share the tokenizer.
+            _ = self._backend
         runner, options, how = choose_runner(options, self.inputs)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
@@ -172,15 +176,25 @@ class Pipeline:
         log.info("%s", _how_made(json.loads(Path(self.output, RUN).read_bytes())))
         return result
 
+    @functools.cached_property
+    def _backend(self) -> Backend:
+        """What encodes: see `choose`. The first records of the input are probes too."""
+        if self.config.input.tokenized:
+            return "transformers"
+        texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
+        chosen, problem = choose(self.tokenizer, self.tokenizer_backend, texts)
+        if problem is not None:
+            log.info("%s", problem)
+        return chosen
+
     def apply(self, pipeline: beam.Pipeline, run: dict[str, Any]) -> beam.PCollection[str]:
         """Puts the job's steps into a pipeline."""
         spool = Spool(self.spool or os.path.join(self.staging.root, "spool"), recipe.spool_recipe(self.facts))
         config = self.config
-        probes = recipe.first_texts(config, self.tokenizer, self.inputs[0])
         return (
             pipeline
             | ReadJSONL(self.inputs, self.block_bytes, spool)
-            | recipe.Prepare(config, self.tokenizer, self.tokenizer_backend, self.render, probes)
+            | recipe.Prepare(config, self.tokenizer, self._backend, self.render)
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,
@@ -290,6 +304,19 @@ def _unwrap(error: BaseException) -> BaseException:
     else:
         return error
     return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))
+
+
+@contextlib.contextmanager
+def _single_threaded() -> Iterator[None]:
+    """No threads of the Rust tokenizers: a process that has some cannot be forked."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 @contextlib.contextmanager

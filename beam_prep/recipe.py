@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +44,7 @@ class Prepare(beam.PTransform):
     Attributes:
         config: the config.
         tokenizer: its tokenizer.
-        tokenizer_backend, probes: see `Tokenize`.
+        tokenizer_backend: see `Tokenize`.
         render: see `ApplyTemplate`.
     """
 
@@ -53,7 +52,6 @@ class Prepare(beam.PTransform):
     tokenizer: Tokenizer
     tokenizer_backend: Backend = "auto"
     render: Render = "auto"
-    probes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -73,7 +71,7 @@ class Prepare(beam.PTransform):
             batches = (
                 records
                 | ApplyTemplate(outputs, self.tokenizer, config.output.domain_key, rules, self.render)
-                | Tokenize(self.tokenizer, self.tokenizer_backend, self.probes)
+                | Tokenize(self.tokenizer, self.tokenizer_backend)
                 | BuildMask(config.mask, config.mask_default)
             )
         batches |= Truncate(step.max_seq_len, step.truncation_mode, self.tokenizer.id_of("eos_token"))

@@ -57,7 +57,7 @@ class _Bytes:
     """How many bytes of text each token stands for.
 
     Attributes:
-        lengths: int64 [ids].
+        lengths: int32 [ids].
         normalised: the tokenizer normalises to NFC.
         cut_behind: see `Encoder`. Such tokens are looked for before all else, and what stands between two of them is
             encoded by itself.
@@ -86,7 +86,7 @@ def _bytes_of(tokenizer: Tokenizer) -> _Bytes | None:
     if any(step.get("add_prefix_space") for step in steps):
         return None
     # Each character of a byte-level token stands for one byte; an added token is the text that it says.
-    lengths = np.zeros(tokenizer.max_id + 1, np.int64)
+    lengths = np.zeros(tokenizer.max_id + 1, np.int32)
     vocabulary = backend.get_vocab(with_added_tokens=False)
     lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
     cut_behind = set()
@@ -166,8 +166,9 @@ class Fast:
         ids = self.encode(texts, False)
         ascii_only = np.fromiter(map(str.isascii, texts), bool, len(texts))
         sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-        sizes[~ascii_only] = [len(texts[place].encode()) for place in np.flatnonzero(~ascii_only)]
-        ends = np.cumsum(table.lengths[ids.flat])
+        sizes[~ascii_only] = [len(texts[place].encode()) for place in np.flatnonzero(~ascii_only).tolist()]
+        # A block seldom has 2 GB of text, and sums of half the size take half the time.
+        ends = np.cumsum(table.lengths[ids.flat], dtype=np.int32 if sizes.sum() < 2**30 else np.int64)
         totals = np.concatenate([[0], ends])[ids.offsets]
         lossless = np.diff(totals) == sizes
         for place in np.flatnonzero(~ascii_only & lossless).tolist():
@@ -254,7 +255,9 @@ def _parallel() -> bool:
     return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("false", "0", "off", "no", "f", "n")
 
 
-def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = ()) -> tuple[str, str | None]:
+def choose(
+    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = ()
+) -> tuple[Literal["transformers", "gigatoken"], str | None]:
     """The gate when a pipeline is built: which backend encodes.
 
     Args:

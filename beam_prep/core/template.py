@@ -543,7 +543,7 @@ class _Texts:
     def _all_segments(self) -> tuple[Array, Array]:
         """(segments, their borders), those of plans put between the others."""
         listed = np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields))
-        counts = np.diff(np.asarray(self.borders, np.int64))
+        counts: Array = np.diff(np.asarray(self.borders, np.int64))
         if not self._measured:
             return listed, offsets_of(counts)
         by_table = self._by_table()

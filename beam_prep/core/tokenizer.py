@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import socket
-import tempfile
 import urllib.parse
 import uuid
 from collections.abc import Collection, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from beam_prep.core import resolve
 from beam_prep.core.chat_template import ChatTemplate
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
@@ -127,7 +127,15 @@ class Tokenizer:
         Raises:
             TokenizerError: nothing usable there.
         """
-        return _kept(Path(path)) or _resolve(str(path))
+        if (kept := _kept(Path(path))) is not None:
+            return kept
+
+        def ask() -> tuple[str, list[str]]:
+            found = _resolve(str(path))
+            return found.fingerprint, found.files()
+
+        fingerprint = resolve.remembered(str(path), ask)
+        return Tokenizer(str(resolve.bundles() / fingerprint), fingerprint)
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
@@ -249,7 +257,10 @@ class Tokenizer:
 
     def id_of_token(self, token: str) -> int:
         """The id of a special token, from its text."""
-        return int(self._it.backend.token_to_id(token))
+        found = self._it.backend.token_to_id(token)
+        if found is None:
+            raise TokenizerError(f"this tokenizer has no token {token!r}")
+        return int(found)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
@@ -395,7 +406,7 @@ def _write(source: str, special_tokens: dict[str, str], template: str | None, ma
     """Puts the files where every process of this machine finds them."""
     texts = _texts(source, special_tokens, template, max_id)
     fingerprint = json.loads(texts[_MARK])["fingerprint"]
-    folder = Path(tempfile.gettempdir()) / f"beam_prep-{os.getuid()}" / "tokenizers" / fingerprint
+    folder = resolve.bundles() / fingerprint
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         if not (folder / name).exists():  # never there, or a cleaner of temporary files came by

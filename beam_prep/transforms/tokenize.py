@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 from typing import get_args
 
 import apache_beam as beam
@@ -63,7 +62,6 @@ class Tokenize(beam.PTransform):
         tokenizer: loaded once by each process, at its first block.
         backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (`core.backend`);
             `transformers`: always the reference; `gigatoken`: or an error. Changes no byte of the output.
-        probes: texts of the input on which gigatoken has to give the same ids too, besides those built in.
 
     Raises:
         TokenizerError: gigatoken was asked for, and cannot be used.
@@ -71,13 +69,12 @@ class Tokenize(beam.PTransform):
 
     tokenizer: Tokenizer
     backend: Backend = "auto"
-    probes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__init__()
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
-        self.chosen, problem = choose(self.tokenizer, self.backend, self.probes)
+        self.chosen, problem = choose(self.tokenizer, self.backend)
         if problem is not None:
             log.info("%s", problem)
 
