@@ -222,8 +222,8 @@ def test_rewards_without_their_responses_are_a_line(rollouts: Dataset) -> None:
 
 def test_rollouts_exactly(rollouts: Dataset) -> None:
     assert render(rollouts, 0, marks=True).plain == (
-        "━━ record 0 · domain __default__ · 20 tokens, 6 trained (30.0%)\n"
-        "── prompts: 14 tokens, 0 trained (0.0%), no mask: nothing is trained\n"
+        "━━ record 0 · domain __default__ · 22 tokens, 6 trained (27.3%)\n"
+        "── prompts: 16 tokens, 0 trained (0.0%), no mask: nothing is trained\n"
         "<|bos|><|im_start|>user\nWhat is 23 + 58?<|im_end|>\n\n"
         "── responses[0]: 2 tokens, 2 trained (100.0%), rewards[0]: 1.0\n⟦81⟧\n"
         "── responses[1]: 2 tokens, 2 trained (100.0%), rewards[1]: 0.0\n⟦71⟧\n"
@@ -387,7 +387,7 @@ def test_lengths_that_are_not_those_of_the_row_are_an_error() -> None:
 
 def test_pairs_stand_side_by_side_where_there_is_room(preferences: Dataset) -> None:
     assert render(preferences, 0, marks=True, width=100).plain == (
-        "━━ record 0 · domain __default__ · 75 tokens, 31 trained (41.3%)\n"
+        "━━ record 0 · domain __default__ · 77 tokens, 33 trained (42.9%)\n"
         "── both begin with 22 tokens\n"
         "<|bos|><|im_start|>user\n"
         "What is the boiling point of water at sea level in Celsius?<|im_end|>\n"

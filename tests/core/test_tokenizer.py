@@ -362,7 +362,7 @@ def test_a_name_without_a_network_says_why_it_is_not_found() -> None:
 
 
 def test_what_a_cleaner_took_from_the_temporary_files_is_put_back(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(module.resolve.tempfile, "gettempdir", lambda: str(tmp_path))
     first = Tokenizer.load(OURS)
     for name in first.files():
         Path(first.folder, name).unlink()
