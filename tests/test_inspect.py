@@ -392,7 +392,7 @@ def test_pairs_stand_side_by_side_where_there_is_room(preferences: Dataset) -> N
         "<|bos|><|im_start|>user\n"
         "What is the boiling point of water at sea level in Celsius?<|im_end|>\n"
         "\n"
-        "── chosen: 31 tokens, 9 trained (29.0%)          │ ── rejected: 44 tokens, 22 trained (50.0%)\n"
+        "── chosen: 33 tokens, 11 trained (33.3%)         │ ── rejected: 44 tokens, 22 trained (50.0%)\n"
         "⟦<|im_start|>assistant                           │ ⟦<|im_start|>assistant\n"
         "100 °C.<|im_end|>                                │ It depends on many factors, so it is difficult\n"
         "⟧                                                │ to say.<|im_end|>\n"

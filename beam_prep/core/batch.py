@@ -198,7 +198,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
 
 
 _SAMPLED = 16
-_SAMPLED_CHARACTERS = 32_768
+_SAMPLED_CHARACTERS = 16_384
 
 
 def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> bool:

@@ -47,7 +47,7 @@ class Rows:
     counters: dict[str, Array]
 
 
-def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, bytes]]:
+def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, bytes | memoryview]]:
     """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
 
     Args:
@@ -67,7 +67,7 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
     )
-    files = {}
+    files: dict[str, bytes | memoryview] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit)
     files[SIDECAR] = _sidecar(batch, domain, tokens)
@@ -83,7 +83,7 @@ def row_tokens(batch: Batch) -> Array:
     return np.zeros(len(batch), np.int64)
 
 
-def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> bytes:
+def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> memoryview:
     schema = pa.schema([(name, _arrow(batch[name]).type) for name in batch.schema])
     sink = pa.BufferOutputStream()
     footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
@@ -93,7 +93,7 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> bytes:
             writer.write_batch(
                 pa.record_batch([_arrow(batch[name].take(wanted)) for name in batch.schema], schema=schema)
             )
-    return bytes(memoryview(sink.getvalue()))
+    return memoryview(sink.getvalue())
 
 
 def _arrow(rows: Ragged) -> pa.ListArray:

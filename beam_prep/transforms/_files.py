@@ -203,7 +203,7 @@ def read_file(path: str) -> Any:
     return pa.PythonFile(FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED), mode="r")
 
 
-def write_file(path: str, data: bytes) -> None:
+def write_file(path: str, data: bytes | memoryview) -> None:
     """Writes a file whole: under another name first, then renamed (object stores: one PUT)."""
     if not is_local(path):
         _put(path, data)
@@ -216,9 +216,9 @@ def write_file(path: str, data: bytes) -> None:
     os.replace(made, path)
 
 
-def _put(path: str, data: bytes) -> None:
+def _put(path: str, data: bytes | memoryview) -> None:
     with FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
-        file.write(data)
+        file.write(bytes(data))
 
 
 def exists(path: str) -> bool:

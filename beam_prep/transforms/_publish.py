@@ -80,8 +80,8 @@ class Staging:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
-_HASHING = ThreadPoolExecutor(thread_name_prefix="beam_prep-hash")
-"""A digest takes as long as all else that is done to write a shard; so it is made beside that."""
+_WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
+"""Files are written and hashed beside the work on the next rows: a shard is one worker's, whatever cores are idle."""
 
 
 class _Hashed:
@@ -93,26 +93,25 @@ class _Hashed:
         self._made = f"{path}.{uuid.uuid4().hex}"
         self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
         self._digest = hashlib.sha256()
-        self._hashed: Future[None] | None = None
+        self._pending: list[Future[Any]] = []
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Writes bytes that nobody changes later: they are hashed until the next call, or `close`."""
+        """Writes bytes that nobody changes later, until the next call or `close`; these raise its errors."""
         self._wait()
-        self._hashed = _HASHING.submit(self._digest.update, data)
+        self._pending = [_WRITING.submit(work, data) for work in (self._digest.update, self._file.write)]
         size = memoryview(data).nbytes
         self._size += size
-        self._file.write(data)
         return size
 
     def _wait(self) -> None:
-        if self._hashed is not None:
-            self._hashed.result()
-            self._hashed = None
+        for future in self._pending:
+            future.result()
+        self._pending = []
 
     def close(self) -> None:
-        self._file.close()
         self._wait()
+        self._file.close()
         os.replace(self._made, self.path)
 
     def written(self, name: str) -> WrittenFile:
