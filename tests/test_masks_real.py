@@ -5,14 +5,16 @@ import gzip
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from beam_prep import testing
+from beam_prep.core import render_plan
 from beam_prep.core.adapters import adapter
+from beam_prep.core.backend import Fast, choose
 from beam_prep.core.batch import tokenize
 from beam_prep.core.mask import RoleMask, build_mask
 from beam_prep.core.schema import Output, Section, TextRules
@@ -66,20 +68,39 @@ def records(file: str) -> list[dict[str, Any]]:
     return [adapt(row) for row in rows] if file == "sharegpt_vicuna_dummy" else rows
 
 
+@pytest.fixture(autouse=True, scope="module")
+def plans_at_once() -> Iterator[None]:
+    """Plans from the second conversation of a pattern on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        yield
+
+
 def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | str]:
-    """What beam_prep gives for each record, or its reason for rejecting it. (`name` may be a folder of its own.)"""
+    """What beam_prep gives for each record, or its reason for rejecting it. (`name` may be a folder of its own.)
+
+    The fast ways (gigatoken, byte lengths, plans) give the same.
+    """
+    found = in_one_way(name, rows, source, fast=False)
+    assert in_one_way(name, rows, source, fast=True) == found
+    return found
+
+
+def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: bool) -> list[Row | str]:
     made = tokenizer(name)
+    encoder = Fast(made, choose(made, "auto")[0]) if fast else made
     tokens = made.special_tokens
     rules = TextRules(chat_template=source)
     voice = Voice(
-        made.template(rules.chat_template),
+        made.template(rules.chat_template, plans=fast),
         made.controls,
         tokens.get("bos_token", ""),
         tokens.get("eos_token", ""),
         rules,
     )
     batch = build_mask(
-        tokenize(apply_template(testing.records(rows), ROW, voice), made, made.bos_id), RoleMask({"assistant": "train"})
+        tokenize(apply_template(testing.records(rows), ROW, voice), encoder, made.bos_id),
+        RoleMask({"assistant": "train"}),
     )
     found: dict[int, Row | str] = dict(testing.rejects(batch))
     columns = (batch["sequence"].to_lists(), batch["loss_mask"].to_lists())

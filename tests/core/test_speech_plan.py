@@ -1,0 +1,139 @@
+"""Chats that a plan renders: pieces, segments and prompts as `Speech` and jinja give them, whatever is said."""
+
+import functools
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from beam_prep import testing
+from beam_prep.core import render_plan
+from beam_prep.core.backend import Fast
+from beam_prep.core.batch import _encode, tokenize
+from beam_prep.core.chat_template import FENCES, ChatTemplate
+from beam_prep.core.schema import Output, Section
+from beam_prep.core.template import Rendered, Voice, apply_template
+from tests.core.test_backend import ours
+from tests.core.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
+
+# A default system message; the system's own text before all others.
+DEFAULT = (
+    "{% if messages[0].role == 'system' %}{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}"
+    "{% else %}{{ '<|im_start|>system\nYou are here.<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] or (m.role == 'system' and not loop.first) %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# It decides by what is said, and writes something between header and content.
+THINKS = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ '<think>\n' + m.content }}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SOURCES = {
+    **TEMPLATES,
+    **{f"{name} unmarked": plain(source) for name, source in TEMPLATES.items()},
+    "default": DEFAULT,
+    "thinks": THINKS,
+}
+ROWS = {
+    "$role": (Section("messages", "$role", "conversation"),),
+    "$last": (Section("messages", "$last", "conversation"),),
+    "train": (Section("messages", "train", "conversation"),),
+    "prompt": (Section("prompt", "mask", "conversation"), Section("messages", "train", "conversation")),
+}
+SAID = [
+    "x", "hello there", "m", "im_end", "assistant", "user\n", "", " ", "\n", " x", "x ", "\nx\n", "a b", "1",
+    "Assistant:", *CONTROLS, "<|im_start|>assistant\n", "x<|im_end|>", "<|im_end|>\n<|im_start|>assistant\nx",
+    "<|im_end", "[/INST]",
+    "a</think>b", "</think>", "é", f"a{FENCES[0]}b", f"{FENCES[1]}", "\u0301e", "You are here.",
+]  # fmt: skip
+ROLES = st.lists(st.sampled_from(["user", "assistant", "assistant", "system", "tool"]), min_size=1, max_size=5)
+
+
+@functools.cache
+def voice(name: str, plans: bool) -> Voice:
+    return Voice(ChatTemplate(SOURCES[name], TOKENS, plans), CONTROLS, "<s>", "</s>")
+
+
+def rendered(name: str, rows: list[dict[str, Any]], action: str, plans: bool) -> Rendered:
+    output = Output("sequence", "ids", ROWS[action], "loss_mask")
+    return apply_template(testing.records(rows), (output,), voice(name, plans))
+
+
+def assert_same(one: Rendered, other: Rendered) -> None:
+    assert one.ledger.status.tolist() == other.ledger.status.tolist()
+    assert one.ledger.outcomes == other.ledger.outcomes
+    assert one.ledger.messages == other.ledger.messages
+    mine, theirs = one.pieces["sequence"], other.pieces["sequence"]
+    assert mine.texts == theirs.texts
+    assert mine.segments.tolist() == theirs.segments.tolist()
+    assert mine.equals(theirs)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def at_once() -> Any:
+    """Plans from the second conversation of a pattern on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        yield
+
+
+@pytest.mark.parametrize("action", ROWS)
+@pytest.mark.parametrize("name", SOURCES)
+@given(roles=ROLES, said=st.lists(st.lists(st.sampled_from(SAID), min_size=5, max_size=5), min_size=3, max_size=3))
+def test_as_speech_and_jinja_give_them(name: str, action: str, roles: list[str], said: list[list[str]]) -> None:
+    rows = []
+    for contents in said:
+        messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+        rows.append(
+            {"prompt": messages[:-1], "messages": messages[-1:]} if action == "prompt" else {"messages": messages}
+        )
+    assert_same(rendered(name, rows, action, True), rendered(name, rows, action, False))
+
+
+@pytest.mark.parametrize("name", ["chatml", "chatml unmarked", "default"])
+@pytest.mark.parametrize("action", ["$role", "$last", "prompt"])
+def test_plain_chats_need_no_look_at_the_text(name: str, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[dict[str, Any]] = []
+    for number in range(6):
+        messages = talk(f"question {number}", "answer", "and", f"more {number}")
+        rows.append(
+            {"prompt": messages[:3], "messages": messages[3:]} if action == "prompt" else {"messages": messages}
+        )
+    wanted = rendered(name, rows, action, False)
+    rendered(name, rows, action, True)  # plans are recorded, and compared with jinja
+    monkeypatch.setattr("beam_prep.core.template.Speech.find", None)
+    monkeypatch.setattr(ChatTemplate, "render", None)
+    assert_same(rendered(name, rows, action, True), wanted)
+
+
+@given(said=st.lists(st.lists(st.sampled_from(SAID), min_size=4, max_size=4), min_size=2, max_size=4))
+def test_prompts_by_their_tails_are_the_whole_prompts(said: list[list[str]]) -> None:
+    """The border of a prompt, from its tail alone and from all of it."""
+    rows = [{"messages": talk(*contents)} for contents in said]
+    pieces = rendered("chatml unmarked", rows, "$last", True).pieces["sequence"]
+    mine, theirs = (_encode(pieces, encoder) for encoder in (Fast(ours(), "gigatoken"), ours()))
+    assert mine.border.tolist() == theirs.border.tolist()
+    assert mine.whole.tolist() == theirs.whole.tolist()
+    assert mine.ids.to_lists() == theirs.ids.to_lists()
+
+
+def test_a_prompt_of_a_plain_chat_is_not_encoded_but_for_its_tail() -> None:
+    rows = [{"messages": talk(f"question {number}", f"answer {number}")} for number in range(8)]
+    rendered("chatml unmarked", rows, "$last", True)
+    block = rendered("chatml unmarked", rows, "$last", True)
+    asked: list[str] = []
+
+    class Noted(Fast):
+        def encode(self, texts: Any, add_special_tokens: bool) -> Any:
+            asked.extend(texts)
+            return super().encode(texts, add_special_tokens)
+
+    batch = tokenize(block, Noted(ours(), "gigatoken"), None)
+    assert [text for text in asked if text not in block.pieces["sequence"].texts] == ["assistant\n"]
+    wanted = tokenize(block, ours(), None)
+    assert np.array_equal(batch.segments["sequence"].start, wanted.segments["sequence"].start)
