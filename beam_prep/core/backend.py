@@ -271,6 +271,7 @@ def choose(
     Raises:
         TokenizerError: `gigatoken` was asked for, and cannot be used.
     """
+    _bytes_of(tokenizer)  # made once, for worker processes that are forked after this
     if backend == "transformers":
         return backend, None
     try:

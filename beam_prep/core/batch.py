@@ -294,7 +294,12 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     return _Encoded(encoded, start, stop, *_borders(pieces, encoded, encoder, anchored, found[len(bounded) :]))
 
 
+_SHORT = 1000  # characters: longer texts are seldom equal, and take long to compare
+
+
 def _encode_once(texts: list[str], special: bool, encoder: Encoder) -> Ragged:
+    if sum(map(len, texts)) > _SHORT * len(texts):
+        return encoder.encode(texts, special)
     places: dict[str, int] = {}
     index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(texts))
     ids = encoder.encode(list(places), special)
