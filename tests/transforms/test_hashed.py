@@ -1,0 +1,43 @@
+"""Files that are written and hashed beside the work: whole or not at all."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.transforms._publish import _Hashed
+
+
+def test_the_digest_and_the_size_are_of_what_lies_on_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    parts = [b"one", memoryview(b"two" * 100_000), b"", b"three"]
+    file = _Hashed(str(path))
+    for part in parts:
+        assert file.write(part) == len(part)
+        assert not path.exists()
+    file.close()
+    written = file.written("name")
+    assert path.read_bytes() == b"".join(parts)
+    assert (written.bytes, written.sha256) == (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+class _Full:
+    """A disk without space."""
+
+    def write(self, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_an_error_of_the_disk_is_raised_and_no_file_takes_its_name(tmp_path: Path, last: bool) -> None:
+    file = _Hashed(str(tmp_path / "file"))
+    file._file.close()
+    file._file = _Full()  # type: ignore[assignment]
+    file.write(b"data")
+    with pytest.raises(OSError, match="No space left"):
+        file.close() if last else file.write(b"more")
+    assert not (tmp_path / "file").exists()
