@@ -2,10 +2,11 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,17 @@ def _written(result: Mapping[str, Any]) -> Written:
     return Written(documents, result.get("rows_out", documents), tokens, result.get("label_tokens", tokens))
 
 
+def marking(place: Place) -> Place:
+    """The place with a copy of the tokenizer whose template has `{% generation %}`, where the material has such a one."""
+    variant = place.tokenizer / "chat_template_generation.jinja"
+    if _marks_the_assistant(place.tokenizer) or not variant.exists():
+        return place
+    copy = place.cache / f"{place.tokenizer.name}-generation"
+    shutil.copytree(place.tokenizer, copy, dirs_exist_ok=True)
+    shutil.copyfile(variant, copy / "chat_template.jinja")
+    return replace(place, tokenizer=copy)
+
+
 def _marks_the_assistant(tokenizer: Path) -> bool:
     """Whether the chat template has {% generation %}."""
     path = tokenizer / "chat_template.jinja"
@@ -188,6 +200,7 @@ class Job:
         repeats: runs of each tool.
         tools: names in `TOOLS`.
         caption: what is compared, and in what the tools differ.
+        marked: with a template that marks what the assistant says, where there is one.
         same_rows: our column -> that of the tool behind the first: their rows are compared. Empty: they are not.
     """
 
@@ -197,6 +210,7 @@ class Job:
     tools: tuple[str, ...]
     caption: str
     same_rows: dict[str, str] = field(default_factory=dict)
+    marked: bool = False
 
 
 JOBS = {
@@ -230,10 +244,11 @@ JOBS = {
         3,
         ("beam-prep chat_packed", PACKED),
         "All messages of the assistant trained, packed (`bfd`) to 2,048 tokens, to `arrow`; the peer is TRL's "
-        "`SFTTrainer`, built with a tiny model, and `save_to_disk`. Where the tokenizer's template has no "
-        "`{% generation %}`, TRL cannot tell what the assistant says, and runs in its mode `lm`: loss on every token, "
-        "which is less work than ours does. Ours packs groups of 1,000 rows, as TRL does; their borders differ, and so "
-        "may the number of packed rows.",
+        "`SFTTrainer` (`--mode assistant`), built with a tiny model, and `save_to_disk`. Both take the template with "
+        "`{% generation %}` that lies beside the tokenizer's own: without it TRL cannot tell what the assistant says. "
+        "The trained tokens are the same. Ours packs groups of 1,000 rows, as TRL does; their borders differ, and so may "
+        "the number of packed rows.",
+        marked=True,
     ),
     "text": Job(
         "text",

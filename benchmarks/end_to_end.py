@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _jobs import JOBS, LIMIT, OURS, PACKED, TOOLS, Job, Place, trl_python
+from _jobs import JOBS, LIMIT, OURS, PACKED, TOOLS, Job, Place, marking, trl_python
 from _measure import ROOT, BenchmarkError, check_material, make_corpus, prepare_disk, say
 from _page import machine, split_at_markers, write_markdown
 from _report import Log, Run, report, run_line
@@ -40,6 +40,7 @@ def run_job(name: str, given: argparse.Namespace, place: Place) -> None:
         BenchmarkError: a run failed, or the runs do not agree about the rows.
     """
     job = JOBS[name]
+    place = marking(place) if job.marked else place
     tools = [tool for tool in job.tools if tool in OURS or not given.skip_peers]
     sizes = given.sizes or job.sizes
     corpora = {megabytes: make_corpus(given.shared, job.corpus, megabytes, given.cache) for megabytes in sizes}
