@@ -140,7 +140,7 @@ def _written(result: Mapping[str, Any]) -> Written:
 
 
 def marking(place: Place) -> Place:
-    """The place with a copy of the tokenizer whose template has `{% generation %}`, where the material has such a one."""
+    """The place with a copy of the tokenizer whose template has `{% generation %}`, where there is such a variant."""
     variant = place.tokenizer / "chat_template_generation.jinja"
     if _marks_the_assistant(place.tokenizer) or not variant.exists():
         return place
@@ -246,8 +246,8 @@ JOBS = {
         "All messages of the assistant trained, packed (`bfd`) to 2,048 tokens, to `arrow`; the peer is TRL's "
         "`SFTTrainer` (`--mode assistant`), built with a tiny model, and `save_to_disk`. Both take the template with "
         "`{% generation %}` that lies beside the tokenizer's own: without it TRL cannot tell what the assistant says. "
-        "The trained tokens are the same. Ours packs groups of 1,000 rows, as TRL does; their borders differ, and so may "
-        "the number of packed rows.",
+        "The trained tokens are the same. Ours packs groups of 1,000 rows, as TRL does; their borders differ, and so "
+        "may the number of packed rows.",
         marked=True,
     ),
     "text": Job(
