@@ -269,7 +269,9 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
     name = options.view_as(StandardOptions).runner
     if name not in (None, "DirectRunner", "FnApiRunner"):
         return name, options, f"runner: {name}"
-    given = options.get_all_options(drop_default=True)
+    # Beam tells a default that was asked for from one that was not by the flags alone.
+    given = set(options.get_all_options(drop_default=True))
+    given |= {flag.lstrip("-").partition("=")[0] for flag in options._flags or ()}
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
         cores = len(os.sched_getaffinity(0))
         small = total_size(inputs) <= SMALL_INPUT

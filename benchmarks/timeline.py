@@ -1,0 +1,109 @@
+"""When a run of the command line does what: seconds since the start of the process, worker processes included.
+
+    python benchmarks/timeline.py CORPUS.jsonl --tokenizer DIR [--config benchmarks/configs/chat_last.json]
+
+The job runs as a user runs it. What is noted is patched in from here before the workers are forked, so it needs
+Linux and a tokenizer that was resolved before (run it twice: the second time counts).
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STARTED = time.time()
+HERE = Path(__file__).resolve().parent
+# In the order in which they happen; of several, the first or the last.
+STEPS = {
+    "Beam imported": min,
+    "pipeline made: config, inputs, tokenizer": min,
+    "gate done: gigatoken's ids are the reference's": min,
+    "workers forked": min,
+    "first block begins": min,
+    "first block spooled": min,
+    "last block spooled": max,
+    "plan begins": min,
+    "shards begin": min,
+    "last shard written": max,
+    "published": max,
+    "end": max,
+}
+
+
+def watch(log: Path) -> None:
+    """Puts notes into the functions that do the steps."""
+    from beam_prep import cli
+
+    def note(step: str) -> None:
+        with open(log, "a") as file:
+            file.write(f"{time.time() - STARTED} {step}\n")
+
+    def around(owner: Any, name: str, before: str | None = None, behind: str | None = None) -> None:
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def noted(*given: Any, **options: Any) -> Any:
+            if before is not None:
+                note(before)
+            result = function(*given, **options)
+            if behind is not None:
+                note(behind)
+            return result
+
+        setattr(owner, name, noted)
+
+    import_beam = cli._import_beam
+
+    def imported() -> None:
+        import_beam()
+        note("Beam imported")
+        from beam_prep import pipeline
+        from beam_prep.transforms import _publish, _spool, shard
+
+        around(pipeline.Pipeline, "__init__", behind="pipeline made: config, inputs, tokenizer")
+        around(
+            pipeline,
+            "choose_runner",
+            before="gate done: gigatoken's ids are the reference's",
+            behind="workers forked",
+        )
+        # The gate reads a block as well; only workers write.
+        around(_spool.Spool, "write", behind="last block spooled")
+        around(_spool.Spool, "find", before="first block begins")
+        around(_spool.Spool, "write", behind="first block spooled")
+        around(shard, "make_plan", before="plan begins")
+        around(shard, "write_shard", before="shards begin", behind="last shard written")
+        around(_publish.Publisher, "publish", behind="published")
+
+    cli._import_beam = imported
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--tokenizer", required=True, help="a tokenizer's folder")
+    parser.add_argument("--config", default=str(HERE / "configs" / "chat_last.json"))
+    given = parser.parse_args()
+    from beam_prep import cli
+
+    with tempfile.TemporaryDirectory(prefix="timeline-") as work:
+        log = Path(work, "log")
+        watch(log)
+        sys.argv = ["beam-prep", "run", str(given.corpus), "-o", os.path.join(work, "out")]
+        sys.argv += ["-c", given.config, "--tokenizer_path", given.tokenizer]
+        code = cli.main()
+        times: dict[str, list[float]] = {"end": [time.time() - STARTED]}
+        for line in log.read_text().splitlines():
+            seconds, _, step = line.partition(" ")
+            times.setdefault(step, []).append(float(seconds))
+    for step, which in STEPS.items():
+        if step in times:
+            print(f"{which(times[step]):6.2f} s  {step}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
