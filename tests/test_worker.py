@@ -11,8 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import Tokenizer
+from beam_prep import Tokenizer, pipeline
+from beam_prep.transforms._files import list_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -134,3 +136,22 @@ def test_help_is_there_at_once() -> None:
     code = "import sys, beam_prep.cli; print(*{'apache_beam', 'numpy', 'pyarrow', 'tokenizers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "how"),
+    [
+        ([], "runner: 2 worker processes"),
+        (["--direct_running_mode=in_memory"], "runner: in-process"),  # Beam's own default, and asked for
+        (["--direct_num_workers=1"], "runner: in-process"),
+        (["--direct_num_workers=3"], "runner: 3 worker processes"),
+        (["--direct_running_mode=multi_threading", "--direct_num_workers=2"], "runner: 2 worker threads"),
+    ],
+)
+def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
+    source: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
+) -> None:
+    monkeypatch.setattr(pipeline, "SMALL_INPUT", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it is set for good otherwise
+    assert pipeline.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
