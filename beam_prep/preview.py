@@ -11,26 +11,21 @@ import numpy as np
 from rich.text import Text
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core.adapters import adapt_records
 from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.block import ALIVE, InputFile, Ledger
-from beam_prep.core.json_list import is_json_file, parse_list
+from beam_prep.core.json_list import is_json_file
 from beam_prep.core.mask import RoleMask, build_mask
 from beam_prep.core.pad import pad
-from beam_prep.core.records import Records, filter_by_chars, parse, read_blocks
+from beam_prep.core.records import Records
 from beam_prep.core.shift import to_labels
 from beam_prep.core.store import settle
-from beam_prep.core.template import apply_template
 from beam_prep.core.tokenized import from_tokens
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.core.truncate import truncate
 from beam_prep.inspect import VISIBLE, Look, Screen, checked_count, columns_line, legend, render_row
-from beam_prep.recipe import layout, pad_id_of, text_rules
-from beam_prep.transforms._files import list_inputs, open_input
-from beam_prep.transforms.template import voice_of
-
-BLOCK_BYTES = 1024 * 1024
-"""Bytes that are read of each file."""
+from beam_prep.recipe import layout, pad_id_of, rendered
+from beam_prep.transforms._files import list_inputs
+from beam_prep.transforms.read import FIRST_BYTES, first_records
 
 _AT_ONCE = 256  # lines
 _PROBLEMS = 10  # that are shown one by one
@@ -105,31 +100,11 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
 
 def _tokenized(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
     """Ids and masks, uncut."""
-    step, given, domain_key = config.preprocessing, config.input, config.output.domain_key
-    outputs = given.outputs(joint=step.encode == "joint")
-    if given.tokenized:
-        return from_tokens(records, outputs[0], tokenizer.max_id, domain_key)
-    if given.adapter is not None:
-        records = adapt_records(records, given.adapter.build())
-    if config.char_filter_fields:
-        records = filter_by_chars(records, step.min_chars, step.max_chars, config.char_filter_fields)
-    rendered = apply_template(records, outputs, voice_of(outputs, tokenizer, text_rules(config)), domain_key)
-    batch = tokenize(rendered, tokenizer, tokenizer.bos_id)
+    if config.input.tokenized:
+        outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
+        return from_tokens(records, outputs[0], tokenizer.max_id, config.output.domain_key)
+    batch = tokenize(rendered(records, config, tokenizer), tokenizer, tokenizer.bos_id)
     return build_mask(batch, RoleMask(dict(config.mask), config.mask_default))
-
-
-def first_records(source: InputFile, file: int = 0) -> Records | None:
-    """The records of a file's first block; None: it is empty.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    with open_input(source) as stream:
-        raw = next(read_blocks(stream, 0, -1, BLOCK_BYTES), None)
-    if raw is None:
-        return None
-    origin = raw.origin(file, source, BLOCK_BYTES)
-    return parse_list(raw, origin) if is_json_file(source.path) else parse(raw, origin)
 
 
 def _texts(job: _Job) -> Iterator[Text]:
@@ -154,9 +129,9 @@ def _texts(job: _Job) -> Iterator[Text]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in more.items())
         yield Text(f"{more.total():,} more records are left out: {counts}")
     if kept < job.count:
-        whole = all(file.size <= BLOCK_BYTES and file.compression is None for file in job.files)
+        whole = all(file.size <= FIRST_BYTES and file.compression is None for file in job.files)
         found = f"{kept:,} row{'s' * (kept != 1)}"
-        yield Text(f"{found} in {'all' if whole else f'the first {BLOCK_BYTES // 1024:,} KB of each file'}")
+        yield Text(f"{found} in {'all' if whole else f'the first {FIRST_BYTES // 1024:,} KB of each file'}")
 
 
 def _head(job: _Job) -> Text:

@@ -14,20 +14,19 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.adapters import adapt_records
 from beam_prep.core.backend import Backend
 from beam_prep.core.batch import Batch
-from beam_prep.core.block import InputFile, Split
+from beam_prep.core.block import InputFile
 from beam_prep.core.hashing import CHUNK
-from beam_prep.core.json_list import is_json_file
 from beam_prep.core.layout import Layout
-from beam_prep.core.records import Records
+from beam_prep.core.records import Records, filter_by_chars
 from beam_prep.core.schema import TextRules
-from beam_prep.core.template import apply_template
+from beam_prep.core.template import Rendered, apply_template
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import ConfigError, InputError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
-from beam_prep.transforms.read import read_split
+from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.template import ApplyTemplate, Render, voice_of
 from beam_prep.transforms.tokenize import FromTokens, Tokenize
@@ -84,24 +83,34 @@ class Prepare(beam.PTransform):
 
 _PROBE_BYTES = 4 * CHUNK
 _PROBES = 64
+_PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
 
 
 def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile) -> list[str]:
     """Some texts of the first records of a file, as they are encoded. None where it cannot be read: the run says so."""
     if config.input.tokenized:
         return []
-    whole = source.compression is not None or is_json_file(source.path)
-    split = Split(0, source, 0, -1 if whole else min(source.size, _PROBE_BYTES))
     try:
-        records = next(iter(read_split(split, _PROBE_BYTES)))
+        records = first_records(source, block_bytes=_PROBE_BYTES)
     except InputError:
         return []
-    if config.input.adapter is not None:
-        records = adapt_records(records, config.input.adapter.build())
-    outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
+    if records is None:
+        return []
     records = replace(records, rows=records.rows[:_PROBES], line=records.line[:_PROBES])
-    rendered = apply_template(records, outputs, voice_of(outputs, tokenizer, text_rules(config)))
-    return [text for pieces in rendered.pieces.values() for text in pieces.texts[:_PROBES]]
+    pieces = rendered(records, config, tokenizer).pieces.values()
+    return [text[:_PROBE_CHARACTERS] for each in pieces for text in each.texts[:_PROBES]]
+
+
+def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Rendered:
+    """What `Prepare` makes of records before it encodes them, without Beam."""
+    given, step = config.input, config.preprocessing
+    if given.adapter is not None:
+        records = adapt_records(records, given.adapter.build())
+    if config.char_filter_fields:
+        records = filter_by_chars(records, step.min_chars, step.max_chars, config.char_filter_fields)
+    outputs = given.outputs(joint=step.encode == "joint")
+    voice = voice_of(outputs, tokenizer, text_rules(config))
+    return apply_template(records, outputs, voice, config.output.domain_key)
 
 
 def text_rules(config: PipelineConfig) -> TextRules:

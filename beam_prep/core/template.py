@@ -434,7 +434,8 @@ class _Texts:
         if planned is not None:
             return "".join(planned.pieces)
         self.by_jinja = True
-        return template.render(messages, add_prompt, **variables)
+        # The reference has no plans: none is looked for a second time.
+        return (self.voice.reference or template).render(messages, add_prompt, **variables)
 
     def _rendered(
         self, template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any]
@@ -444,7 +445,7 @@ class _Texts:
             return chat
         self.by_jinja = True
         try:
-            return template.render_chat(messages, **variables)
+            return (self.voice.reference or template).render_chat(messages, **variables)
         except Reject as reject:
             fields = ", ".join(repr(section.field) for section in self.output.sections)
             empty = [place for place, message in enumerate(messages) if message.get("content") is None]
@@ -506,8 +507,9 @@ class _Texts:
     def build(self) -> Pieces:
         sequences = np.asarray(self.sequences, np.int64)
         bos = self.output.kind == "ids" and self.output.has_template and not self.output.conversation
-        segments, borders = self._all_segments()
-        prompt_end, tail = self._prompt_ends()
+        by_table = self._by_table()
+        segments, borders = self._all_segments(by_table)
+        prompt_end, tail = self._prompt_ends(by_table)
         return Pieces(
             self.texts,
             np.asarray(self.special, bool),
@@ -523,40 +525,44 @@ class _Texts:
             np.full(len(sequences) - 1, bos),
         )
 
-    def _by_table(self) -> dict["_Table", list[int]]:
+    def _by_table(self) -> "list[tuple[_Table, Array, Array, Array]]":
+        """(table, its pieces, lengths of what each consists of, characters cut from the front of each)."""
         by_table: dict[_Table, list[int]] = {}
         for piece, (table, _, _) in self._measured.items():
             by_table.setdefault(table, []).append(piece)
-        return by_table
+        return [
+            (
+                table,
+                np.array(pieces, np.int64),
+                np.array([self._measured[piece][1] for piece in pieces], np.int64),
+                np.array([self._measured[piece][2] for piece in pieces], np.int64),
+            )
+            for table, pieces in by_table.items()
+        ]
 
-    def _prompt_ends(self) -> tuple[Array, Array]:
+    def _prompt_ends(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> tuple[Array, Array]:
         """`prompt_end` and `tail` of `Pieces`."""
         ends, tails = np.full(len(self.texts), -1), np.full(len(self.texts), -1)
-        for table, pieces in self._by_table().items():
+        for table, pieces, lengths, cuts in by_table:
             if table.prompt is not None:
-                lengths = np.array([self._measured[piece][1][: table.prompt.piece] for piece in pieces], np.int64)
-                cuts = np.array([self._measured[piece][2] for piece in pieces], np.int64)
-                ends[pieces] = lengths.sum(axis=1) + table.prompt.characters - cuts
+                ends[pieces] = lengths[:, : table.prompt.piece].sum(axis=1) + table.prompt.characters - cuts
                 tails[pieces] = table.tail
         return ends, tails
 
-    def _all_segments(self) -> tuple[Array, Array]:
+    def _all_segments(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> tuple[Array, Array]:
         """(segments, their borders), those of plans put between the others."""
         listed = np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields))
         counts: Array = np.diff(np.asarray(self.borders, np.int64))
-        if not self._measured:
+        if not by_table:
             return listed, offsets_of(counts)
-        by_table = self._by_table()
-        for table, pieces in by_table.items():
+        for table, pieces, _, _ in by_table:
             counts[pieces] = len(table.spans)
         borders = offsets_of(counts)
         segments = np.empty((borders[-1], len(Segment._fields)), np.int64)
         planned = np.zeros(len(counts), bool)
         planned[list(self._measured)] = True
         segments[np.repeat(~planned, counts)] = listed
-        for table, pieces in by_table.items():
-            lengths = np.array([self._measured[piece][1] for piece in pieces], np.int64)
-            cuts = np.array([self._measured[piece][2] for piece in pieces], np.int64)
+        for table, pieces, lengths, cuts in by_table:
             rows = (borders[pieces][:, None] + np.arange(len(table.spans))).ravel()
             segments[rows] = table.segments(lengths, cuts)
         return segments, borders

@@ -43,6 +43,21 @@ def read_split(split: Split, block_bytes: int, spool: Spool | None = None) -> It
         yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
 
 
+FIRST_BYTES = 1024 * 1024
+"""Bytes of a file that are read to show its first records."""
+
+
+def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYTES) -> Records | None:
+    """The records of a file's first block; None: it is empty.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    with open_input(source) as stream:
+        raw = next(read_blocks(stream, 0, -1, block_bytes), None)
+    return None if raw is None else _block(Split(file, source, 0, -1), raw, block_bytes, None)
+
+
 def _block(split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None) -> Records:
     origin = raw.origin(split.file, split.source, block_bytes)
     receipt = spool.find(origin.digest) if spool is not None else None
