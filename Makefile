@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test check format bench bench-profile clean
+.PHONY: demo test test-engines engines flink-demo check format bench bench-profile clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -19,7 +19,17 @@ demo: $(VENV)/.installed
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
 
 test: $(VENV)/.installed
-	@$(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m pytest -n auto --ignore=tests/engines
+
+# Job server, boot program, servers, environments of their own: into a cache outside git, once.
+engines: $(VENV)/.installed
+	@$(BIN)/python -m tests.engines.build
+
+test-engines: engines
+	@$(BIN)/python -m pytest tests/engines
+
+flink-demo: engines
+	@$(BIN)/python -m tests.engines.flink_demo
 
 check: $(VENV)/.installed
 	@$(BIN)/ruff check .
