@@ -38,9 +38,22 @@ MAY_IMPORT = {
     "progress": {"core"},
     "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms", "worker"},
     "worker": set(),
-    "cli": {"__init__", "config", "errors", "formats", "inspect", "pipeline", "preview", "readers", "verify", "worker"},
+    "options": set(),
+    "cli": {
+        "__init__",
+        "config",
+        "errors",
+        "formats",
+        "inspect",
+        "options",
+        "pipeline",
+        "preview",
+        "readers",
+        "verify",
+        "worker",
+    },
 }
-WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "verify", "readers", "inspect", "progress")
+WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "verify", "readers", "inspect", "options", "progress")
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
