@@ -174,7 +174,9 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
     ).run(beam_options)
-    if result.up_to_date:
+    if result.manifest is None:
+        print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
+    elif result.up_to_date:
         print(f"{result.output} is up to date: nothing to do")
     else:
         print(summary(result.output, result.manifest))
