@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import beam_prep
-from beam_prep import worker
+from beam_prep import options, worker
 from beam_prep.errors import BeamPrepError
 
 RUN_EXAMPLE = """\
@@ -40,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_run_arguments(run)
+    options.add_arguments(run)
+    run.set_defaults(parser=run)
     inspect = commands.add_parser(
         "inspect",
         help="show records, trained tokens in colour: of an output, or of files before a run",
@@ -62,61 +63,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `run`."""
-    add = parser.add_argument
-    add("inputs", nargs="+", metavar="INPUT", help="JSONL files or quoted globs; .gz, .bz2 and .zst are read too")
-    add("-o", "--output_dir", required=True, metavar="DIR", help="the directory to make")
-    add("-c", "--config", required=True, metavar="FILE", help="the config, a JSON file")
-    add("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="a tokenizer's folder, or its Hugging Face name")
-    add("--overwrite", action="store_true", help="replace the output of another job")
-    add(
-        "--max_reject_rate",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="fail when a larger share of the records is rejected (default: 0.01)",
-    )
-    add(
-        "--reject_text",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="characters of a rejected record that are kept (default: 1000); 0 keeps texts out",
-    )
-    add(
-        "--block_bytes",
-        type=int,
-        default=8 * 1024 * 1024,
-        metavar="N",
-        help="bytes of input worked on at a time (default: 8388608); changes no byte of the output",
-    )
-    add("--spool", metavar="DIR", help="keep tokenised blocks here for later runs (default: until this run succeeds)")
-    add("--staging", metavar="DIR", help="where unfinished files lie (default: .beam_prep beside the output)")
-    add(
-        "--staging_ttl",
-        type=float,
-        default=7 * 24 * 3600,
-        metavar="SECONDS",
-        help="remove what failed launches left after this time (default: 7 days)",
-    )
-    add(
-        "--tokenizer_backend",
-        choices=("auto", "transformers", "gigatoken"),
-        default="auto",
-        help="what encodes: gigatoken where it gives the same ids as transformers (auto), always or never; "
-        "changes no byte of the output (default: auto)",
-    )
-    add(
-        "--render",
-        choices=("auto", "jinja"),
-        default="auto",
-        help="what renders chat templates: recorded plans where they give what jinja gives (auto), or jinja alone; "
-        "changes no byte of the output (default: auto)",
-    )
-    add("--verbose", action="store_true", help="show Beam's own log too")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; gives the exit code: 0 good, 1 the job failed, 2 the call is wrong.
 
@@ -124,9 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command; None: those that this program was called with.
     """
     parser = _parser()
-    given, beam_options = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    given, beam_options = parser.parse_known_args(options.spelled_out(words))
     if beam_options and given.command != "run":
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
+    if given.command == "run" and (problem := options.complete(given)):
+        given.parser.error(problem)
     _set_up_log(getattr(given, "verbose", False))
     if arguments is None:
         worker.own_program()
@@ -157,10 +106,12 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep run: {problem}", file=sys.stderr)
         return 2
+    from beam_prep.config import PipelineConfig
     from beam_prep.pipeline import Pipeline
 
+    in_line = given.config_json is not None
     result = Pipeline(
-        given.config,
+        PipelineConfig.from_text(given.config_json, "--config_json") if in_line else given.config,
         given.inputs,
         output_dir=given.output_dir,
         tokenizer_path=given.tokenizer_path,
@@ -173,7 +124,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         staging_ttl=given.staging_ttl,
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
-    ).run(beam_options)
+    ).run(beam_options, wait=given.wait)
     if result.manifest is None:
         print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
     elif result.up_to_date:
@@ -190,13 +141,13 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for options in PipelineOptions.__subclasses__():
-        options._add_argparse_args(known)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(known)
     _, unknown = known.parse_known_args(list(beam_options))
     if not unknown:
         return None
     ours = argparse.ArgumentParser(add_help=False)
-    add_run_arguments(ours)
+    options.add_arguments(ours)
     names = [name for parser in (known, ours) for action in parser._actions for name in action.option_strings]
     close = difflib.get_close_matches(unknown[0].split("=")[0], names, 1)
     hint = f"; did you mean {close[0]}?" if close else "; beam-prep run --help lists ours"

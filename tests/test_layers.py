@@ -37,9 +37,10 @@ MAY_IMPORT = {
     "progress": {"core"},
     "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms", "worker"},
     "worker": set(),
-    "cli": {"__init__", "config", "errors", "inspect", "pipeline", "preview", "worker"},
+    "options": set(),
+    "cli": {"__init__", "config", "errors", "inspect", "options", "pipeline", "preview", "worker"},
 }
-WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "readers", "inspect", "progress")
+WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "readers", "inspect", "options", "progress")
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
