@@ -127,8 +127,10 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         staging_ttl=given.staging_ttl,
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
-    ).run(beam_options, **({} if given.wait else {"wait": False}))
-    if result.up_to_date:
+    ).run(beam_options, wait=given.wait)
+    if result.manifest is None:
+        print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
+    elif result.up_to_date:
         print(f"{result.output} is up to date: nothing to do")
     else:
         print(summary(result.output, result.manifest))

@@ -71,13 +71,21 @@ class Staging:
         """Removes the launch's folder."""
         shutil.rmtree(self.path(), ignore_errors=True)
 
+    def remove_kept(self) -> None:
+        """Removes what the next launch would use again: tokenised blocks, the tokenizer."""
+        for name in _KEPT:
+            shutil.rmtree(os.path.join(self.root, name), ignore_errors=True)
+
     def remove_older(self, seconds: float) -> None:
         """Removes folders that earlier launches on this output left, if they are older."""
         for entry in Path(self.root).iterdir() if os.path.isdir(self.root) else ():
-            old = entry.is_dir() and entry.name not in ("spool", self.launch)
+            old = entry.is_dir() and entry.name not in (*_KEPT, self.launch)
             if old and time.time() - entry.stat().st_mtime > seconds:
                 shutil.rmtree(entry, ignore_errors=True)
 
+
+_KEPT = ("spool", "tokenizers")
+"""Folders beside those of launches, for the next one after a failure."""
 
 _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
 """Files are written and hashed beside the work on the next rows: a shard is one worker's, whatever cores are idle."""
