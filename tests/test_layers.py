@@ -53,7 +53,18 @@ MAY_IMPORT = {
         "worker",
     },
 }
-WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "verify", "readers", "inspect", "options", "progress")
+WITHOUT_BEAM = (
+    "_version",
+    "errors",
+    "core",
+    "config",
+    "formats",
+    "verify",
+    "readers",
+    "inspect",
+    "options",
+    "progress",
+)
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 

@@ -287,7 +287,8 @@ def test_a_ledger_that_does_not_add_up_is_told(key: str, output: Path, told: Tol
         f"manifest.json: the ledger says lines {ledger['lines']}, "
         f"but blank + kept + dropped + rejected + not_read are {ledger['sum']}"
     )
-    read = f"manifest.json: the ledger says read {ledger['read']}, but kept + dropped + rejected are {ledger['records']}"
+    records = f"but kept + dropped + rejected are {ledger['records']}"
+    read = f"manifest.json: the ledger says read {ledger['read']}, {records}"
     kept = "manifest.json: totals say rows 24, the ledger says kept 25"
     wanted = {"lines": [lines], "blank": [lines], "read": [read], "kept": [read, lines, kept], "not_read": [lines]}
     assert found == wanted[key]
