@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "core": {"errors"},
     "config": {"core", "errors"},
     "formats": {"core", "errors"},
-    "readers": {"core", "errors", "formats"},
+    "verify": {"core", "errors", "formats"},
+    "readers": {"core", "errors", "formats", "verify"},
     "inspect": {"core", "errors", "formats", "readers"},
     "preview": {"config", "core", "errors", "inspect", "recipe", "transforms"},
     "transforms": {"core", "errors", "formats"},
@@ -37,9 +38,33 @@ MAY_IMPORT = {
     "progress": {"core"},
     "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms", "worker"},
     "worker": set(),
-    "cli": {"__init__", "config", "errors", "inspect", "pipeline", "preview", "worker"},
+    "options": set(),
+    "cli": {
+        "__init__",
+        "config",
+        "errors",
+        "formats",
+        "inspect",
+        "options",
+        "pipeline",
+        "preview",
+        "readers",
+        "verify",
+        "worker",
+    },
 }
-WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "readers", "inspect", "progress")
+WITHOUT_BEAM = (
+    "_version",
+    "errors",
+    "core",
+    "config",
+    "formats",
+    "verify",
+    "readers",
+    "inspect",
+    "options",
+    "progress",
+)
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
