@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "core": {"errors"},
     "config": {"core", "errors"},
     "formats": {"core", "errors"},
-    "readers": {"core", "errors", "formats"},
+    "verify": {"core", "errors", "formats"},
+    "readers": {"core", "errors", "formats", "verify"},
     "inspect": {"core", "errors", "formats", "readers"},
     "preview": {"config", "core", "errors", "inspect", "recipe", "transforms"},
     "transforms": {"core", "errors", "formats"},
@@ -38,9 +39,32 @@ MAY_IMPORT = {
     "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms", "worker"},
     "worker": set(),
     "options": set(),
-    "cli": {"__init__", "config", "errors", "inspect", "options", "pipeline", "preview", "worker"},
+    "cli": {
+        "__init__",
+        "config",
+        "errors",
+        "formats",
+        "inspect",
+        "options",
+        "pipeline",
+        "preview",
+        "readers",
+        "verify",
+        "worker",
+    },
 }
-WITHOUT_BEAM = ("_version", "errors", "core", "config", "formats", "readers", "inspect", "options", "progress")
+WITHOUT_BEAM = (
+    "_version",
+    "errors",
+    "core",
+    "config",
+    "formats",
+    "verify",
+    "readers",
+    "inspect",
+    "options",
+    "progress",
+)
 SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
