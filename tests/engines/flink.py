@@ -6,6 +6,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ class Cluster:
             "taskmanager.memory.process.size": "1400m",
             "taskmanager.memory.managed.size": "128m",
             "taskmanager.numberOfTaskSlots": slots,
+            # Of its default of 512, every task that hands on data in batch mode wants all: small machines run out.
+            "taskmanager.network.sort-shuffle.min-buffers": 64,
             # One that died is found out by calls that fail, soon; a busy machine is no reason to give one up.
             "heartbeat.interval": 1000,
             "io.tmp.dirs": str(folder / "tmp"),
@@ -149,3 +152,28 @@ def job_server(folder: Path, address: str) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with serving(command, folder / "job_server.log", lambda: listens(job)):
         yield f"localhost:{job}"
+
+
+@dataclass(frozen=True)
+class Flink:
+    """A cluster with its job server.
+
+    Attributes:
+        cluster: the cluster.
+        endpoint: of the job server.
+    """
+
+    cluster: Cluster
+    endpoint: str
+
+    @property
+    def options(self) -> list[str]:
+        """To run a job on it; what SDK workers there are is said besides."""
+        return ["--runner=FlinkRunner", f"--flink_master={self.cluster.address}", f"--job_endpoint={self.endpoint}"]
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Flink]:
+    """A cluster with one TaskManager of two slots, and its job server."""
+    with cluster(folder / "cluster") as made, job_server(folder / "jobs", made.address) as endpoint:
+        yield Flink(made, endpoint)
