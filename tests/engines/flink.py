@@ -63,14 +63,24 @@ class Cluster:
             "taskmanager.numberOfTaskSlots": slots,
             # Of its default of 512, every task that hands on data in batch mode wants all: small machines run out.
             "taskmanager.network.sort-shuffle.min-buffers": 64,
+            "classloader.resolve-order": "parent-first",
             # One that died is found out by calls that fail, soon; a busy machine is no reason to give one up.
             "heartbeat.interval": 1000,
+            # Only the cluster can say so: of a batch job's own options for it, Beam makes no use.
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.attempts": 3,
+            "restart-strategy.fixed-delay.delay": "1 s",
             "io.tmp.dirs": str(folder / "tmp"),
         }
         (conf / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         self._conf = str(conf)
         self._java = [program("java"), *OPENS, f"-Dlog4j.configurationFile={conf / 'log4j.properties'}"]
-        self._classes = ":".join(str(jar) for jar in sorted(built("flink").glob("*.jar")))
+        # Beam's classes too, as in the image of a cluster that runs Beam alone. Else each job brings 160 MB of them and
+        # SDK workers, which then depend on the job's classes, end and start again between any two stages.
+        beam = [
+            jar for jar in (built("job_server") / "lib").glob("*.jar") if not jar.name.startswith(("flink-", "slf4j-"))
+        ]
+        self._classes = ":".join(str(jar) for jar in [*sorted(built("flink").glob("*.jar")), *sorted(beam)])
 
     def get(self, path: str) -> Any:
         """What the REST interface says."""
@@ -83,6 +93,10 @@ class Cluster:
             return int(self.get("/overview")["slots-total"])
         except urllib.error.URLError:
             return 0
+
+    def names(self) -> list[str]:
+        """What Flink calls its TaskManagers."""
+        return [one["id"] for one in self.get("/taskmanagers")["taskmanagers"]]
 
     def job_manager(self) -> contextlib.AbstractContextManager[Server]:
         main = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
@@ -169,7 +183,11 @@ class Flink:
     @property
     def options(self) -> list[str]:
         """To run a job on it; what SDK workers there are is said besides."""
-        return ["--runner=FlinkRunner", f"--flink_master={self.cluster.address}", f"--job_endpoint={self.endpoint}"]
+        return [
+            *["--runner=FlinkRunner", f"--flink_master={self.cluster.address}", f"--job_endpoint={self.endpoint}"],
+            # The cluster has Beam's classes; nothing is left to bring, and SDK workers can outlive a stage.
+            *[f"--files_to_stage={built('job_server') / 'job_server.jar'}", "--environment_cache_millis=60000"],
+        ]
 
 
 @contextlib.contextmanager
