@@ -143,6 +143,7 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
         return None
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    importlib.import_module("beam_prep.runners")  # Flink's
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(known)

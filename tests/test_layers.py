@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "testing": {"core"},
     "recipe": {"_version", "config", "core", "errors", "formats", "transforms"},
     "progress": {"core"},
-    "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "transforms", "worker"},
+    "runners": {"core", "errors", "transforms", "worker"},
+    "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "runners", "transforms"},
     "worker": set(),
     "options": set(),
     "cli": {
@@ -49,6 +50,7 @@ MAY_IMPORT = {
         "pipeline",
         "preview",
         "readers",
+        "runners",
         "verify",
         "worker",
     },
@@ -65,7 +67,7 @@ WITHOUT_BEAM = (
     "options",
     "progress",
 )
-SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "testing")
+SEEN_BY_BEAM = ("transforms", "recipe", "pipeline", "runners", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
 
