@@ -335,3 +335,13 @@ def complete(given: argparse.Namespace) -> str | None:
     if given.config is not None and given.config_json is not None:
         return "found --config and --config_json, wanted one of them"
     return None
+
+
+def as_given(given: argparse.Namespace) -> list[str]:
+    """The job's options that differ from their defaults, as `--name=value`: what a runner's console shows of it."""
+    values = {**vars(given), "inputs": " ".join(given.inputs)}
+    return [
+        f"--{option.name}={values[option.name]}"
+        for option in OPTIONS
+        if not option.not_in_template and values[option.name] != option.default
+    ]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
+NAME = "europe-docker.pkg.dev/project/beam/beam-prep:1"
 DOCKERFILE = ROOT / "pipelines" / "dataflow" / "Dockerfile"
 
 
