@@ -1,4 +1,4 @@
-"""The command line: `beam-prep run | inspect | cat | schema`. Heavy imports wait until they are needed."""
+"""The command line: `beam-prep run | inspect | cat | verify | schema`. Heavy imports wait until they are needed."""
 
 import argparse
 import difflib
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import beam_prep
-from beam_prep import worker
+from beam_prep import options, worker
 from beam_prep.errors import BeamPrepError
 
 RUN_EXAMPLE = """\
@@ -40,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_run_arguments(run)
+    options.add_arguments(run)
+    run.set_defaults(parser=run)
     inspect = commands.add_parser(
         "inspect",
         help="show records, trained tokens in colour: of an output, or of files before a run",
@@ -58,63 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
+    verify = commands.add_parser("verify", help="check every file and every count of an output against its manifest")
+    verify.add_argument("output", help="an output directory")
+    verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
     commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
     return parser
-
-
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `run`."""
-    add = parser.add_argument
-    add("inputs", nargs="+", metavar="INPUT", help="JSONL files or quoted globs; .gz, .bz2 and .zst are read too")
-    add("-o", "--output_dir", required=True, metavar="DIR", help="the directory to make")
-    add("-c", "--config", required=True, metavar="FILE", help="the config, a JSON file")
-    add("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="a tokenizer's folder, or its Hugging Face name")
-    add("--overwrite", action="store_true", help="replace the output of another job")
-    add(
-        "--max_reject_rate",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="fail when a larger share of the records is rejected (default: 0.01)",
-    )
-    add(
-        "--reject_text",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="characters of a rejected record that are kept (default: 1000); 0 keeps texts out",
-    )
-    add(
-        "--block_bytes",
-        type=int,
-        default=8 * 1024 * 1024,
-        metavar="N",
-        help="bytes of input worked on at a time (default: 8388608); changes no byte of the output",
-    )
-    add("--spool", metavar="DIR", help="keep tokenised blocks here for later runs (default: until this run succeeds)")
-    add("--staging", metavar="DIR", help="where unfinished files lie (default: .beam_prep beside the output)")
-    add(
-        "--staging_ttl",
-        type=float,
-        default=7 * 24 * 3600,
-        metavar="SECONDS",
-        help="remove what failed launches left after this time (default: 7 days)",
-    )
-    add(
-        "--tokenizer_backend",
-        choices=("auto", "transformers", "gigatoken"),
-        default="auto",
-        help="what encodes: gigatoken where it gives the same ids as transformers (auto), always or never; "
-        "changes no byte of the output (default: auto)",
-    )
-    add(
-        "--render",
-        choices=("auto", "jinja"),
-        default="auto",
-        help="what renders chat templates: recorded plans where they give what jinja gives (auto), or jinja alone; "
-        "changes no byte of the output (default: auto)",
-    )
-    add("--verbose", action="store_true", help="show Beam's own log too")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,9 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command; None: those that this program was called with.
     """
     parser = _parser()
-    given, beam_options = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    given, beam_options = parser.parse_known_args(options.spelled_out(words))
     if beam_options and given.command != "run":
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
+    if given.command == "run" and (problem := options.complete(given)):
+        given.parser.error(problem)
     _set_up_log(getattr(given, "verbose", False))
     if arguments is None:
         worker.own_program()
@@ -157,10 +109,12 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep run: {problem}", file=sys.stderr)
         return 2
+    from beam_prep.config import PipelineConfig
     from beam_prep.pipeline import Pipeline
 
+    in_line = given.config_json is not None
     result = Pipeline(
-        given.config,
+        PipelineConfig.from_text(given.config_json, "--config_json") if in_line else given.config,
         given.inputs,
         output_dir=given.output_dir,
         tokenizer_path=given.tokenizer_path,
@@ -173,8 +127,10 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         staging_ttl=given.staging_ttl,
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
-    ).run(beam_options)
-    if result.up_to_date:
+    ).run(beam_options, wait=given.wait)
+    if result.manifest is None:
+        print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
+    elif result.up_to_date:
         print(f"{result.output} is up to date: nothing to do")
     else:
         print(summary(result.output, result.manifest))
@@ -187,14 +143,15 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
         return None
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    importlib.import_module("beam_prep.runners")  # Flink's
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for options in PipelineOptions.__subclasses__():
-        options._add_argparse_args(known)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(known)
     _, unknown = known.parse_known_args(list(beam_options))
     if not unknown:
         return None
     ours = argparse.ArgumentParser(add_help=False)
-    add_run_arguments(ours)
+    options.add_arguments(ours)
     names = [name for parser in (known, ours) for action in parser._actions for name in action.option_strings]
     close = difflib.get_close_matches(unknown[0].split("=")[0], names, 1)
     hint = f"; did you mean {close[0]}?" if close else "; beam-prep run --help lists ours"
@@ -280,7 +237,34 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "inspect": _inspect, "cat": _cat, "schema": _schema}
+def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.formats.manifest import MANIFEST
+    from beam_prep.readers.dataset import open_dataset
+    from beam_prep.verify import LocalFiles, numbers, problems
+
+    found: dict[str, Any] = {"output": given.output}
+    try:
+        dataset = open_dataset(given.output)
+        wrong = list(problems(LocalFiles(dataset.path), dataset.manifest))
+        found |= numbers((dataset.path / MANIFEST).read_bytes())
+    except BeamPrepError as error:
+        wrong = [str(error)]
+    if given.json:
+        print(json.dumps({**found, "problems": wrong}))
+        return bool(wrong)
+    for problem in wrong:
+        print(problem, file=sys.stderr)
+    if wrong:
+        problem_count = "1 problem" if len(wrong) == 1 else f"{len(wrong):,} problems"
+        print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {problem_count}", file=sys.stderr)
+        return 1
+    shards = "1 shard" if found["shards"] == 1 else f"{found['shards']:,} shards"
+    tokens = sum(found["tokens"].values())
+    print(f"{given.output}: {found['rows']:,} rows, {tokens:,} tokens in {shards}, all as {MANIFEST} says")
+    return 0
+
+
+_COMMANDS = {"run": _run, "inspect": _inspect, "cat": _cat, "verify": _verify, "schema": _schema}
 
 
 if __name__ == "__main__":

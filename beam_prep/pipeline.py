@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,29 +14,29 @@ from typing import Any, get_args
 
 import apache_beam as beam
 import filelock
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineState
 
-from beam_prep import errors, recipe, worker
+from beam_prep import errors, recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.core.backend import Backend, choose
 from beam_prep.core.block import InputFile
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
 from beam_prep.core.tokenizer import Tokenizer
-from beam_prep.errors import BeamPrepError, ConfigError, OutputError
+from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
+from beam_prep.runners import choose_runner
 from beam_prep.transforms._files import list_inputs, open_input, total_size
 from beam_prep.transforms._publish import Staging, up_to_date
 from beam_prep.transforms._spool import Spool
+from beam_prep.transforms._stores import ship
 from beam_prep.transforms.read import BLOCK_BYTES, ReadJSONL
 from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.template import Render
 
 log = logging.getLogger("beam_prep")
-
-SMALL_INPUT = 4 * BLOCK_BYTES
-"""Below this, starting worker processes costs more than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +45,15 @@ class Result:
 
     Attributes:
         output: the output directory.
-        manifest: its manifest.
+        manifest: its manifest; None: the job was launched and not waited for.
         up_to_date: the output was there already; nothing was done.
+        job_id: what the runner calls a job that was not waited for, where it says so.
     """
 
     output: str
-    manifest: dict[str, Any]
+    manifest: dict[str, Any] | None
     up_to_date: bool
+    job_id: str | None = None
 
 
 class Pipeline:
@@ -126,12 +127,14 @@ class Pipeline:
         self.config.check_vocabulary(self.tokenizer.max_id)
         self.facts = recipe.facts(self.config, self.tokenizer, reject_text)
 
-    def run(self, beam_options: Sequence[str] | PipelineOptions | None = None) -> Result:
+    def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:
         """Runs the job, or finds that its output is up to date.
 
         Args:
             beam_options: any options of Beam. Without a runner: in-process for small inputs, else one worker process
                 a core.
+            wait: wait for the end; else the job is only launched (on runners that work elsewhere), and a later launch
+                removes its unfinished files, after `staging_ttl`.
 
         Raises:
             BeamPrepError: see the subclasses; the message says what to do.
@@ -142,22 +145,27 @@ class Pipeline:
             with lock.acquire(timeout=0):
                 if up_to_date(self.output, self.facts, self._same_inputs):
                     return self._result(up_to_date=True)
-                return self._run(_options(beam_options))
+                return self._run(_options(beam_options), wait)
         except filelock.Timeout:
             raise OutputError(f"another job is writing {self.output}: wait for it, or choose another output") from None
 
-    def _run(self, options: PipelineOptions) -> Result:
+    def _run(self, options: PipelineOptions, wait: bool) -> Result:
         with _single_threaded():
             # Before the choice of a runner: worker processes that are forked then share the tokenizer.
             _ = self._backend
         runner, options, how = choose_runner(options, self.inputs)
+        here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in self.config.warnings:
             log.warning("config: %s", warning)
         self.staging.remove_older(self.staging_ttl)
         self.staging.create()
+        if not here:
+            # Workers of other machines do not have the folder where the tokenizer lies.
+            self.tokenizer = ship(self.tokenizer, self.staging.root)
         progress = Progress(self.staging.path("progress"), self.inputs)
+        done = False
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
@@ -165,13 +173,19 @@ class Pipeline:
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             with progress, _quiet_beam():
-                pipeline.run().wait_until_finish()
+                running = pipeline.run()
+                if not here and not wait:
+                    return Result(self.output, None, False, _job_id(running))
+                _wait(running)
+            done = True
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             raise _unwrap(error) from error
         finally:
-            self.staging.remove()
+            # Elsewhere a job that failed here may still be at work: a later launch removes what it left.
+            if here or done:
+                self.staging.remove()
         if self.spool is None:
-            shutil.rmtree(os.path.join(self.staging.root, "spool"), ignore_errors=True)
+            self.staging.remove_kept()
         result = self._result(up_to_date=False)
         log.info("%s", _how_made(json.loads(Path(self.output, RUN).read_bytes())))
         return result
@@ -260,38 +274,29 @@ def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
     return given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
 
 
-def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:
-    """(runner, options, how it runs in words). Never one that would download something by itself.
+def _job_id(running: Any) -> str | None:
+    """What a runner calls a job."""
+    found = getattr(running, "job_id", None) or getattr(running, "_job_id", None)
+    found = found() if callable(found) else found  # Dataflow's is a method
+    return None if found is None else str(found)
 
-    `DirectRunner` is taken as the in-process runner: Beam's own choice for that name would first fetch a binary.
+
+def _wait(running: Any) -> None:
+    """Waits for a job's end.
+
+    Raises:
+        RunError: it was cancelled, which some runners only tell.
     """
-    direct = options.view_as(DirectOptions)
-    name = options.view_as(StandardOptions).runner
-    if name not in (None, "DirectRunner", "FnApiRunner"):
-        return name, options, f"runner: {name}"
-    # Beam tells a default that was asked for from one that was not by the flags alone.
-    given = set(options.get_all_options(drop_default=True))
-    given |= {flag.lstrip("-").partition("=")[0] for flag in options._flags or ()}
-    if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
-        cores = len(os.sched_getaffinity(0))
-        small = total_size(inputs) <= SMALL_INPUT
-        direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
-        direct.direct_num_workers = 1 if small else cores
-    if "direct_running_mode" not in given and direct.direct_num_workers > 1:
-        direct.direct_running_mode = "multi_processing"
-    if direct.direct_running_mode == "in_memory":
-        return FnApiRunner(), options, "runner: in-process"
-    # The Rust tokenizers would start a thread a core in every worker.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    workers = direct.direct_num_workers = direct.direct_num_workers or len(os.sched_getaffinity(0))
-    if direct.direct_running_mode == "multi_threading":
-        return FnApiRunner(), options, f"runner: {workers} worker threads"
-    environment = worker.environment(workers)
-    direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
-    return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
+    state = running.wait_until_finish()
+    if state != PipelineState.DONE:
+        raise RunError(f"the job ended as {state}: look at the runner's own log, and run again")
 
 
 _RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")
+
+
+_DIED = ("Channel closed prematurely", "Process died with exit code", "Worker subprocess exited")
+"""What runners say of a worker process that is no more: the local runner and Beam's job server, Flink, subprocesses."""
 
 
 def _unwrap(error: BaseException) -> BaseException:
@@ -303,6 +308,11 @@ def _unwrap(error: BaseException) -> BaseException:
         name, message = type(seen).__name__, str(seen)
     elif found := _RAISED.findall(str(error)):
         name, message = found[-1]
+    elif any(words in str(error) for words in _DIED):
+        return RunError(
+            "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more, or "
+            "take fewer workers (--direct_num_workers); blocks that are done are not done again"
+        )
     else:
         return error
     return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))
@@ -324,11 +334,20 @@ def _single_threaded() -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet_beam() -> Iterator[None]:
     """Beam logs the whole traceback of a failed bundle several times; the error is raised anyway."""
-    beam_log = logging.getLogger("apache_beam")
+    if log.isEnabledFor(logging.DEBUG):
+        yield
+        return
+    beam_log, root = logging.getLogger("apache_beam"), logging.getLogger()
     before = beam_log.level
-    if not log.isEnabledFor(logging.DEBUG):
-        beam_log.setLevel(logging.CRITICAL)
+    beam_log.setLevel(logging.CRITICAL)
+    root.addFilter(_not_beam)  # what job servers say is logged by no logger of Beam's
     try:
         yield
     finally:
         beam_log.setLevel(before)
+        root.removeFilter(_not_beam)
+
+
+def _not_beam(record: logging.LogRecord) -> bool:
+    """Whether a record that the root logger was given is not Beam's."""
+    return "apache_beam" not in record.pathname

@@ -1,6 +1,5 @@
 """What README and docs say is so: code runs, configs load, fields have these defaults, links lead somewhere."""
 
-import inspect as python
 import json
 import os
 import re
@@ -14,6 +13,7 @@ import pytest
 
 import beam_prep
 from beam_prep.config import PipelineConfig
+from beam_prep.options import OPTIONS
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 
@@ -166,12 +166,15 @@ def test_every_value_of_a_config_field_is_in_the_docs() -> None:
 
 
 def test_every_option_of_a_run_is_in_the_docs_with_its_default() -> None:
-    rows = {name.strip("`-"): default.strip("`") for name, default, _ in table_rows("docs/config.md", "option")}
-    arguments = python.signature(Pipeline).parameters.values()
-    options = {it.name: it.default for it in arguments if it.kind is it.KEYWORD_ONLY}
-    assert options.keys() == rows.keys()
-    for name, default in options.items():
-        assert rows[name] == {False: "off", None: rows[name]}.get(default, str(default)), name
+    rows = {
+        name.split("`")[1].strip("-"): default.strip("`") for name, default, _ in table_rows("docs/config.md", "option")
+    }
+    assert rows.keys() == {option.name for option in OPTIONS}
+    for option in OPTIONS:
+        if option.required:
+            assert rows[option.name] == "required"
+        elif option.default is not None:
+            assert option.parse(rows[option.name]) == option.default, option.name
 
 
 def test_the_config_error_in_the_docs_is_a_real_one() -> None:
@@ -248,7 +251,10 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
         assert [each.tolist() for each in names["responses"]] == [each.tolist() for each in rows]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS])
+PAGES = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]]
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)]*)\)", page(name)):
         path, _, heading = target.partition("#")

@@ -36,6 +36,14 @@ def test_sides_that_are_equal_or_missing_are_rejected(run: Callable[..., Any]) -
     assert (found[2], found[4]) == ("equal_sides", "no_prompt")
 
 
+def test_a_prompt_that_is_text_beside_conversations_is_the_one_they_begin_with(run: Callable[..., Any]) -> None:
+    without = pair("Four.", "Five.")
+    beside = {"prompt": "What is two and two?", **without}  # as UltraFeedback has it
+    rows = bp.open(run(DPO, [without, beside]).output)
+    assert len(rows) == 2
+    assert all((rows[0][name] == rows[1][name]).all() for name in rows.columns)
+
+
 def test_sides_that_are_equal_after_cutting_are_rejected(run: Callable[..., Any]) -> None:
     long = "word " * 200
     config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}

@@ -825,15 +825,17 @@ def _with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
     """The longest common beginning of both sides of a preference row, messages or characters, as its prompt.
 
     As TRL's extract_prompt: where one side is the beginning of the other, the last shared element stays out of the
-    prompt; a prompt of characters steps back over a final space.
+    prompt; a prompt of characters steps back over a final space. A prompt that is text beside sides that are messages
+    (UltraFeedback has these) only repeats what the sides begin with, and is not read.
     """
     prompt = outputs[0].sections[0].field
     names = [output.sections[-1].field for output in outputs[:2]]
     one, other = (record.get(name) for name in names)
-    if record.get(prompt) is not None or not one or not other:
-        return record
-    if not isinstance(one, str | list) or not isinstance(other, str | list):
+    if not one or not other or not isinstance(one, str | list) or not isinstance(other, str | list):
         return record  # the sections say what is wrong with it
+    given = record.get(prompt)
+    if given is not None and not (isinstance(given, str) and isinstance(one, list) and isinstance(other, list)):
+        return record
     if type(one) is not type(other):
         raise Reject("wrong_type", f"{names[0]!r} is {_describe(one)}, {names[1]!r} is {_describe(other)}")
     if one == other:

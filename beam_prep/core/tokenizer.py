@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import socket
+import tempfile
 import urllib.parse
 import uuid
 from collections.abc import Collection, Sequence
@@ -68,6 +69,20 @@ class Encoder(Protocol):
         ...
 
 
+class Origin(Protocol):
+    """Where a resolved tokenizer's files can be had by a process on another machine. Picklable."""
+
+    def __hash__(self) -> int: ...
+
+    def fetch(self, folder: Path) -> None:
+        """Copies the files into a folder that is there.
+
+        Raises:
+            TokenizerError: they cannot be had; the message names where they should be.
+        """
+        ...
+
+
 class _Loaded(NamedTuple):
     backend: "tokenizers.Tokenizer"
     special_tokens: dict[str, str]
@@ -96,26 +111,66 @@ def _loaded(folder: str, fingerprint: str) -> _Loaded:
     )
 
 
+@functools.lru_cache(maxsize=4)
+def _fetched(fingerprint: str, origin: Origin) -> str:
+    """The folder on this machine of a tokenizer that a launcher elsewhere resolved; copied here once.
+
+    Whoever comes first copies; files take their names whole, the mark last, and a folder counts only when all of it
+    has the fingerprint. So processes that come at once do no harm.
+    """
+    # On machines of workers a process a core is at work: threads of the Rust library would be more than there are.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    folder = resolve.bundles() / fingerprint
+    if _is_whole(folder, fingerprint):
+        return str(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{fingerprint[:16]}.") as made:
+        origin.fetch(Path(made))
+        if not _is_whole(Path(made), fingerprint):
+            raise TokenizerError(f"the tokenizer in {origin} is not the launcher's ({fingerprint}): launch again")
+        for name in _FILES:
+            if (Path(made) / name).exists():
+                (Path(made) / name).replace(folder / name)
+    return str(folder)
+
+
+def _is_whole(folder: Path, fingerprint: str) -> bool:
+    kept = _kept(folder)
+    return kept is not None and kept.fingerprint == fingerprint
+
+
 class Tokenizer:
     """A resolved tokenizer. Cheap to pickle (a path and a fingerprint); each process loads it once, at first use.
 
-    Attributes:
+    Args:
         folder: where its files lie.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
+        origin: where processes on other machines get its files from, which then lie in a folder of their own.
     """
 
-    def __init__(self, folder: str, fingerprint: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, fingerprint: str, origin: Origin | None = None) -> None:
+        self._folder = folder
         self.fingerprint = fingerprint
+        self._origin = origin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.folder, self.fingerprint)
+        return Tokenizer, (self._folder, self.fingerprint, self._origin)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
 
     def __hash__(self) -> int:
-        return hash((self.folder, self.fingerprint))
+        return hash((self._folder, self.fingerprint, self._origin))
+
+    @property
+    def folder(self) -> str:
+        """Where its files lie on this machine."""
+        return self._folder if self._origin is None else _fetched(self.fingerprint, self._origin)
+
+    def from_origin(self, origin: Origin) -> "Tokenizer":
+        """This tokenizer for processes on other machines, which get its files from there."""
+        return Tokenizer(self._folder, self.fingerprint, origin)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":

@@ -20,7 +20,7 @@ from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.schema import Column
 from beam_prep.errors import FormatError
 
-SPOOL_VERSION = 1
+SPOOL_VERSION = 2
 """Goes up with every change of what a spool file holds; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"

@@ -18,8 +18,6 @@ from typing import Any, BinaryIO
 from beam_prep.core.layout import Layout
 from beam_prep.core.pack import PackStats
 from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
@@ -34,6 +32,7 @@ from beam_prep.formats.manifest import (
     WrittenFile,
     build_manifest,
     columns_of,
+    count_tokens,
     dump,
     load,
 )
@@ -72,13 +71,21 @@ class Staging:
         """Removes the launch's folder."""
         shutil.rmtree(self.path(), ignore_errors=True)
 
+    def remove_kept(self) -> None:
+        """Removes what the next launch would use again: tokenised blocks, the tokenizer."""
+        for name in _KEPT:
+            shutil.rmtree(os.path.join(self.root, name), ignore_errors=True)
+
     def remove_older(self, seconds: float) -> None:
         """Removes folders that earlier launches on this output left, if they are older."""
         for entry in Path(self.root).iterdir() if os.path.isdir(self.root) else ():
-            old = entry.is_dir() and entry.name not in ("spool", self.launch)
+            old = entry.is_dir() and entry.name not in (*_KEPT, self.launch)
             if old and time.time() - entry.stat().st_mtime > seconds:
                 shutil.rmtree(entry, ignore_errors=True)
 
+
+_KEPT = ("spool", "tokenizers")
+"""Folders beside those of launches, for the next one after a failure."""
 
 _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
 """Files are written and hashed beside the work on the next rows: a shard is one worker's, whatever cores are idle."""
@@ -143,11 +150,8 @@ def write_shard(
             writer.write(data)
         rows += len(data[columns[0].name])
         packed += [stats] if stats is not None else []
-        for column in columns:
-            if column.role == "ids":
-                counts["tokens"][column.name] += len(data[column.name].flat)
-            elif column.role in ("mask", "labels"):
-                counts["trained"][column.name] += _trained(column, data[column.name])
+        for kind, found in count_tokens(columns, data).items():
+            counts[kind].update(found)
     for writer in writers:
         writer.close()
     written = tuple(files[name].written(name) for name in sorted(files))
@@ -155,10 +159,6 @@ def write_shard(
     return ShardReceipt(
         plan.domain, plan.shard, rows, dict(counts["tokens"]), dict(counts["trained"]), packing, written
     )
-
-
-def _trained(column: Column, rows: Ragged) -> int:
-    return int((rows.flat != (0 if column.role == "mask" else IGNORE_INDEX)).sum())
 
 
 def write_rejects(plan: RejectsPlan, spool: Spool, staging: Staging) -> WrittenFile:

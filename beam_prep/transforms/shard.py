@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import platform
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,8 +64,9 @@ class SpoolBlocks(beam.DoFn):
 
 def _report(folder: str, size: int, lines: int, rejected: int) -> None:
     """One short line in a file of this process; the launcher reads them for its progress."""
-    # The launcher may already have ended, and removed the folder, when a late retry comes here.
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, str(os.getpid())), "a") as file:
+    # The launcher may already have ended, and removed the folder, when a late retry comes here; or it has another disk.
+    name = f"{platform.node()}-{os.getpid()}"
+    with contextlib.suppress(OSError), open(os.path.join(folder, name), "a") as file:
         file.write(f"{size} {lines} {rejected}\n")
 
 

@@ -1,0 +1,337 @@
+"""The options of a job, said once: the command line and the form of the Dataflow template are made from this list.
+
+Values may come as strings, as the Dataflow console sends all of them: `--flag=value`, flags as "true" or "false", and
+"" for what was left empty, which is the same as not given.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: as in `--name=value`, and the name of the template's parameter.
+        label: its title in the form.
+        group: options that belong together, in the help and in the form.
+        kind: of the value; files and folders differ from texts in the form only.
+        help: what it does.
+        default: None: none.
+        required: the job cannot do without.
+        choices: the values of a `choice`, each with its meaning.
+        short: as in `-o value`.
+        metavar: what stands for the value in the help.
+        pattern: what the form lets through; the command line takes local paths too.
+        example: a value that `pattern` lets through.
+        not_in_template: why the form does not have it; "": the form has it.
+    """
+
+    name: str
+    label: str
+    group: str
+    kind: Kind
+    help: str
+    default: Any = None
+    required: bool = False
+    choices: tuple[tuple[str, str], ...] = ()
+    short: str | None = None
+    metavar: str | None = None
+    pattern: str = ""
+    example: str = ""
+    not_in_template: str = ""
+
+    def parse(self, text: str) -> Any:
+        """The value that a string stands for; "" stands for the default.
+
+        Raises:
+            argparse.ArgumentTypeError: no value of this option.
+        """
+        if text == "" and self.required:
+            raise argparse.ArgumentTypeError("is empty, and the job needs it")
+        return self.default if text == "" else _PARSERS[self.kind](self, text)
+
+
+def _boolean(option: Option, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted true or false")
+    return text.lower() == "true"
+
+
+def _number(kind: Callable[[str], Any], wanted: str) -> Callable[[Option, str], Any]:
+    def parse(option: Option, text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"found {text!r}, wanted {wanted}") from None
+
+    return parse
+
+
+def _choice(option: Option, text: str) -> str:
+    names = [name for name, _ in option.choices]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted one of {', '.join(names)}")
+    return text
+
+
+def _text(option: Option, text: str) -> str:
+    return text
+
+
+_PARSERS: dict[Kind, Callable[[Option, str], Any]] = {
+    "text": _text,
+    "boolean": _boolean,
+    "integer": _number(int, "a whole number"),
+    "number": _number(float, "a number"),
+    "choice": _choice,
+    "input_file": _text,
+    "input_folder": _text,
+    "output_folder": _text,
+}
+
+_FOLDER = r"^gs://[^/\s]+/\S+$"
+
+OPTIONS = (
+    Option(
+        name="inputs",
+        label="Input files",
+        group="Job",
+        kind="text",
+        help="JSONL files or globs, separated by commas or white space; .gz, .bz2 and .zst are read too",
+        metavar="LIST",
+        pattern=r"^\s*gs://[^\s,]+([\s,]+gs://[^\s,]+)*\s*$",
+        example="gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
+    ),
+    Option(
+        name="output_dir",
+        label="Output folder",
+        group="Job",
+        kind="output_folder",
+        help="the directory to make",
+        required=True,
+        short="-o",
+        metavar="DIR",
+        pattern=_FOLDER,
+        example="gs://bucket/prepared/chats",
+    ),
+    Option(
+        name="config",
+        label="Config file",
+        group="Job",
+        kind="input_file",
+        help="the config, a JSON file; give this or config_json",
+        short="-c",
+        metavar="FILE",
+        pattern=r"^gs://[^/\s]+/\S+\.json$",
+        example="gs://bucket/configs/sft_chat.json",
+    ),
+    Option(
+        name="config_json",
+        label="Config, as JSON",
+        group="Job",
+        kind="text",
+        help="the config itself; give this or config",
+        metavar="JSON",
+        pattern=r"^\s*\{[\s\S]*\}\s*$",
+        example='{"input": {"sections": [{"field": "text", "action": "train"}]}}',
+    ),
+    Option(
+        name="tokenizer_path",
+        label="Tokenizer folder",
+        group="Job",
+        kind="input_folder",
+        help="a tokenizer's folder; on the command line also its Hugging Face name",
+        required=True,
+        metavar="DIR_OR_NAME",
+        # Dataflow's image is offline: no Hugging Face names, but it may hold tokenizers of its own.
+        pattern=r"^(gs://[^/\s]+|/template/tokenizers)/\S+$",
+        example="gs://bucket/tokenizers/qwen3",
+    ),
+    Option(
+        name="overwrite",
+        label="Overwrite",
+        group="Output",
+        kind="boolean",
+        help="replace the output of another job",
+        default=False,
+        example="true",
+    ),
+    Option(
+        name="max_reject_rate",
+        label="Largest share of rejected records",
+        group="Output",
+        kind="number",
+        help="fail when a larger share of the records is rejected",
+        default=0.01,
+        metavar="SHARE",
+        pattern=r"^(0(\.\d+)?|1(\.0+)?)$",
+        example="0.05",
+    ),
+    Option(
+        name="reject_text",
+        label="Characters kept of a rejected record",
+        group="Output",
+        kind="integer",
+        help="characters of a rejected record that are kept; 0 keeps texts out",
+        default=1000,
+        metavar="N",
+        pattern=r"^\d+$",
+        example="0",
+    ),
+    Option(
+        name="spool",
+        label="Spool folder",
+        group="Working files",
+        kind="output_folder",
+        help="keep tokenised blocks here for later runs; without it they are kept until this run succeeds",
+        metavar="DIR",
+        pattern=_FOLDER,
+        example="gs://bucket/spool",
+    ),
+    Option(
+        name="staging",
+        label="Folder for unfinished files",
+        group="Working files",
+        kind="output_folder",
+        help="where unfinished files lie; without it in .beam_prep beside the output",
+        metavar="DIR",
+        pattern=_FOLDER,
+        example="gs://bucket/unfinished",
+    ),
+    Option(
+        name="staging_ttl",
+        label="Seconds that unfinished files are kept",
+        group="Working files",
+        kind="number",
+        help="remove what failed launches left after this time, by default 7 days",
+        default=7 * 24 * 3600,
+        metavar="SECONDS",
+        pattern=r"^\d+(\.\d+)?$",
+        example="86400",
+    ),
+    Option(
+        name="block_bytes",
+        label="Block size",
+        group="Speed",
+        kind="integer",
+        help="bytes of input worked on at a time, a multiple of 65536; changes no byte of the output",
+        default=8 * 1024 * 1024,
+        metavar="N",
+        pattern=r"^[1-9]\d{4,}$",
+        example="4194304",
+    ),
+    Option(
+        name="tokenizer_backend",
+        label="Encoder",
+        group="Speed",
+        kind="choice",
+        help="what encodes; changes no byte of the output",
+        default="auto",
+        choices=(
+            ("auto", "gigatoken where it gives the same ids as transformers"),
+            ("transformers", "the reference"),
+            ("gigatoken", "gigatoken, or an error"),
+        ),
+        example="transformers",
+    ),
+    Option(
+        name="render",
+        label="Renderer of chat templates",
+        group="Speed",
+        kind="choice",
+        help="what renders chat templates; changes no byte of the output",
+        default="auto",
+        choices=(("auto", "recorded plans where they give what jinja gives"), ("jinja", "jinja alone")),
+        example="jinja",
+    ),
+    Option(
+        name="wait",
+        label="Wait",
+        group="Launch",
+        kind="boolean",
+        help="wait until the job has ended",
+        default=True,
+        not_in_template="Dataflow creates the job when the launcher has ended",
+    ),
+    Option(
+        name="verbose",
+        label="Verbose",
+        group="Launch",
+        kind="boolean",
+        help="show Beam's own log too",
+        default=False,
+        not_in_template="the launcher logs everything",
+    ),
+)
+"""All options of `beam-prep run`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `run` to a parser; its arguments go through `spelled_out` first, the result to `complete`."""
+    told = "JSONL files or quoted globs; .gz, .bz2 and .zst are read too; or give --inputs"
+    parser.add_argument("files", nargs="*", metavar="INPUT", help=told)
+    groups: dict[str, Any] = {}
+    for option in OPTIONS:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group.lower())
+        names = ([option.short] if option.short else []) + [f"--{option.name}"]
+        groups[option.group].add_argument(
+            *names,
+            type=option.parse,
+            default=option.default,
+            required=option.required,
+            metavar=_metavar(option),
+            help=_help(option),
+        )
+
+
+def _metavar(option: Option) -> str | None:
+    if option.kind == "boolean":
+        return "true|false"
+    return "|".join(name for name, _ in option.choices) or option.metavar
+
+
+def _help(option: Option) -> str:
+    text = option.help
+    if option.choices:
+        text += ": " + ", ".join(f"{name} = {meaning}" for name, meaning in option.choices)
+    if option.default is not None:
+        flag = option.kind == "boolean"
+        text += f" (alone: true; default: {str(option.default).lower()})" if flag else f" (default: {option.default})"
+    return text.replace("%", "%%")
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments with every flag as `--flag=value`.
+
+    A bare `--overwrite` is `--overwrite=true`: it takes the word behind it only if that says true or false, since any
+    other may be an input.
+    """
+    flags = {f"--{option.name}" for option in OPTIONS if option.kind == "boolean"}
+    words, found = list(arguments), []
+    while words:
+        word = words.pop(0)
+        if word in flags:
+            said = bool(words) and words[0].lower() in ("true", "false")
+            word = f"{word}={words.pop(0) if said else 'true'}"
+        found.append(word)
+    return found
+
+
+def complete(given: argparse.Namespace) -> str | None:
+    """Puts inputs from both places into `given.inputs`; what is wrong with the options together, or None."""
+    given.inputs = [*given.files, *filter(None, re.split(r"[\s,]+", given.inputs or ""))]
+    if not given.inputs:
+        return "no input: give files or quoted globs, or --inputs"
+    if given.config is None and given.config_json is None:
+        return "no config: give -c FILE, or --config_json"
+    if given.config is not None and given.config_json is not None:
+        return "found --config and --config_json, wanted one of them"
+    return None

@@ -1,0 +1,134 @@
+"""The options of a job: one list, from which the command line is made."""
+
+import argparse
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep import cli, options
+from beam_prep.options import OPTIONS, Option
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT
+
+JOB = ["--inputs=a.jsonl", "--output_dir=out", "--config=c.json", "--tokenizer_path=t"]
+FORM = [option for option in OPTIONS if not option.not_in_template]
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    options.add_arguments(parser)
+    given = parser.parse_args(options.spelled_out(words))
+    assert options.complete(given) is None
+    return given
+
+
+def test_the_options_are_the_arguments_of_a_pipeline_with_their_defaults() -> None:
+    arguments = inspect.signature(Pipeline).parameters
+    runs = {"config_json", "wait", "verbose"}  # what the command line does with them is no argument of a job
+    assert arguments.keys() == {option.name for option in OPTIONS} - runs
+    for option in OPTIONS:
+        if (argument := arguments.get(option.name)) and argument.kind is argument.KEYWORD_ONLY:
+            assert argument.default == option.default, option.name
+
+
+@pytest.mark.parametrize(
+    ("words", "overwrite", "files"),
+    [
+        (["--overwrite", "b.jsonl"], True, ["b.jsonl", "a.jsonl"]),
+        (["b.jsonl", "--overwrite"], True, ["b.jsonl", "a.jsonl"]),
+        (["--overwrite", "true", "b.jsonl"], True, ["b.jsonl", "a.jsonl"]),
+        (["--overwrite", "--verbose"], True, ["a.jsonl"]),
+        (["--overwrite=true"], True, ["a.jsonl"]),
+        (["--overwrite=True"], True, ["a.jsonl"]),
+        (["--overwrite=false"], False, ["a.jsonl"]),
+        (["--overwrite="], False, ["a.jsonl"]),
+        ([], False, ["a.jsonl"]),
+    ],
+)
+def test_a_flag_stands_alone_or_says_true_or_false(words: list[str], overwrite: bool, files: list[str]) -> None:
+    given = parsed(*words, *JOB)
+    assert given.overwrite is overwrite
+    assert given.inputs == files
+
+
+def test_waiting_can_be_turned_off() -> None:
+    assert parsed(*JOB).wait is True
+    assert parsed(*JOB, "--wait=false").wait is False
+    assert parsed(*JOB, "--wait", "false").wait is False
+
+
+def test_an_empty_value_is_none_at_all() -> None:
+    empty = [
+        f"--{option.name}=" for option in OPTIONS if not option.required and option.name not in ("inputs", "config")
+    ]
+    assert vars(parsed(*JOB, *empty)) == vars(parsed(*JOB))
+
+
+@pytest.mark.parametrize(
+    "text", ["a.jsonl,b/*.jsonl", "a.jsonl b/*.jsonl", " a.jsonl ,\n b/*.jsonl\n", "a.jsonl\nb/*.jsonl"]
+)
+def test_inputs_in_one_text_are_taken_apart(text: str) -> None:
+    assert parsed(*JOB, f"--inputs={text}").inputs == ["a.jsonl", "b/*.jsonl"]
+
+
+def test_a_file_with_a_blank_or_a_comma_in_its_name_is_given_by_itself() -> None:
+    assert parsed("my file, 1.jsonl", *JOB[1:]).inputs == ["my file, 1.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (JOB[1:], "no input: give files or quoted globs, or --inputs"),
+        ([*JOB[1:], "--inputs= , "], "no input: give files or quoted globs, or --inputs"),
+        ([*JOB[:2], JOB[3]], "no config: give -c FILE, or --config_json"),
+        ([*JOB, "--config_json={}"], "found --config and --config_json, wanted one of them"),
+        ([JOB[0], *JOB[2:]], "the following arguments are required: -o/--output_dir"),
+        ([*JOB, "--output_dir="], "argument -o/--output_dir: is empty, and the job needs it"),
+        ([*JOB, "--overwrite=yes"], "argument --overwrite: found 'yes', wanted true or false"),
+        ([*JOB, "--reject_text=1.5"], "argument --reject_text: found '1.5', wanted a whole number"),
+        ([*JOB, "--max_reject_rate=1%"], "argument --max_reject_rate: found '1%', wanted a number"),
+        ([*JOB, "--render=fast"], "argument --render: found 'fast', wanted one of auto, jinja"),
+    ],
+)
+def test_a_wrong_call_says_what_to_give(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", *words])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"beam-prep run: error: {problem}\n")
+
+
+def test_a_config_may_be_given_in_line(tmp_path: Path, tokenizer_path: str) -> None:
+    config = '{"input": {"sections": [{"field": "text", "action": "train"}]}}'
+    source = ROOT / "examples" / "data" / "text.jsonl"
+    words = [f"--inputs={source}", f"--output_dir={tmp_path / 'out'}", "--config=", f"--config_json={config}"]
+    assert cli.main(["run", *words, f"--tokenizer_path={tokenizer_path}"]) == 0
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_problem_of_a_config_in_line_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", *JOB[:2], "--config_json={}", JOB[3]]) == 1
+    assert "--config_json: 1 problem in the config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", FORM, ids=lambda option: option.name)
+def test_an_example_is_a_value_that_the_form_and_the_command_line_take(option: Option) -> None:
+    assert option.example
+    if option.pattern:
+        assert re.search(option.pattern, option.example)
+        assert not re.search(option.pattern, "local file")
+    value: Any = option.parse(option.example)
+    assert value is not None
+    assert value != option.default
+    if option.default is not None and option.pattern:
+        assert re.search(option.pattern, str(option.default))
+
+
+def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    told = capsys.readouterr().out
+    for option in OPTIONS:
+        assert f"--{option.name} " in told

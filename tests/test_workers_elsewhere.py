@@ -1,0 +1,202 @@
+"""Runners whose workers do not share the launcher's memory, nor its folder for temporary files."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+
+from beam_prep import pipeline, recipe
+from beam_prep.core import resolve
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.errors import RunError, TokenizerError
+from beam_prep.pipeline import Pipeline
+from beam_prep.transforms import _stores
+from beam_prep.transforms._stores import TokenizerFolder, ship
+from tests.conftest import ROOT, tree
+
+CHAT = str(ROOT / "examples" / "data" / "chat.jsonl")
+CONFIG = str(ROOT / "configs" / "sft_chat.json")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[list[str]]:
+    """Options for workers of a pool of Beam's, with a folder for temporary files of their own, as elsewhere."""
+    (tmp_path / "worker").mkdir()
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    here = {**os.environ, "TMPDIR": str(tmp_path / "worker"), "PATH": path, "PYTHONPATH": str(ROOT)}
+    with open(tmp_path / "pool.log", "w") as log:
+        pool = subprocess.Popen(command, env=here, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_for(lambda: answers(port))
+        yield [
+            "--runner=PortableRunner",
+            "--job_endpoint=embed",
+            "--environment_type=EXTERNAL",
+            f"--environment_config=localhost:{port}",
+        ]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pool.pid, signal.SIGKILL)
+        pool.wait()
+
+
+LOOPBACK = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("localhost", port)) == 0
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not so after {seconds} s"
+        time.sleep(0.02)
+
+
+def job(output: Path, tokenizer: str, **options: Any) -> Pipeline:
+    return Pipeline(CONFIG, [CHAT], output, tokenizer, **options)
+
+
+def test_the_same_bytes_and_the_tokenizer_is_copied_once(
+    elsewhere: list[str], tmp_path: Path, tokenizer_path: str
+) -> None:
+    job(tmp_path / "here", tokenizer_path).run(["--runner=FnApiRunner"])
+    made = job(tmp_path / "there", tokenizer_path).run(elsewhere)
+    assert made.manifest is not None
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
+    fingerprint = made.manifest["tokenizer"]["fingerprint"]
+    copied = list((tmp_path / "worker").glob("beam_prep-*/tokenizers/*"))
+    assert [folder.name for folder in copied] == [fingerprint]
+    left = {path.relative_to(tmp_path / ".beam_prep").parts[1] for path in (tmp_path / ".beam_prep").rglob("*/*")}
+    assert left == {"lock"}  # whatever was staged went when the job had ended
+
+
+def test_an_error_of_a_worker_comes_as_itself(elsewhere: list[str], tmp_path: Path, tokenizer_path: str) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"messages": 1}\n' * 10)
+    with pytest.raises(RunError, match=r"^10 of 10 records were rejected .+ nothing was published, see "):
+        Pipeline(CONFIG, [str(bad)], tmp_path / "out", tokenizer_path).run(elsewhere)
+    report = json.loads((tmp_path / "out.failed" / "failure.json").read_text())
+    assert report["ledger"]["read"] == 10
+
+
+def test_a_launch_that_is_not_waited_for(elsewhere: list[str], tmp_path: Path, tokenizer_path: str) -> None:
+    job(tmp_path / "here", tokenizer_path).run(["--runner=FnApiRunner"])
+    launched = job(tmp_path / "there", tokenizer_path).run(elsewhere, wait=False)
+    assert (launched.manifest, launched.up_to_date) == (None, False)
+    assert launched.job_id
+    wait_for((tmp_path / "there" / "manifest.json").exists)
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
+    assert list((tmp_path / ".beam_prep").glob("there-*/tokenizers/*"))  # nobody was there to remove it
+    # The next launch has nothing to do; a further one, of another job, removes what is old.
+    assert job(tmp_path / "there", tokenizer_path).run(elsewhere).up_to_date
+
+
+def test_a_tokenizer_that_no_worker_can_read_is_named(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(tokenizer: Tokenizer, folder: str) -> Tokenizer:
+        shipped = ship(tokenizer, folder)
+        shutil.rmtree(Path(folder, "tokenizers"))
+        monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+        return shipped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_stores, "PATIENCE", 0.5)
+        patch.setattr(pipeline, "ship", lose)
+        launch = job(tmp_path / "out", tokenizer_path)
+        with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):
+            launch.run(LOOPBACK)
+    assert not (tmp_path / "out").exists()
+    assert job(tmp_path / "out", tokenizer_path).run(LOOPBACK).manifest  # a plain second run ends well
+
+
+def test_a_tokenizer_that_comes_late_is_waited_for(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.load(tokenizer_path)
+    shipped = ship(tokenizer, str(tmp_path))
+    late = tmp_path / "tokenizers" / tokenizer.fingerprint
+    late.rename(tmp_path / "away")
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            (tmp_path / "away").rename(late)
+
+    monkeypatch.setattr(_stores.time, "sleep", sleep)
+    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    assert Path(shipped.folder) == tmp_path / "worker" / tokenizer.fingerprint
+    assert tree(shipped.folder) == tree(tokenizer.folder)
+    assert len(pauses) == 3
+    assert pauses[2] > pauses[0] / 2  # longer each time, up to chance
+
+
+def test_encoders_get_one_thread_unless_the_user_says_otherwise(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "3")
+    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    ship(Tokenizer.load(tokenizer_path), str(tmp_path)).encode(["Hello"], True)
+    assert (os.environ.pop("TOKENIZERS_PARALLELISM"), os.environ["RAYON_NUM_THREADS"]) == ("false", "3")
+
+
+def test_a_copy_that_is_cut_is_made_again(tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.load(tokenizer_path)
+    shipped = ship(tokenizer, str(tmp_path))
+    cut = tmp_path / "worker" / tokenizer.fingerprint
+    shutil.copytree(tokenizer.folder, cut)
+    (cut / "tokenizer.json").write_bytes((cut / "tokenizer.json").read_bytes()[:1000])
+    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    assert tree(shipped.folder) == tree(tokenizer.folder)
+    assert shipped.encode(["Hello"], True).to_lists() == tokenizer.encode(["Hello"], True).to_lists()
+
+
+def test_a_folder_with_another_tokenizer_is_refused(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.load(tokenizer_path)
+    other = tokenizer.with_template("{{ messages }}").save(tmp_path / "other")
+    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    wrong = tokenizer.from_origin(TokenizerFolder(other.folder, tuple(other.files())))
+    with pytest.raises(TokenizerError, match=r"the tokenizer in .+other is not the launcher's"):
+        wrong.encode(["x"], False)
+
+
+def die(element: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Deadly(recipe.Prepare):
+    def expand(self, records: Any) -> Any:
+        return super().expand(records | beam.Map(die))
+
+
+def test_a_worker_process_that_is_killed_is_told_of(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "Prepare", Deadly)
+    monkeypatch.chdir(ROOT)  # where its workers find this module
+    with pytest.raises(RunError, match="a worker process was killed, or crashed"):
+        job(tmp_path / "out", tokenizer_path).run(["--direct_num_workers=2"])
+    monkeypatch.undo()
+    assert job(tmp_path / "out", tokenizer_path).run(["--runner=FnApiRunner"]).manifest
