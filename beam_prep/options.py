@@ -340,8 +340,9 @@ def complete(given: argparse.Namespace) -> str | None:
 def as_given(given: argparse.Namespace) -> list[str]:
     """The job's options that differ from their defaults, as `--name=value`: what a runner's console shows of it."""
     values = {**vars(given), "inputs": " ".join(given.inputs)}
-    return [
-        f"--{option.name}={values[option.name]}"
-        for option in OPTIONS
-        if not option.not_in_template and values[option.name] != option.default
-    ]
+    found = []
+    for option in OPTIONS:
+        value = values[option.name]
+        if not option.not_in_template and value != option.default:
+            found.append(f"--{option.name}={str(value).lower() if isinstance(value, bool) else value}")
+    return found
