@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test test-engines engines flink-demo check format bench bench-profile clean
+.PHONY: demo test test-engines engines flink-demo template requirements check format bench bench-profile clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -30,6 +30,18 @@ test-engines: engines
 
 flink-demo: engines
 	@$(BIN)/python -m tests.engines.flink_demo
+
+# What is made from beam_prep/options.py: the form of the Dataflow template, its Terraform variables, the table in the docs.
+template: $(VENV)/.installed
+	@$(BIN)/python -m pipelines.dataflow.template
+
+# The versions in the Dataflow image, with hashes; after every change of the dependencies in pyproject.toml.
+IMAGE = pipelines/dataflow
+PIN = $(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 \
+	--python-platform x86_64-manylinux_2_28 --custom-compile-command 'make requirements'
+requirements: $(VENV)/.installed
+	@$(PIN) pyproject.toml --extra fast --extra gcp --extra hdf5 -o $(IMAGE)/requirements.txt
+	@$(PIN) $(IMAGE)/build-requirements.in -c $(IMAGE)/requirements.txt -o $(IMAGE)/build-requirements.txt
 
 check: $(VENV)/.installed
 	@$(BIN)/ruff check .

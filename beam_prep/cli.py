@@ -1,4 +1,4 @@
-"""The command line: `beam-prep run | inspect | cat | schema`. Heavy imports wait until they are needed."""
+"""The command line: `beam-prep run | inspect | cat | verify | schema`. Heavy imports wait until they are needed."""
 
 import argparse
 import difflib
@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
+    verify = commands.add_parser("verify", help="check every file and every count of an output against its manifest")
+    verify.add_argument("output", help="an output directory")
+    verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
     commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
     return parser
 
@@ -140,6 +143,7 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
         return None
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    importlib.import_module("beam_prep.runners")  # Flink's
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(known)
@@ -233,7 +237,34 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "inspect": _inspect, "cat": _cat, "schema": _schema}
+def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.formats.manifest import MANIFEST
+    from beam_prep.readers.dataset import open_dataset
+    from beam_prep.verify import LocalFiles, numbers, problems
+
+    found: dict[str, Any] = {"output": given.output}
+    try:
+        dataset = open_dataset(given.output)
+        wrong = list(problems(LocalFiles(dataset.path), dataset.manifest))
+        found |= numbers((dataset.path / MANIFEST).read_bytes())
+    except BeamPrepError as error:
+        wrong = [str(error)]
+    if given.json:
+        print(json.dumps({**found, "problems": wrong}))
+        return bool(wrong)
+    for problem in wrong:
+        print(problem, file=sys.stderr)
+    if wrong:
+        problem_count = "1 problem" if len(wrong) == 1 else f"{len(wrong):,} problems"
+        print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {problem_count}", file=sys.stderr)
+        return 1
+    shards = "1 shard" if found["shards"] == 1 else f"{found['shards']:,} shards"
+    tokens = sum(found["tokens"].values())
+    print(f"{given.output}: {found['rows']:,} rows, {tokens:,} tokens in {shards}, all as {MANIFEST} says")
+    return 0
+
+
+_COMMANDS = {"run": _run, "inspect": _inspect, "cat": _cat, "verify": _verify, "schema": _schema}
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ OPTIONS = (
         label="Config file",
         group="Job",
         kind="input_file",
-        help="the config, a JSON file; or give --config_json",
+        help="the config, a JSON file; give this or config_json",
         short="-c",
         metavar="FILE",
         pattern=r"^gs://[^/\s]+/\S+\.json$",
@@ -137,7 +137,7 @@ OPTIONS = (
         label="Config, as JSON",
         group="Job",
         kind="text",
-        help="the config itself, in place of --config",
+        help="the config itself; give this or config",
         metavar="JSON",
         pattern=r"^\s*\{[\s\S]*\}\s*$",
         example='{"input": {"sections": [{"field": "text", "action": "train"}]}}',
@@ -147,10 +147,10 @@ OPTIONS = (
         label="Tokenizer folder",
         group="Job",
         kind="input_folder",
-        help="a tokenizer's folder, or its Hugging Face name",
+        help="a tokenizer's folder; on the command line also its Hugging Face name",
         required=True,
         metavar="DIR_OR_NAME",
-        # The image is offline: no Hugging Face names, but it may hold tokenizers of its own.
+        # Dataflow's image is offline: no Hugging Face names, but it may hold tokenizers of its own.
         pattern=r"^(gs://[^/\s]+|/template/tokenizers)/\S+$",
         example="gs://bucket/tokenizers/qwen3",
     ),
@@ -267,7 +267,7 @@ OPTIONS = (
         kind="boolean",
         help="show Beam's own log too",
         default=False,
-        not_in_template="the launcher always logs all, since Airflow reads the job's id from there",
+        not_in_template="the launcher logs everything",
     ),
 )
 """All options of `beam-prep run`."""

@@ -14,11 +14,11 @@ from typing import Any, get_args
 
 import apache_beam as beam
 import filelock
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
 
-from beam_prep import errors, recipe, worker
+from beam_prep import errors, recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.core.backend import Backend, choose
 from beam_prep.core.block import InputFile
@@ -27,6 +27,7 @@ from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
+from beam_prep.runners import choose_runner
 from beam_prep.transforms._files import list_inputs, open_input, total_size
 from beam_prep.transforms._publish import Staging, up_to_date
 from beam_prep.transforms._spool import Spool
@@ -36,9 +37,6 @@ from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.template import Render
 
 log = logging.getLogger("beam_prep")
-
-SMALL_INPUT = 4 * BLOCK_BYTES
-"""Below this, starting worker processes costs more than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,37 +272,6 @@ def digest_of(source: InputFile) -> str:
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
     return given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
-
-
-def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:
-    """(runner, options, how it runs in words). Never one that would download something by itself.
-
-    `DirectRunner` is taken as the in-process runner: Beam's own choice for that name would first fetch a binary.
-    """
-    direct = options.view_as(DirectOptions)
-    name = options.view_as(StandardOptions).runner
-    if name not in (None, "DirectRunner", "FnApiRunner"):
-        return name, options, f"runner: {name}"
-    # Beam tells a default that was asked for from one that was not by the flags alone.
-    given = set(options.get_all_options(drop_default=True))
-    given |= {flag.lstrip("-").partition("=")[0] for flag in options._flags or ()}
-    if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
-        cores = len(os.sched_getaffinity(0))
-        small = total_size(inputs) <= SMALL_INPUT
-        direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
-        direct.direct_num_workers = 1 if small else cores
-    if "direct_running_mode" not in given and direct.direct_num_workers > 1:
-        direct.direct_running_mode = "multi_processing"
-    if direct.direct_running_mode == "in_memory":
-        return FnApiRunner(), options, "runner: in-process"
-    # The Rust tokenizers would start a thread a core in every worker.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    workers = direct.direct_num_workers = direct.direct_num_workers or len(os.sched_getaffinity(0))
-    if direct.direct_running_mode == "multi_threading":
-        return FnApiRunner(), options, f"runner: {workers} worker threads"
-    environment = worker.environment(workers)
-    direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
-    return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
 
 
 def _job_id(running: Any) -> str | None:

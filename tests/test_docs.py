@@ -251,7 +251,10 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
         assert [each.tolist() for each in names["responses"]] == [each.tolist() for each in rows]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS])
+PAGES = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]]
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)]*)\)", page(name)):
         path, _, heading = target.partition("#")

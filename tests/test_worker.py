@@ -13,7 +13,7 @@ import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import Tokenizer, pipeline
+from beam_prep import Tokenizer, runners
 from beam_prep.transforms._files import list_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +25,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import BuildMask, MapRecords, ApplyTemplate, PipelineConfig, ReadJSONL, Shard, Tokenize, Tokenizer
 from beam_prep import worker
-from beam_prep.pipeline import choose_runner
+from beam_prep.runners import choose_runner
 from beam_prep.transforms._files import list_inputs
 
 source, tokenizer, folder, program = sys.argv[1:]
@@ -151,7 +151,7 @@ def test_help_is_there_at_once() -> None:
 def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
     source: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
 ) -> None:
-    monkeypatch.setattr(pipeline, "SMALL_INPUT", 0)
+    monkeypatch.setattr(runners, "SMALL_INPUT", 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it is set for good otherwise
-    assert pipeline.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
+    assert runners.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how

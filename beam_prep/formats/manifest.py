@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from beam_prep.core.schema import Column
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 
 if TYPE_CHECKING:
@@ -80,16 +81,39 @@ def build_manifest(
         "inputs": plan.inputs,
         "ledger": plan.ledger.as_dict(),
         "counters": plan.counters,
-        "totals": {
-            "rows": sum(shard.rows for shard in shards),
-            "tokens": _sum(shard.tokens for shard in shards),
-            "trained": _sum(shard.trained for shard in shards),
-            **_packing(shards),
-        },
+        "totals": sum_shards(shards),
         "domains": plan.domains,
         "shards": [asdict(shard) for shard in shards],
         "rejects": [asdict(file) for file in rejects],
         "files": [asdict(file) for file in others],
+    }
+
+
+def count_tokens(columns: Sequence[Column], rows: Mapping[str, Ragged | Array]) -> dict[str, dict[str, int]]:
+    """Tokens per column of ids, and trained ones per column of masks or labels, as a `ShardReceipt` has them.
+
+    Args:
+        columns: what `rows` has.
+        rows: some rows, or a single one.
+    """
+    counts: dict[str, dict[str, int]] = {"tokens": {}, "trained": {}}
+    for column in columns:
+        data = rows[column.name]
+        values = data.flat if isinstance(data, Ragged) else data
+        if column.role == "ids":
+            counts["tokens"][column.name] = len(values)
+        elif column.role in ("mask", "labels"):
+            counts["trained"][column.name] = int((values != (0 if column.role == "mask" else IGNORE_INDEX)).sum())
+    return counts
+
+
+def sum_shards(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
+    """The manifest's `totals`."""
+    return {
+        "rows": sum(shard.rows for shard in shards),
+        "tokens": _sum(shard.tokens for shard in shards),
+        "trained": _sum(shard.trained for shard in shards),
+        **_packing(shards),
     }
 
 
@@ -135,3 +159,11 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
 def columns_of(manifest: Mapping[str, Any]) -> tuple[Column, ...]:
     """The columns of an output."""
     return tuple(Column(**column) for column in manifest["columns"])
+
+
+def receipts_of(manifest: Mapping[str, Any]) -> list[ShardReceipt]:
+    """The shards of an output."""
+    shards = manifest["shards"]
+    return [
+        ShardReceipt(**{**shard, "files": tuple(WrittenFile(**file) for file in shard["files"])}) for shard in shards
+    ]

@@ -10,7 +10,6 @@ Readers trust nothing but the manifest: what it does not list is not there.
 """
 
 import difflib
-import hashlib
 import itertools
 import os
 from bisect import bisect_left, bisect_right
@@ -26,6 +25,7 @@ from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
 from beam_prep.formats.manifest import MANIFEST, TOKENIZER, columns_of, load
+from beam_prep.verify import LocalFiles, problems
 
 if TYPE_CHECKING:
     from beam_prep.core.tokenizer import Tokenizer
@@ -134,12 +134,6 @@ class _Output:
         if found.fingerprint != wanted:
             raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
         return found
-
-    def files(self) -> Iterator[dict[str, Any]]:
-        """Every file that the manifest lists."""
-        yield from (file for shard in self.manifest["shards"] for file in shard["files"])
-        yield from self.manifest["rejects"]
-        yield from self.manifest["files"]
 
 
 def _format_of(folder: Path, manifest: Mapping[str, Any]) -> Format:
@@ -293,23 +287,14 @@ class Dataset:
         return name
 
     def verify(self) -> None:
-        """Reads every file of the whole output and compares it with the manifest.
+        """Reads every file of the whole output, and compares files and counts with the manifest: see `verify.problems`.
 
         Raises:
-            FormatError: a file is missing, or its size or sha256 is another; the message names the first such file.
+            FormatError: something is not as the manifest says; the message has a line for each such thing.
         """
-        for file in self._output.files():
-            path = self.path / file["path"]
-            try:
-                size = path.stat().st_size
-            except FileNotFoundError:
-                raise FormatError(f"{path}: no such file, though {MANIFEST} lists it") from None
-            if size != file["bytes"]:
-                raise FormatError(f"{path}: found {size} bytes, {MANIFEST} says {file['bytes']}")
-            with path.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            if digest != file["sha256"]:
-                raise FormatError(f"{path} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
+        found = list(problems(LocalFiles(self.path), self.manifest))
+        if found:
+            raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
 
 
 def _within(rows: range, part: range) -> range:

@@ -18,8 +18,6 @@ from typing import Any, BinaryIO
 from beam_prep.core.layout import Layout
 from beam_prep.core.pack import PackStats
 from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
@@ -34,6 +32,7 @@ from beam_prep.formats.manifest import (
     WrittenFile,
     build_manifest,
     columns_of,
+    count_tokens,
     dump,
     load,
 )
@@ -151,11 +150,8 @@ def write_shard(
             writer.write(data)
         rows += len(data[columns[0].name])
         packed += [stats] if stats is not None else []
-        for column in columns:
-            if column.role == "ids":
-                counts["tokens"][column.name] += len(data[column.name].flat)
-            elif column.role in ("mask", "labels"):
-                counts["trained"][column.name] += _trained(column, data[column.name])
+        for kind, found in count_tokens(columns, data).items():
+            counts[kind].update(found)
     for writer in writers:
         writer.close()
     written = tuple(files[name].written(name) for name in sorted(files))
@@ -163,10 +159,6 @@ def write_shard(
     return ShardReceipt(
         plan.domain, plan.shard, rows, dict(counts["tokens"]), dict(counts["trained"]), packing, written
     )
-
-
-def _trained(column: Column, rows: Ragged) -> int:
-    return int((rows.flat != (0 if column.role == "mask" else IGNORE_INDEX)).sum())
 
 
 def write_rejects(plan: RejectsPlan, spool: Spool, staging: Staging) -> WrittenFile:

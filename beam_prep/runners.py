@@ -1,0 +1,132 @@
+"""Which runner a job runs on, and what each runner is told where the user does not say otherwise."""
+
+import argparse
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    DirectOptions,
+    FlinkRunnerOptions,
+    PipelineOptions,
+    PortableOptions,
+    PrismRunnerOptions,
+    SetupOptions,
+    StandardOptions,
+)
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.version import __version__ as BEAM
+
+from beam_prep import worker
+from beam_prep.core.block import InputFile
+from beam_prep.errors import ConfigError
+from beam_prep.transforms._files import total_size
+from beam_prep.transforms.read import BLOCK_BYTES
+
+log = logging.getLogger("beam_prep")
+
+SMALL_INPUT = 4 * BLOCK_BYTES
+"""Below this, starting worker processes costs more than it gains."""
+
+
+class FlinkOptions(PipelineOptions):
+    """Options of Beam's job server for Flink that matter here. Beam's Python knows them only once it has asked it."""
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
+        parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
+        parser.add_argument("--number_of_execution_retries", type=int, help="how often Flink runs failed tasks again")
+        parser.add_argument("--execution_retry_delay", type=int, help="milliseconds that Flink waits before that")
+
+
+def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:
+    """(runner, options, how it runs in words). Never one that would download something by itself.
+
+    `DirectRunner` is taken as the in-process runner: Beam's own choice for that name would first fetch a binary.
+
+    Raises:
+        ConfigError: the runner lacks what it needs.
+    """
+    name = options.view_as(StandardOptions).runner
+    if name not in (None, "DirectRunner", "FnApiRunner"):
+        told = _tell(options, str(name).rpartition(".")[2])
+        words = ", ".join(f"{option}={value}" for option, value in told.items())
+        return name, options, f"runner: {name}{f' with {words}' if words else ''}"
+    direct = options.view_as(DirectOptions)
+    given = _given(options)
+    if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
+        cores = len(os.sched_getaffinity(0))
+        small = total_size(inputs) <= SMALL_INPUT
+        direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
+        direct.direct_num_workers = 1 if small else cores
+    if "direct_running_mode" not in given and direct.direct_num_workers > 1:
+        direct.direct_running_mode = "multi_processing"
+    if direct.direct_running_mode == "in_memory":
+        return FnApiRunner(), options, "runner: in-process"
+    # The Rust tokenizers would start a thread a core in every worker.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    workers = direct.direct_num_workers = direct.direct_num_workers or len(os.sched_getaffinity(0))
+    if direct.direct_running_mode == "multi_threading":
+        return FnApiRunner(), options, f"runner: {workers} worker threads"
+    environment = worker.environment(workers)
+    direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
+    return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
+
+
+def _given(options: PipelineOptions) -> set[str]:
+    """Names of the options that were asked for. Beam tells them from defaults of the same value by the flags alone."""
+    return set(options.get_all_options(drop_default=True)) | {
+        flag.lstrip("-").partition("=")[0] for flag in options._flags or ()
+    }
+
+
+def _tell(options: PipelineOptions, runner: str) -> dict[str, Any]:
+    """Sets what was not asked for, and is right for our jobs on this runner; gives what was set."""
+    wanted: dict[str, tuple[type[PipelineOptions], Any]] = {}
+    if runner == "FlinkRunner":
+        # Data goes on when a stage is done: a failure then runs that stage again, and not all before it.
+        wanted["execution_mode_for_batch"] = FlinkOptions, "BATCH_FORCED"
+        if slots := _flink_slots(options.view_as(FlinkRunnerOptions).flink_master):
+            # Beam's own defaults are one slot, and one Python process for all slots of a machine.
+            wanted["parallelism"] = FlinkRunnerOptions, slots[0]
+            wanted["sdk_worker_parallelism"] = PortableOptions, slots[1]
+    elif runner == "DataflowRunner":
+        # Its 12 threads share one Python interpreter, and hold 12 blocks.
+        wanted["number_of_worker_harness_threads"] = DebugOptions, 1
+        wanted["save_main_session"] = SetupOptions, False
+    elif runner == "PrismRunner" and not options.view_as(PrismRunnerOptions).prism_location:
+        portable = options.view_as(PortableOptions)
+        if not portable.job_endpoint:
+            raise ConfigError(
+                "PrismRunner without --prism_location: Beam would download a program from GitHub. If you want that, "
+                f"type --prism_location=https://github.com/apache/beam/releases/tag/v{BEAM}; else build it "
+                f"(go install github.com/apache/beam/sdks/v2/go/cmd/prism@v{BEAM}) "
+                "and type --prism_location=$HOME/go/bin/prism"
+            )
+    given = _given(options)
+    told = {name: value for name, (_, value) in wanted.items() if name not in given}
+    for name, value in told.items():
+        setattr(options.view_as(wanted[name][0]), name, value)
+    return told
+
+
+def _flink_slots(master: str) -> tuple[int, int] | None:
+    """(slots of a Flink cluster, slots of one of its TaskManagers); None where its REST interface does not say."""
+    if master.startswith("["):  # Beam starts a cluster, or the job server knows one
+        return None
+    url = f"{master if '://' in master else f'http://{master}'}/overview"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            overview = json.load(answer)
+        slots, machines = int(overview["slots-total"]), int(overview["taskmanagers"])
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("%s: %s; set --parallelism and --sdk_worker_parallelism, which are 1 otherwise", url, error)
+        return None
+    # Clusters that start TaskManagers for a job have none before it.
+    return (slots, -(-slots // machines)) if machines else None

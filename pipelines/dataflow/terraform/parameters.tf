@@ -1,0 +1,174 @@
+# Made from beam_prep/options.py by `make template`.
+
+variable "inputs" {
+  description = "JSONL files or globs, separated by commas or white space; .gz, .bz2 and .zst are read too. Example: gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl"
+  type        = string
+
+  validation {
+    condition     = can(regex("^\\s*gs://[^\\s,]+([\\s,]+gs://[^\\s,]+)*\\s*$", var.inputs))
+    error_message = "Wanted a value like gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl."
+  }
+}
+
+variable "output_dir" {
+  description = "The directory to make. Example: gs://bucket/prepared/chats"
+  type        = string
+
+  validation {
+    condition     = can(regex("^gs://[^/\\s]+/\\S+$", var.output_dir))
+    error_message = "Wanted a value like gs://bucket/prepared/chats."
+  }
+}
+
+variable "config" {
+  description = "The config, a JSON file; give this or config_json. Example: gs://bucket/configs/sft_chat.json"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.config == null || can(regex("^gs://[^/\\s]+/\\S+\\.json$", var.config))
+    error_message = "Wanted a value like gs://bucket/configs/sft_chat.json."
+  }
+}
+
+variable "config_json" {
+  description = "The config itself; give this or config. Example: {\"input\": {\"sections\": [{\"field\": \"text\", \"action\": \"train\"}]}}"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.config_json == null || can(regex("^\\s*\\{[\\s\\S]*\\}\\s*$", var.config_json))
+    error_message = "Wanted a value like {\"input\": {\"sections\": [{\"field\": \"text\", \"action\": \"train\"}]}}."
+  }
+}
+
+variable "tokenizer_path" {
+  description = "A tokenizer's folder; on the command line also its Hugging Face name. Example: gs://bucket/tokenizers/qwen3"
+  type        = string
+
+  validation {
+    condition     = can(regex("^(gs://[^/\\s]+|/template/tokenizers)/\\S+$", var.tokenizer_path))
+    error_message = "Wanted a value like gs://bucket/tokenizers/qwen3."
+  }
+}
+
+variable "overwrite" {
+  description = "Replace the output of another job. Example: true"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.overwrite == null || can(regex("^(true|false)$", var.overwrite))
+    error_message = "Wanted a value like true."
+  }
+}
+
+variable "max_reject_rate" {
+  description = "Fail when a larger share of the records is rejected. Example: 0.05"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.max_reject_rate == null || can(regex("^(0(\\.\\d+)?|1(\\.0+)?)$", var.max_reject_rate))
+    error_message = "Wanted a value like 0.05."
+  }
+}
+
+variable "reject_text" {
+  description = "Characters of a rejected record that are kept; 0 keeps texts out. Example: 0"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.reject_text == null || can(regex("^\\d+$", var.reject_text))
+    error_message = "Wanted a value like 0."
+  }
+}
+
+variable "spool" {
+  description = "Keep tokenised blocks here for later runs; without it they are kept until this run succeeds. Example: gs://bucket/spool"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.spool == null || can(regex("^gs://[^/\\s]+/\\S+$", var.spool))
+    error_message = "Wanted a value like gs://bucket/spool."
+  }
+}
+
+variable "staging" {
+  description = "Where unfinished files lie; without it in .beam_prep beside the output. Example: gs://bucket/unfinished"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.staging == null || can(regex("^gs://[^/\\s]+/\\S+$", var.staging))
+    error_message = "Wanted a value like gs://bucket/unfinished."
+  }
+}
+
+variable "staging_ttl" {
+  description = "Remove what failed launches left after this time, by default 7 days. Example: 86400"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.staging_ttl == null || can(regex("^\\d+(\\.\\d+)?$", var.staging_ttl))
+    error_message = "Wanted a value like 86400."
+  }
+}
+
+variable "block_bytes" {
+  description = "Bytes of input worked on at a time, a multiple of 65536; changes no byte of the output. Example: 4194304"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.block_bytes == null || can(regex("^[1-9]\\d{4,}$", var.block_bytes))
+    error_message = "Wanted a value like 4194304."
+  }
+}
+
+variable "tokenizer_backend" {
+  description = "What encodes; changes no byte of the output. Example: transformers"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.tokenizer_backend == null || can(regex("^(auto|transformers|gigatoken)$", var.tokenizer_backend))
+    error_message = "Wanted a value like transformers."
+  }
+}
+
+variable "render" {
+  description = "What renders chat templates; changes no byte of the output. Example: jinja"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.render == null || can(regex("^(auto|jinja)$", var.render))
+    error_message = "Wanted a value like jinja."
+  }
+}
+
+locals {
+  # Those that were not given are left to the template.
+  parameters = {
+    for name, value in {
+      inputs            = var.inputs
+      output_dir        = var.output_dir
+      config            = var.config
+      config_json       = var.config_json
+      tokenizer_path    = var.tokenizer_path
+      overwrite         = var.overwrite
+      max_reject_rate   = var.max_reject_rate
+      reject_text       = var.reject_text
+      spool             = var.spool
+      staging           = var.staging
+      staging_ttl       = var.staging_ttl
+      block_bytes       = var.block_bytes
+      tokenizer_backend = var.tokenizer_backend
+      render            = var.render
+    } : name => value if value != null
+  }
+}

@@ -1,0 +1,156 @@
+"""The Dataflow template says what the options say, and its files say the same of each other."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import pytest
+import yaml
+
+from beam_prep.options import OPTIONS
+from pipelines.dataflow import template
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "pipelines" / "dataflow"
+PARAMETERS = {entry["name"]: entry for entry in json.loads((FOLDER / "metadata.json").read_text())["parameters"]}
+BY_NAME = {option.name: option for option in OPTIONS}
+# The types of the API that this template uses: github.com/googleapis, dataflow v1beta3, ParameterType.
+TYPES = {"TEXT", "BOOLEAN", "ENUM", "NUMBER", "GCS_READ_FILE", "GCS_READ_FOLDER", "GCS_WRITE_FOLDER"}
+FIELDS = {"name", "label", "helpText", "isOptional", "regexes", "paramType", "defaultValue", "enumOptions", "groupName"}
+
+
+def terraform(name: str) -> Any:
+    """A file of the module, by Terraform's grammar."""
+    text = (FOLDER / "terraform" / name).read_text()
+    return hcl2.loads(text, serialization_options=hcl2.SerializationOptions(strip_string_quotes=True))
+
+
+def variables(name: str) -> dict[str, Any]:
+    return {key: value for block in terraform(name)["variable"] for key, value in block.items()}
+
+
+@pytest.mark.parametrize("path", template.files(), ids=lambda path: path.name)
+def test_generated_files_are_up_to_date(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == template.files()[path], "make template"
+
+
+def test_every_option_is_a_parameter_or_left_out_with_a_reason() -> None:
+    assert PARAMETERS.keys() == {option.name for option in OPTIONS if not option.not_in_template}
+    assert {option.name for option in OPTIONS if option.not_in_template} == {"wait", "verbose"}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_is_its_option(name: str) -> None:
+    parameter, option = PARAMETERS[name], BY_NAME[name]
+    assert parameter.keys() <= FIELDS
+    assert parameter["paramType"] in TYPES
+    assert parameter["isOptional"] is not (option.required or name == "inputs")
+    if option.default is None:
+        assert "defaultValue" not in parameter
+    else:
+        assert option.parse(parameter["defaultValue"]) == option.default
+    values = [entry["value"] for entry in parameter.get("enumOptions", [])]
+    assert values == [value for value, _ in option.choices]
+    assert (parameter["paramType"] == "ENUM") is bool(values)
+    assert (parameter["paramType"] == "BOOLEAN") is isinstance(option.default, bool)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_form_lets_its_own_example_and_default_through(name: str) -> None:
+    parameter = PARAMETERS[name]
+    _, _, example = parameter["helpText"].partition("Example: ")
+    for value in filter(None, [example, parameter.get("defaultValue")]):
+        for regex in parameter.get("regexes", []):
+            assert regex.startswith("^")
+            assert regex.endswith("$")
+            assert re.search(regex, value), (regex, value)
+        BY_NAME[name].parse(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("inputs", "chats.jsonl"),
+        ("inputs", "gs://bucket/a.jsonl; b.jsonl"),
+        ("output_dir", "out"),
+        ("output_dir", "gs://bucket"),
+        ("config", "gs://bucket/config.yaml"),
+        ("config_json", "gs://bucket/config.json"),
+        ("tokenizer_path", "Qwen/Qwen3-8B"),
+        ("overwrite", "yes"),
+        ("max_reject_rate", "1.5"),
+        ("reject_text", "-1"),
+        ("block_bytes", "8 MB"),
+    ],
+)
+def test_the_form_refuses_what_the_launcher_would_refuse(name: str, value: str) -> None:
+    assert not any(re.search(regex, value) for regex in PARAMETERS[name]["regexes"])
+
+
+def test_terraform_has_a_variable_for_every_parameter_and_gives_them_to_the_job() -> None:
+    found = variables("parameters.tf")
+    assert found.keys() == PARAMETERS.keys()
+    for name, variable in found.items():
+        parameter = PARAMETERS[name]
+        assert variable["type"] == "string"
+        assert ("default" in variable) is parameter["isOptional"]
+        assert variable["description"].replace('\\"', '"') == parameter["helpText"]
+        condition = variable["validation"][0]["condition"].replace("\\\\", "\\")
+        values = "|".join(entry["value"] for entry in parameter.get("enumOptions", []))
+        for regex in parameter.get("regexes", [f"^({values})$"]):
+            assert f'regex("{regex}", var.{name})' in condition
+    given = terraform("parameters.tf")["locals"][0]["parameters"]
+    assert re.findall(r"(\w+) = var\.(\w+)", given) == [(name, name) for name in PARAMETERS]
+
+
+def test_every_terraform_variable_is_used_and_every_used_one_is_there() -> None:
+    text = "".join(path.read_text() for path in sorted((FOLDER / "terraform").glob("*.tf")))
+    assert {*variables("variables.tf"), *PARAMETERS} == {*re.findall(r"\bvar\.(\w+)", text)}
+    jobs = [block for block in terraform("main.tf")["resource"] if "google_dataflow_flex_template_job" in block]
+    job = jobs[0]["google_dataflow_flex_template_job"]["beam_prep"]
+    assert job["container_spec_gcs_path"] == "${var.template}"
+    assert job["parameters"] == "${local.parameters}"
+    assert {output for block in terraform("outputs.tf")["output"] for output in block} == {"job_id", "state", "job_url"}
+
+
+def test_the_module_in_the_docs_has_all_that_must_be_given() -> None:
+    text = (ROOT / "docs" / "dataflow.md").read_text()
+    example = hcl2.loads(re.search(r"^```hcl\n(.*?)^```$", text, re.M | re.S)[1])["module"][0]
+    (given,) = example.values()
+    needed = {**variables("variables.tf"), **variables("parameters.tf")}
+    assert given.keys() - {"source", "__is_block__"} <= needed.keys()
+    assert {name for name, variable in needed.items() if "default" not in variable} <= given.keys()
+
+
+def test_parameters_in_the_docs_are_those_of_the_template() -> None:
+    text = (ROOT / "docs" / "dataflow.md").read_text()
+    named = set(re.findall(r"--parameters [\"']?(?:\^~\^)?(\w+)=", text))
+    assert named <= PARAMETERS.keys()
+    assert {name for name, entry in PARAMETERS.items() if not entry["isOptional"]} <= named
+
+
+def test_cloud_build_builds_the_image_and_the_template_that_names_it() -> None:
+    build = yaml.safe_load((FOLDER / "cloudbuild.yaml").read_text())
+    docker, push, gcloud = (step["args"] for step in build["steps"])
+    assert docker[docker.index("--build-arg") + 1] == "IMAGE=$_IMAGE"
+    assert (ROOT / docker[docker.index("--file") + 1]).samefile(FOLDER / "Dockerfile")
+    assert push == ["push", "$_IMAGE"]
+    assert {"--image=$_IMAGE", "--sdk-language=PYTHON", "$_TEMPLATE"} <= {*gcloud}
+    file = next(word for word in gcloud if word.startswith("--metadata-file=")).partition("=")[2]
+    assert (ROOT / file).samefile(FOLDER / "metadata.json")
+    used = set(re.findall(r"\$(_\w+)", (FOLDER / "cloudbuild.yaml").read_text()))
+    assert used == build["substitutions"].keys()
+
+
+def test_image_requirements_and_project_name_one_beam() -> None:
+    dockerfile = (FOLDER / "Dockerfile").read_text()
+    (version,) = re.findall(r"^apache-beam(?:\[\w+\])?==(\S+)", (FOLDER / "requirements.txt").read_text(), re.M)
+    assert re.findall(r"apache/beam_python3\.11_sdk:(\S+)", dockerfile) == [version]
+    assert "FROM python:3.11-slim" in dockerfile
+    assert "FLEX_TEMPLATE_PYTHON_PY_FILE=/template/launcher.py" in dockerfile
+    assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in dockerfile
+    # Either would install at every launch what the image has.
+    instructions = "\n".join(line for line in dockerfile.splitlines() if not line.startswith("#"))
+    assert not re.search("REQUIREMENTS_FILE|SETUP_FILE", instructions)

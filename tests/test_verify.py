@@ -1,0 +1,339 @@
+"""`beam-prep verify`: whatever is not as the manifest says is found, and named; in every format."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep import cli
+from beam_prep.config import FORMATS, PipelineConfig
+from beam_prep.errors import FormatError
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT
+
+CHAT: dict[str, Any] = {
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
+    "mask": {"assistant": "train"},
+    "output": {"domain_key": "topic", "max_tokens_per_shard": 400, "storage_format": list(FORMATS)},
+}
+ROLLOUTS = json.loads((ROOT / "configs" / "grpo.json").read_text())
+PACKED = json.loads((ROOT / "configs" / "sft_packed.json").read_text())
+
+
+def chats() -> list[bytes]:
+    """Two topics, blank lines, two kinds of rejects."""
+    lines = []
+    for number in range(24):
+        talk = [{"role": "user", "content": "How far? " * 3}, {"role": "assistant", "content": f"{number} miles. " * 4}]
+        lines.append(json.dumps({"topic": ["near", "far"][number % 2], "messages": talk}).encode())
+        lines += [b"", b"{", b"[1]"] if number % 10 == 0 else []
+    return lines
+
+
+def make(folder: Path, config: dict[str, Any], lines: list[bytes]) -> Path:
+    (folder / "in.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    Pipeline(
+        PipelineConfig.from_dict(config),
+        str(folder / "in.jsonl"),
+        output_dir=folder / "out",
+        tokenizer_path=ROOT / "examples" / "tokenizer",
+        max_reject_rate=0.5,
+    ).run(["--runner=FnApiRunner"])
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two domains of several shards in all formats, with rejects. Not to be changed."""
+    return make(tmp_path_factory.mktemp("sound"), CHAT, chats())
+
+
+@pytest.fixture
+def output(sound: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "out"))
+
+
+Told = Callable[[Path], list[str]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """What `beam-prep verify` says is wrong, one line each."""
+
+    def _told(output: Path) -> list[str]:
+        code = cli.main(["verify", str(output)])
+        out, err = capsys.readouterr()
+        if code == 0:
+            assert (len(out.splitlines()), err) == (1, "")
+            return []
+        *problems, last = err.splitlines()
+        assert (code, out) == (1, "")
+        assert last.startswith(f"beam-prep: {output} is not what its manifest.json says: {len(problems)} problem")
+        return problems
+
+    return _told
+
+
+def manifest_of(output: Path) -> dict[str, Any]:
+    return dict(json.loads((output / "manifest.json").read_bytes()))
+
+
+def write(output: Path, manifest: dict[str, Any]) -> None:
+    (output / "manifest.json").write_text(json.dumps(manifest))
+
+
+def listed(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    files = [file for shard in manifest["shards"] for file in shard["files"]]
+    return [*files, *manifest["rejects"], *manifest["files"]]
+
+
+def list_again(output: Path) -> None:
+    """Puts the sizes and digests of the files as they are into the manifest: only the counts can tell now."""
+    manifest = manifest_of(output)
+    for file in listed(manifest):
+        data = (output / file["path"]).read_bytes()
+        file.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    write(output, manifest)
+
+
+# Sound
+
+
+@pytest.mark.parametrize(
+    ("config", "data"),
+    [(PACKED, "chat"), (ROLLOUTS, "rollouts"), (CHAT | {"output": {"columns": "labels"}}, "chat")],
+    ids=["packed", "lists", "labels"],
+)
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_run_made_is_as_its_manifest_says(
+    config: dict[str, Any], data: str, name: str, tmp_path: Path, told: Told
+) -> None:
+    config = config | {"output": config.get("output", {}) | {"storage_format": name}}
+    lines = (ROOT / "examples" / "data" / f"{data}.jsonl").read_bytes().splitlines()[:60]
+    assert told(make(tmp_path, config, lines)) == []
+
+
+def test_a_sound_output_takes_one_line(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = manifest_of(sound)
+    assert len(manifest["formats"]) == 4
+    assert len(manifest["shards"]) > len(manifest["domains"]) == 2
+    assert manifest["ledger"]["rejected"] == {"bad_json": 3, "not_an_object": 3}
+    assert cli.main(["verify", str(sound)]) == 0
+    rows, tokens = manifest["totals"]["rows"], manifest["totals"]["tokens"]["sequence"]
+    line = f"{sound}: {rows} rows, {tokens:,} tokens in {len(manifest['shards'])} shards, all as manifest.json says\n"
+    assert capsys.readouterr().out == line
+
+
+def test_json_is_for_schedulers(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, text = manifest_of(output), (output / "manifest.json").read_bytes()
+    wanted = {
+        "output": str(output),
+        "manifest_sha256": hashlib.sha256(text).hexdigest(),
+        "shards": len(manifest["shards"]),
+        "rows": 24,
+        "tokens": manifest["totals"]["tokens"],
+        "trained": manifest["totals"]["trained"],
+        "read": 30,
+        "rejected": {"bad_json": 3, "not_an_object": 3},
+    }
+    assert cli.main(["verify", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == wanted | {"problems": []}
+    (output / "features.json").unlink()
+    assert cli.main(["verify", str(output), "--json"]) == 1
+    problems = ["features.json: no such file, though manifest.json lists it"]
+    assert json.loads(capsys.readouterr().out) == wanted | {"problems": problems}
+    assert cli.main(["verify", str(output / "none"), "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem.startswith(f"{output / 'none'}: no such directory")
+
+
+def test_what_is_no_output_is_told(tmp_path: Path, told: Told) -> None:
+    (problem,) = told(tmp_path)
+    assert "has no manifest.json: not an output of beam_prep" in problem
+
+
+# Files
+
+
+def test_every_file_that_is_gone_cut_or_changed_is_named(output: Path, told: Told) -> None:
+    files = listed(manifest_of(output))
+    endings = {Path(file["path"]).suffix for file in files}
+    assert endings >= {".bin", ".tfrecord", ".arrow", ".h5", ".jsonl", ".jinja"}
+    wanted = []
+    for number, file in enumerate(files):
+        path, name = output / file["path"], file["path"]
+        data = path.read_bytes()
+        if number % 3 == 0:
+            path.unlink()
+            wanted.append(f"{name}: no such file, though manifest.json lists it")
+        elif number % 3 == 1:
+            path.write_bytes(data[:-1])
+            wanted.append(f"{name}: found {len(data) - 1} bytes, manifest.json says {len(data)}")
+        else:
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            wanted.append(f"{name} is damaged: found sha256 {digest}, manifest.json says {file['sha256']}")
+    found = told(output)
+    assert set(wanted) <= set(found)
+    with pytest.raises(FormatError) as caught:
+        bp.open(output).verify()
+    assert str(caught.value).splitlines()[1:] == found
+
+
+@pytest.mark.parametrize(
+    "name", ["near/shard_0009.tfrecord", "near/shard_0009/sequence.bin", "far/data-00009-of-00010.arrow", "other/x.h5"]
+)
+def test_a_file_that_a_trainers_glob_would_find_is_named(name: str, output: Path, told: Told) -> None:
+    (output / name).parent.mkdir(exist_ok=True)
+    (output / name).write_bytes(b"old")
+    (output / "near" / ".DS_Store").write_bytes(b"")
+    assert told(output) == [f"{name}: found, though manifest.json does not list it: remove it"]
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../in.jsonl", "near/../../x"])
+def test_a_path_out_of_the_output_is_refused(name: str, output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    manifest["files"][0]["path"] = name
+    write(output, manifest)
+    assert told(output) == [f"manifest.json: lists {name!r}, which is not a path in the output"]
+
+
+# Counts
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, told: Told) -> None:
+    """A shard takes the place of another one, in one format, and the manifest is written to fit its files."""
+    shards = [shard for shard in manifest_of(output)["shards"] if shard["domain"] == "near"]
+    first, last = shards[0], shards[-1]
+    assert first["rows"] != last["rows"]
+    for file in first["files"]:
+        path = Path(file["path"])
+        number = f"{last['shard']:04d}" if name != "arrow" else f"{last['shard']:05d}-of"
+        zero = number.replace(str(last["shard"]), "0")
+        if path.suffix in {"bin": (".bin", ".json"), "h5": (".h5",)}.get(name, (f".{name}",)) and zero in file["path"]:
+            shutil.copy(output / path, output / file["path"].replace(zero, number, 1))
+    list_again(output)
+    where = f"near: shard {last['shard']} ({name}): found"
+    assert told(output) == [
+        f"{where} {first['rows']} rows, manifest.json says {last['rows']}",
+        f"{where} tokens {first['tokens']['sequence']} of 'sequence', manifest.json says {last['tokens']['sequence']}",
+        f"{where} trained {first['trained']['loss_mask']} of 'loss_mask', "
+        f"manifest.json says {last['trained']['loss_mask']}",
+    ]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_shard_that_its_reader_cannot_read_is_named(name: str, output: Path, told: Told) -> None:
+    suffix = {"bin": ".json", "h5": ".h5"}.get(name, f".{name}")
+    shard = manifest_of(output)["shards"][0]
+    (path,) = [output / file["path"] for file in shard["files"] if is_main(file["path"], suffix)]
+    path.write_bytes(path.read_bytes()[:-9])
+    list_again(output)
+    (problem,) = told(output)
+    assert problem.startswith(f"far: shard 0 ({name}): {path}: ")
+
+
+def is_main(path: str, suffix: str) -> bool:
+    """Whether a file of the shard is the one that its reader opens first."""
+    name = Path(path).name
+    return path.endswith(suffix) and name not in ("state.json", "dataset_info.json")
+
+
+def test_a_mask_that_lost_a_one_is_found(output: Path, told: Told) -> None:
+    shard = manifest_of(output)["shards"][0]
+    path = output / next(file["path"] for file in shard["files"] if file["path"].endswith("loss_mask.bin"))
+    path.write_bytes(path.read_bytes().replace(b"\x01", b"\x00", 1))
+    list_again(output)
+    trained = shard["trained"]["loss_mask"]
+    assert told(output) == [
+        f"far: shard 0 (bin): found trained {trained - 1} of 'loss_mask', manifest.json says {trained}"
+    ]
+
+
+def test_rejects_are_counted_by_reason(output: Path, told: Told) -> None:
+    path = output / "rejects" / "rejects-00000.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[1:]).replace(b'"not_an_object"', b'"not_an_objekt"', 1) + b"{\n")
+    list_again(output)
+    assert told(output) == [
+        "rejects/rejects-00000.jsonl: line 6 is no reject: b'{\\n'",
+        "rejects: found 2 lines of 'bad_json', the ledger says 3",
+        "rejects: found 2 lines of 'not_an_object', the ledger says 3",
+        "rejects: found 1 lines of 'not_an_objekt', the ledger says 0",
+    ]
+
+
+@pytest.mark.parametrize("key", ["lines", "blank", "read", "kept", "not_read"])
+def test_a_ledger_that_does_not_add_up_is_told(key: str, output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    manifest["ledger"][key] += 1
+    write(output, manifest)
+    found = told(output)
+    ledger = {"lines": 33, "read": 30, "sum": 33, "records": 30, "kept": 24}
+    if key in ("lines", "read"):
+        ledger[key] += 1
+    else:
+        ledger["sum"] += 1
+    if key == "kept":
+        ledger["records"] += 1
+    lines = (
+        f"manifest.json: the ledger says lines {ledger['lines']}, "
+        f"but blank + kept + dropped + rejected + not_read are {ledger['sum']}"
+    )
+    records = f"but kept + dropped + rejected are {ledger['records']}"
+    read = f"manifest.json: the ledger says read {ledger['read']}, {records}"
+    kept = "manifest.json: totals say rows 24, the ledger says kept 25"
+    wanted = {"lines": [lines], "blank": [lines], "read": [read], "kept": [read, lines, kept], "not_read": [lines]}
+    assert found == wanted[key]
+
+
+def test_totals_are_the_sums_of_the_shards(output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    totals = json.loads(json.dumps(manifest["totals"]))
+    manifest["totals"]["tokens"]["sequence"] += 1
+    manifest["totals"]["trained"] = {}
+    write(output, manifest)
+    assert told(output) == [
+        f"manifest.json: totals say tokens {manifest['totals']['tokens']}, the shards add up to {totals['tokens']}",
+        f"manifest.json: totals say trained {{}}, the shards add up to {totals['trained']}",
+    ]
+
+
+def test_a_shard_that_is_not_listed_is_missed(output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    gone = next(index for index, shard in enumerate(manifest["shards"]) if shard["domain"] == "near")
+    shard = manifest["shards"].pop(gone)
+    count = sum(other["domain"] == "near" for other in manifest["shards"])
+    write(output, manifest)
+    found = told(output)
+    assert f"{shard['files'][0]['path']}: found, though manifest.json does not list it: remove it" in found
+    assert f"manifest.json: the shards of 'near' are numbered {list(range(1, count + 1))}, wanted 0 to {count - 1}" in (
+        found
+    )
+
+
+@pytest.mark.parametrize("key", ["ledger", "totals", "shards", "rejects", "files", "columns", "domains", "formats"])
+def test_a_manifest_that_lacks_a_part_is_told(key: str, output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    del manifest[key]
+    write(output, manifest)
+    (problem,) = told(output)
+    assert f"manifest.json is damaged (KeyError('{key}'" in problem
+
+
+def test_packs_are_counted_as_packs(tmp_path: Path, told: Told) -> None:
+    lines = (ROOT / "examples" / "data" / "chat.jsonl").read_bytes().splitlines()[:60]
+    output = make(tmp_path, PACKED, lines)
+    manifest = manifest_of(output)
+    assert manifest["totals"]["rows"] < manifest["totals"]["packing"]["rows"] == manifest["ledger"]["kept"]
+    manifest["shards"][0]["packing"]["rows"] -= 1
+    write(output, manifest)
+    (problem,) = told(output)
+    assert problem.startswith("manifest.json: totals say packing {'capacity'")
