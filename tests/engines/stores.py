@@ -10,19 +10,18 @@
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
-from tests.engines.conftest import ENGINES, missing
+from tests.engines.build import built
 
 BUCKET = "bucket"
 
@@ -109,8 +108,6 @@ def _running(store: Store) -> Iterator[Store]:
 
 def s3_server(folder: Path) -> contextlib.AbstractContextManager[Store]:
     """An S3 server whose bucket is `s3://bucket`; its objects are files below `folder/s3/bucket`."""
-    from tests.engines.build import built
-
     port = free_port()
     root, sidecar = folder / "s3", folder / "meta"
     (root / BUCKET).mkdir(parents=True, exist_ok=True)
@@ -125,3 +122,30 @@ def s3_server(folder: Path) -> contextlib.AbstractContextManager[Store]:
     )
     command = [program, "--port", f"127.0.0.1:{port}", "posix", "--sidecar", str(sidecar), str(root)]
     return _running(Store(f"s3://{BUCKET}", port, options, {}, command, key, folder / "s3.log"))
+
+
+_CREDENTIALS = {
+    "type": "authorized_user",
+    "client_id": "none",
+    "client_secret": "none",
+    "refresh_token": "none",
+    "token": "none",
+    "expiry": "2099-01-01T00:00:00",
+}
+"""What Beam takes for credentials, and need not refresh. Without any it looks for them for twenty seconds."""
+
+
+def gcs_server(folder: Path) -> contextlib.AbstractContextManager[Store]:
+    """A GCS server whose bucket is `gs://bucket`; its objects are files below `folder/gcs/.cloudstorage/bucket`."""
+    port = free_port()
+    (folder / "gcs").mkdir(parents=True, exist_ok=True)
+    credentials = folder / "credentials.json"
+    credentials.write_text(json.dumps(_CREDENTIALS))
+    environment = {
+        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+        "GOOGLE_APPLICATION_CREDENTIALS": str(credentials),
+        "GOOGLE_CLOUD_PROJECT": "project",
+    }
+    command = [sys.executable, "-m", "gcp_storage_emulator", "-d", str(folder / "gcs"), "start", "--host=127.0.0.1"]
+    command += [f"--port={port}", f"--default-bucket={BUCKET}"]
+    return _running(Store(f"gs://{BUCKET}", port, (), environment, command, {}, folder / "gcs.log"))
