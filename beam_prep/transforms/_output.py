@@ -147,6 +147,8 @@ class LocalOutput:
             return Path(self.path, MANIFEST).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except IsADirectoryError:
+            return b""  # none of ours
 
     def is_whole(self, manifest: Mapping[str, Any]) -> bool:
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
