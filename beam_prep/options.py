@@ -335,3 +335,14 @@ def complete(given: argparse.Namespace) -> str | None:
     if given.config is not None and given.config_json is not None:
         return "found --config and --config_json, wanted one of them"
     return None
+
+
+def as_given(given: argparse.Namespace) -> list[str]:
+    """The job's options that differ from their defaults, as `--name=value`: what a runner's console shows of it."""
+    values = {**vars(given), "inputs": " ".join(given.inputs)}
+    found = []
+    for option in OPTIONS:
+        value = values[option.name]
+        if not option.not_in_template and value != option.default:
+            found.append(f"--{option.name}={str(value).lower() if isinstance(value, bool) else value}")
+    return found

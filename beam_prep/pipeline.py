@@ -335,7 +335,9 @@ def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
 
 
 def _job_id(running: Any) -> str | None:
-    """What a runner calls a job."""
+    """What a runner calls a job; None where it does not say, and for a launch by a template, which creates none."""
+    if not getattr(running, "has_job", True):
+        return None
     found = getattr(running, "job_id", None) or getattr(running, "_job_id", None)
     found = found() if callable(found) else found  # Dataflow's is a method
     return None if found is None else str(found)

@@ -25,6 +25,7 @@ from apache_beam.version import __version__ as BEAM
 from beam_prep import worker
 from beam_prep.core.block import InputFile
 from beam_prep.errors import ConfigError
+from beam_prep.options import OPTIONS
 from beam_prep.transforms._files import total_size
 from beam_prep.transforms.read import BLOCK_BYTES
 
@@ -35,14 +36,21 @@ SMALL_INPUT = 4 * BLOCK_BYTES
 
 
 class FlinkOptions(PipelineOptions):
-    """Options of Beam's job server for Flink that matter here. Beam's Python knows them only once it has asked it."""
+    """What we say to Beam's job server for Flink: Beam's Python knows its options only once it has asked it."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
         parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
-        parser.add_argument("--number_of_execution_retries", type=int, help="how often Flink runs failed tasks again")
-        parser.add_argument("--execution_retry_delay", type=int, help="milliseconds that Flink waits before that")
+
+
+class JobOptions(PipelineOptions):
+    """Our own options, as texts: a runner shows them beside Beam's, in Dataflow's console for instance."""
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        for option in OPTIONS:
+            parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
 def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:

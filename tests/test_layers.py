@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "testing": {"core"},
     "recipe": {"_version", "config", "core", "errors", "formats", "transforms"},
     "progress": {"core"},
-    "runners": {"core", "errors", "transforms", "worker"},
+    "runners": {"core", "errors", "options", "transforms", "worker"},
     "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "runners", "transforms"},
     "worker": set(),
     "options": set(),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli, options
 from beam_prep.options import OPTIONS, Option
@@ -133,3 +134,18 @@ def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().out
     for option in OPTIONS:
         assert f"--{option.name} " in told
+
+
+def test_a_runner_is_told_what_differs_from_the_defaults() -> None:
+    told = options.as_given(parsed(*JOB, "b.jsonl", "--overwrite", "--render=auto", "--reject_text=0", "--wait=false"))
+    assert told == [
+        "--inputs=b.jsonl a.jsonl",
+        "--output_dir=out",
+        "--config=c.json",
+        "--tokenizer_path=t",
+        "--overwrite=true",
+        "--reject_text=0",
+    ]
+    shown = PipelineOptions(told).get_all_options(drop_default=True)
+    assert shown["inputs"] == "b.jsonl a.jsonl"
+    assert "render" not in shown

@@ -7,9 +7,10 @@ that has rows since then gets a shard. `max_items` ends the input behind that ma
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +18,16 @@ import pyarrow as pa
 from beam_prep.core.block import BlockReceipt, InputFile, Origin, count_outcomes
 from beam_prep.core.domains import folders
 from beam_prep.core.hashing import Node, tree_digest
-from beam_prep.core.ragged import Array, offsets_of
+from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column
 from beam_prep.errors import RunError
 
 REJECTS_PER_FILE = 100_000
-_PREFETCH = 32
+_PREFETCH = 512
+_PREFETCH_ROWS = 8_000_000
+"""Rows and lines of the sidecars that are held at a time: some 250 MB."""
+_ENOUGH = 32
+"""Borders from which the next ones are guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,7 @@ class SpoolReceipt:
     made: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Rows [start, stop) of one domain of a spooled block."""
 
     name: str
@@ -65,8 +69,7 @@ class ShardPlan:
     slices: tuple[Slice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RejectSlice:
+class RejectSlice(NamedTuple):
     """Rejects [start, stop) of a block, and what makes their file, offset and line absolute."""
 
     name: str
@@ -129,17 +132,19 @@ class Plan:
         inputs: per file: path, size and digest.
         columns: what each row has.
         domains: domain -> folder.
+        shards_of: domain -> how many shards it has.
         blocks, reused: how many blocks there are, and how many of them were in the spool already.
         made: how many records this run made in which way.
     """
 
-    shards: list[ShardPlan]
-    rejects: list[RejectsPlan]
+    shards: Sequence[ShardPlan]
+    rejects: Sequence[RejectsPlan]
     ledger: Ledger
     counters: dict[str, int]
     inputs: list[dict[str, Any]]
     columns: tuple[Column, ...]
     domains: dict[str, str]
+    shards_of: dict[str, int]
     blocks: int
     reused: int
     made: dict[str, int]
@@ -166,26 +171,62 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
         "size": [r.origin.size for r in receipts],
         "nodes": [[node.digest for node in r.origin.nodes] for r in receipts],
         "levels": [[(node.index << 8) | node.level for node in r.origin.nodes] for r in receipts],
-        "source": [_source(r.origin.source) for r in receipts],
+        "source": [_source_text(r.origin.source) for r in receipts],
         "name": [r.name for r in receipts],
         "reused": [r.reused for r in receipts],
-        "made": [list(r.made.items()) for r in receipts],
         "lines": [r.block.lines for r in receipts],
-        "counts": [json.dumps([r.block.counts, r.block.counters]) for r in receipts],
         "domains": [[name for name, _, _ in r.block.domains] for r in receipts],
         "rows": [[rows for _, rows, _ in r.block.domains] for r in receipts],
         "tokens": [[tokens for _, _, tokens in r.block.domains] for r in receipts],
-        "columns": [json.dumps([astuple(column) for column in r.block.columns]) for r in receipts],
+        "counted": [[_key(kind, what) for kind, what, _ in _counts(r)] for r in receipts],
+        "counts": [[count for _, _, count in _counts(r)] for r in receipts],
+        "columns": [_columns_text(r.block.columns) for r in receipts],
     }
-    table = pa.table(columns, schema=_RECEIPTS)
+    return _blob(pa.table(columns, schema=_RECEIPTS))
+
+
+def join_blobs(blobs: Sequence[bytes]) -> bytes:
+    """One blob of the receipts of several."""
+    return _blob(pa.concat_tables([pa.ipc.open_stream(blob).read_all() for blob in blobs]).combine_chunks())
+
+
+def _blob(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, _RECEIPTS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     return bytes(memoryview(sink.getvalue()))
 
 
-def _source(file: InputFile) -> str:
+def _counts(receipt: SpoolReceipt) -> Iterator[tuple[str, str, int]]:
+    """All that is counted of a block: (kind, what, count)."""
+    found = receipt.block.counts
+    yield "blank", "", found["blank"]
+    for kind, counts in (
+        ("dropped", found["dropped"]),
+        ("rejected", found["rejected"]),
+        ("counter", receipt.block.counters),
+        ("made", receipt.made),
+    ):
+        for what, count in counts.items():
+            yield kind, what, count
+
+
+# The same few in every block; and as JSON, since a reason that a user's function gives may be no UTF-8.
+
+
+@lru_cache
+def _key(kind: str, what: str) -> str:
+    return json.dumps([kind, what])
+
+
+@lru_cache
+def _source_text(file: InputFile) -> str:
     return json.dumps([file.path, file.size, file.compression is None])
+
+
+@lru_cache
+def _columns_text(columns: tuple[Column, ...]) -> str:
+    return json.dumps([astuple(column) for column in columns])
 
 
 _RECEIPTS = pa.schema(
@@ -199,68 +240,99 @@ _RECEIPTS = pa.schema(
         ("source", pa.string()),
         ("name", pa.string()),
         ("reused", pa.bool_()),
-        ("made", pa.map_(pa.string(), pa.int64())),
         ("lines", pa.int64()),
-        ("counts", pa.string()),
         ("domains", pa.list_(pa.string())),
         ("rows", pa.list_(pa.int64())),
         ("tokens", pa.list_(pa.int64())),
+        ("counted", pa.list_(pa.string())),
+        ("counts", pa.list_(pa.int64())),
         ("columns", pa.string()),
     ]
 )
 
 
+class _Codes:
+    """Strings -> numbers, the same in all blobs."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, strings: pa.StringArray) -> Array:
+        """int32 [strings]."""
+        encoded = strings.dictionary_encode()
+        codes = [self._known.setdefault(string, len(self._known)) for string in encoded.dictionary.to_pylist()]
+        found: Array = np.array(codes, np.int32)[encoded.indices.to_numpy()]
+        return found
+
+    @property
+    def strings(self) -> list[str]:
+        return list(self._known)
+
+
 class Receipts:
-    """All receipts of a job, in input order.
+    """All receipts of a job, in input order, as arrays.
+
+    Attributes:
+        names: Arrow strings [blocks], files in the spool.
+        file, start, size, first_byte, lines: int64 [blocks], see `Origin` and `BlockReceipt`.
+        reused: how many blocks were in the spool already.
+        columns: what each row has; the same in every block.
+        domains: names by code, sorted.
+        entry_domain: codes, one row a block: its domains in their order there.
+        entry_rows, entry_tokens: int64, aligned with `entry_domain`.
+        rows, tokens: int64 [blocks], over all domains.
 
     Raises:
         RunError: a block is missing or there twice: a defect of the runner. (That the last blocks of a compressed
             file, or all of the last file's, are missing cannot be seen here.)
     """
 
-    def __init__(self, blobs: Sequence[bytes]) -> None:
-        tables = [pa.ipc.open_stream(blob).read_all() for blob in blobs]
-        table = pa.concat_tables(tables) if tables else _RECEIPTS.empty_table()
-        self.table = table.sort_by([("file", "ascending"), ("start", "ascending")]).combine_chunks()
-        self.file = self._numpy("file")
-        self.start = self._numpy("start")
-        self.size = self._numpy("size")
-        self.lines = self._numpy("lines")
-        self.first_byte = self._numpy("first_byte")
-        self.names: list[str] = self.table["name"].to_pylist()
-        # Entries: one a block and domain.
-        domains = self._list("domains")
-        self.entry_block = np.repeat(np.arange(len(self)), domains.value_lengths().to_numpy())
-        self.entry_first = offsets_of(domains.value_lengths().to_numpy())
-        encoded = domains.flatten().dictionary_encode()
-        self.domains: list[str] = encoded.dictionary.to_pylist()
-        self.entry_domain = encoded.indices.to_numpy().astype(np.int64)
-        self.entry_rows = self._list("rows").flatten().to_numpy()
-        self.entry_tokens = self._list("tokens").flatten().to_numpy()
-        self.rows = np.bincount(self.entry_block, self.entry_rows, len(self)).astype(np.int64)
-        self.tokens = np.bincount(self.entry_block, self.entry_tokens, len(self)).astype(np.int64)
+    def __init__(self, blobs: Iterable[bytes]) -> None:
+        # Blob by blob, so that texts which repeat are never all there at once.
+        domains, counted, sources, columns = _Codes(), _Codes(), _Codes(), _Codes()
+        parts: dict[str, list[Any]] = {}
+        self.reused = 0
+        for blob in itertools.chain(blobs, [_blob(_RECEIPTS.empty_table())]):
+            table = pa.ipc.open_stream(blob).read_all().combine_chunks()
+            found = {name: _values(table[name]) for name in _RECEIPTS.names}
+            self.reused += found["reused"].true_count
+            for name in ("file", "start", "first_byte", "size", "lines"):
+                parts.setdefault(name, []).append(found[name].to_numpy().astype(np.int64))
+            for name, codes in (("source", sources), ("columns", columns)):
+                parts.setdefault(name, []).append(codes.of(found[name]))
+            for name, codes in (("domains", domains), ("counted", counted)):
+                parts.setdefault(name, []).append(_ragged(found[name], codes.of(found[name].flatten())))
+            for name in ("rows", "tokens", "counts", "levels"):
+                parts.setdefault(name, []).append(_ragged(found[name], found[name].flatten().to_numpy()))
+            parts.setdefault("nodes", []).append(_ragged(found["nodes"], _digests(found["nodes"].flatten())))
+            parts.setdefault("name", []).append(found["name"])
+        file, start = np.concatenate(parts["file"]), np.concatenate(parts["start"])
+        order = np.lexsort((start, file))
+
+        def array(name: str) -> Array:
+            return np.concatenate(parts.pop(name))[order]
+
+        def ragged(name: str) -> Ragged:
+            return Ragged.concat(parts.pop(name)).take(order)
+
+        self.names: pa.StringArray = pa.concat_arrays(parts.pop("name")).take(pa.array(order))
+        self.file, self.start, self.size = array("file"), array("start"), array("size")
+        self.first_byte, self.lines = array("first_byte"), array("lines")
+        self._nodes, self._levels = ragged("nodes"), ragged("levels")
+        self._source, self._sources = array("source"), [tuple(json.loads(text)) for text in sources.strings]
+        by_name = sorted(range(len(domains.strings)), key=domains.strings.__getitem__)
+        self.domains = sorted(domains.strings)
+        entries = ragged("domains")
+        self.entry_domain = entries.with_flat(np.argsort(np.array(by_name, np.int64))[entries.flat])
+        self.entry_rows, self.entry_tokens = ragged("rows"), ragged("tokens")
+        self.rows, self.tokens = self.entry_rows.sums(), self.entry_tokens.sums()
+        self._counted, self._keys = ragged("counted"), [tuple(json.loads(key)) for key in counted.strings]
+        self._counts = ragged("counts")
+        self.columns = _one_of(columns.strings)
         self._check()
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def made(self) -> dict[str, int]:
-        """How many records this run made in which way."""
-        column = self.table["made"].combine_chunks()
-        entries = column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
-        if len(entries) == 0:
-            return {}
-        pairs = pa.table({"way": entries.keys, "records": entries.items})
-        sums = pairs.group_by("way").aggregate([("records", "sum")])
-        return dict(sorted(zip(sums["way"].to_pylist(), sums["records_sum"].to_pylist(), strict=True)))
-
-    def _numpy(self, name: str) -> Array:
-        values: Array = self.table[name].to_numpy()
-        return values
-
-    def _list(self, name: str) -> pa.ListArray:
-        column = self.table[name]
-        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        return len(self.file)
 
     def _check(self) -> None:
         """The blocks of each file join, from its first byte to its last."""
@@ -272,7 +344,7 @@ class Receipts:
                 f"behind byte {stops[block]} of {self.path(block)} comes a block from {self.start[block + 1]} on"
             )
         for number, (first, stop) in enumerate(self._files()):
-            path, size, plain = self._source(first)
+            path, size, plain = self._sources[self._source[first]]
             if self.file[first] != number:
                 raise _lost(f"all blocks of input file {number + 1} are missing")
             if self.start[first] != 0:
@@ -284,41 +356,52 @@ class Receipts:
         """The blocks [first, stop) of each file."""
         return itertools.pairwise([*np.flatnonzero(np.diff(self.file, prepend=-1)).tolist(), len(self)])
 
-    def columns(self) -> tuple[Column, ...]:
-        """What each row has; the same in every block."""
-        found = self.table["columns"].unique().to_pylist()
-        if len(found) > 1:
-            raise ValueError(f"blocks differ in their columns: {found[0]} and {found[1]}")
-        return tuple(Column(*entry) for entry in json.loads(found[0])) if found else ()
-
     def inputs(self) -> list[dict[str, Any]]:
         """Per file: path, size in the store, digest of its content."""
         result = []
-        nodes, levels = self._list("nodes"), self._list("levels")
         for first, stop in self._files():
-            path, size, _ = self._source(first)
-            digests = [d for row in nodes[first:stop].to_pylist() for d in row]
-            places = [p for row in levels[first:stop].to_pylist() for p in row]
-            tree = (Node(place >> 8, place & 255, digest) for place, digest in zip(places, digests, strict=True))
+            path, size, _ = self._sources[self._source[first]]
+            digests = self._nodes[first:stop].flat.tobytes()
+            places = self._levels[first:stop].flat.tolist()
+            tree = (Node(place >> 8, place & 255, digests[32 * i : 32 * i + 32]) for i, place in enumerate(places))
             result.append({"path": path, "size": size, "digest": tree_digest(tree)})
         return result
 
     def path(self, block: int) -> str:
         """The file of a block, as given."""
-        return self._source(block)[0]
+        path: str = self._sources[self._source[block]][0]
+        return path
 
-    def _source(self, block: int) -> tuple[str, int, bool]:
-        """(path, size, not compressed) of a block's file."""
-        path, size, plain = json.loads(self.table["source"][block].as_py())
-        return path, size, plain
+    def counts(self, kind: str, blocks: int) -> dict[str, int]:
+        """What of a kind (`blank`, `dropped`, `rejected`, `counter`, `made`) the first blocks count: what -> sum."""
+        stop = self._counts.offsets[blocks]
+        sums = np.bincount(self._counted.flat[:stop], self._counts.flat[:stop], len(self._keys))
+        return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
 
-    def domains_of(self, block: int) -> int:
-        """How many domains a block has."""
-        return int(self.entry_first[block + 1] - self.entry_first[block])
+    def rejected(self) -> Array:
+        """int64 [blocks]: rejected lines."""
+        rejects = np.array([kind == "rejected" for kind, _ in self._keys], bool)
+        return self._counts.sums(np.where(rejects[self._counted.flat], self._counts.flat, 0))
 
-    def counts(self, blocks: Array) -> list[tuple[dict[str, Any], dict[str, int]]]:
-        """(outcome counts, counters) of each of these blocks."""
-        return [tuple(json.loads(text)) for text in self.table["counts"].take(blocks).to_pylist()]
+
+def _values(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _ragged(rows: pa.ListArray, values: Array) -> Ragged:
+    return Ragged.from_lengths(values, rows.value_lengths().to_numpy())
+
+
+def _digests(digests: pa.FixedSizeBinaryArray) -> Array:
+    """uint8 [digests, 32]."""
+    data = np.frombuffer(digests.buffers()[1] or b"", np.uint8).reshape(-1, 32)
+    return data[digests.offset : digests.offset + len(digests)]
+
+
+def _one_of(texts: Sequence[str]) -> tuple[Column, ...]:
+    if len(texts) > 1:
+        raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
+    return tuple(Column(*entry) for entry in json.loads(texts[0])) if texts else ()
 
 
 def _lost(what: str) -> RunError:
@@ -328,13 +411,22 @@ def _lost(what: str) -> RunError:
 class _Sidecars:
     """Sidecars by block, fetched ahead of the borders that will need them."""
 
-    def __init__(self, fetch: Callable[[list[str]], list[Any]], names: list[str]) -> None:
-        self._fetch, self._names, self._found = fetch, names, dict[int, Any]()
+    def __init__(self, fetch: Callable[[list[str]], list[Any]], receipts: Receipts) -> None:
+        self._fetch, self._receipts, self._found = fetch, receipts, dict[int, Any]()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._found
 
     def get(self, block: int, ahead: Sequence[int] = ()) -> Any:
+        """A block's sidecar. When it has to be fetched, so are those of the blocks `ahead`, as far as memory allows."""
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))
-            self._found = dict(zip(wanted, self._fetch([self._names[b] for b in wanted]), strict=True))
+            sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
+            wanted = wanted[: max(1, int(np.searchsorted(sizes, _PREFETCH_ROWS)))]
+            new = [each for each in wanted if each not in self._found]
+            found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
+            self._found = {each: self._found[each] for each in wanted if each in self._found}
+            self._found.update(zip(new, found, strict=True))
         return self._found[block]
 
 
@@ -352,23 +444,22 @@ def make_plan(
         max_tokens: a shard is flushed when the tokens since the last flush reach this.
         max_items: kept records, at most.
     """
-    sidecars = _Sidecars(fetch, receipts.names)
+    sidecars = _Sidecars(fetch, receipts)
     end = _end(receipts, sidecars, max_items)
-    shards = _shards(receipts, _shard_borders(receipts, sidecars, max_tokens, end))
-    folder = folders(shard.domain for shard in shards)
-    count = Counter(shard.domain for shard in shards)
+    shards = Shards(receipts, _shard_borders(receipts, sidecars, max_tokens, end))
     ledger, counters = _ledger(receipts, sidecars, end)
     return Plan(
-        shards=[replace(shard, folder=folder[shard.domain], shards=count[shard.domain]) for shard in shards],
-        rejects=_rejects(receipts, sidecars, end),
+        shards=shards,
+        rejects=Rejects(receipts, _rejected(receipts, sidecars, end)),
         ledger=ledger,
         counters=counters,
         inputs=receipts.inputs(),
-        columns=receipts.columns(),
-        domains=folder,
+        columns=receipts.columns,
+        domains=shards.folders,
+        shards_of=shards.shards_of,
         blocks=len(receipts),
-        reused=int(np.count_nonzero(receipts.table["reused"].to_numpy())),
-        made=receipts.made(),
+        reused=receipts.reused,
+        made=dict(sorted(receipts.counts("made", len(receipts)).items())),
     )
 
 
@@ -385,52 +476,119 @@ def _end(receipts: Receipts, sidecars: _Sidecars, max_items: int | None) -> Bord
         return Border(block, -1, ())
     block = int(np.searchsorted(kept, max_items))
     rows = max_items - int(kept[block] - receipts.rows[block])
-    return _border(sidecars.get(block), block, rows, receipts.domains_of(block))
+    return _border(sidecars.get(block), block, rows, len(receipts.entry_domain[block]))
 
 
 def _shard_borders(receipts: Receipts, sidecars: _Sidecars, max_tokens: int, end: Border) -> list[Border]:
     """Every flush, the last one included."""
     ends = np.cumsum(receipts.tokens[: end.block + 1])
     borders: list[Border] = []
+    over: list[int] = []
     flushed = 0
     while True:
         goal = flushed + max_tokens
         block = int(np.searchsorted(ends, goal))
         if block > end.block:
             break
-        later = np.searchsorted(ends, goal + max_tokens * np.arange(1, _PREFETCH))
-        sidecar = sidecars.get(block, [int(b) for b in later if b <= end.block])
+        ahead = () if block in sidecars else _later(receipts, ends, goal, max_tokens, over)
+        sidecar = sidecars.get(block, ahead)
         until = ends[block] - receipts.tokens[block] + np.cumsum(sidecar.tokens)
         rows = int(np.searchsorted(until, goal)) + 1
         if block == end.block and 0 <= end.rows < rows:
             break
-        borders.append(_border(sidecar, block, rows, receipts.domains_of(block)))
+        borders.append(_border(sidecar, block, rows, len(receipts.entry_domain[block])))
         flushed = int(until[rows - 1])
+        over.append(flushed - goal)
     return [*borders, end]
 
 
-def _shards(receipts: Receipts, borders: list[Border]) -> list[ShardPlan]:
-    """Shards in order of flush, then of domain; folders and counts are filled in later."""
-    first = receipts.entry_first.tolist()
-    domain, rows = receipts.entry_domain.tolist(), receipts.entry_rows.tolist()
-    next_shard: Counter[int] = Counter()
-    shards: list[ShardPlan] = []
-    here = Border(0, 0, ())
-    for border in borders:
-        slices: dict[int, list[Slice]] = {}
-        for block in range(here.block, border.block + 1):
-            starts = here.cut if block == here.block else ()
-            stops = border.cut if block == border.block else ()
-            for place, entry in enumerate(range(first[block], first[block + 1])):
-                start = starts[place] if starts else 0
-                stop = stops[place] if stops else rows[entry]
-                if start < stop:
-                    slices.setdefault(domain[entry], []).append(Slice(receipts.names[block], place, start, stop))
-        for code in sorted(slices, key=receipts.domains.__getitem__):
-            shards.append(ShardPlan(receipts.domains[code], "", next_shard[code], 0, tuple(slices[code])))
-            next_shard[code] += 1
-        here = border
-    return shards
+def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
+    """Blocks in which the next borders will probably lie.
+
+    Where a border lies depends on all before it: each flush takes some tokens more than it must, up to the end of a
+    record. After k of them that is k times the mean, give or take.
+    """
+    if len(over) < _ENOUGH:
+        mean = spread = float(ends[-1]) / max(1, int(receipts.rows[: len(ends)].sum()))
+    else:
+        mean, spread = float(np.mean(over)), float(np.std(over))
+    later = np.arange(_PREFETCH)
+    places = goal + later * (max_tokens + mean)
+    margin = 2 * spread * np.sqrt(later)
+    blocks = np.searchsorted(ends, np.stack([places - margin, places, places + margin]))
+    found: list[int] = np.unique(blocks[blocks < len(ends)]).tolist()
+    return found
+
+
+class Shards(Sequence[ShardPlan]):
+    """The shards of a plan, in order of flush, then of domain.
+
+    Each is made when it is asked for: those of 10 TB have millions of slices.
+
+    Attributes:
+        shards_of: domain -> how many shards it has.
+        folders: domain -> folder.
+    """
+
+    def __init__(self, receipts: Receipts, borders: Sequence[Border]) -> None:
+        flush, domain, *slices = _slices(receipts, borders)
+        # The n-th slice belongs to the shard of this flush and domain.
+        shard = flush * max(1, len(receipts.domains)) + domain
+        order = np.argsort(shard, kind="stable")
+        found, lengths = np.unique(shard, return_counts=True)
+        self._names, self._domains = receipts.names, receipts.domains
+        self._first = offsets_of(lengths)
+        self._slices = [column[order].astype(np.int32) for column in slices]
+        self._domain = found % max(1, len(receipts.domains))
+        self._number = np.zeros(len(found), np.int64)
+        self.shards_of: dict[str, int] = {}
+        for code, name in enumerate(receipts.domains):
+            here = np.flatnonzero(self._domain == code)
+            self._number[here] = np.arange(len(here))
+            if len(here):
+                self.shards_of[name] = len(here)
+        self.folders = folders(self.shards_of)
+
+    def __len__(self) -> int:
+        return len(self._domain)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardPlan]: ...
+    def __getitem__(self, index: int | slice) -> ShardPlan | list[ShardPlan]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        index = range(len(self))[index]
+        domain = self._domains[self._domain[index]]
+        block, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
+        names = self._names.take(pa.array(block)).to_pylist()
+        slices = tuple(map(Slice, names, *(column.tolist() for column in rest)))
+        return ShardPlan(domain, self.folders[domain], int(self._number[index]), self.shards_of[domain], slices)
+
+
+def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
+    """int64 [slices] each: flush, domain, block, place of the domain in the block, start, stop; in input order."""
+    inner = borders if borders[-1].rows >= 0 else borders[:-1]
+    cuts = Ragged.from_lists([border.cut for border in inner], np.int64)
+    # A block in which n flushes end is cut into n + 1 pieces, of each of its domains.
+    domains = receipts.entry_domain.lengths
+    ending = np.bincount(np.array([border.block for border in inner], np.int64), minlength=len(receipts))
+    pieces = np.repeat(ending + 1, domains)
+    first = np.repeat(np.cumsum(ending) - ending, domains)  # the flush to which the first of them belongs
+    entry = np.repeat(np.arange(len(pieces)), pieces)
+    piece = np.arange(len(entry)) - offsets_of(pieces)[entry]
+    flush = first[entry] + piece
+    block = np.repeat(np.arange(len(receipts)), domains)[entry]
+    place = entry - receipts.entry_domain.offsets[block]
+    start, stop = np.zeros(len(entry), np.int64), receipts.entry_rows.flat[entry]
+    cut = np.flatnonzero(piece > 0)
+    start[cut] = cuts.flat[cuts.offsets[flush[cut] - 1] + place[cut]]
+    cut = np.flatnonzero(piece + 1 < pieces[entry])
+    stop[cut] = cuts.flat[cuts.offsets[flush[cut]] + place[cut]]
+    kept = (start < stop) & (flush < len(borders))
+    columns = (flush, receipts.entry_domain.flat[entry], block, place, start, stop)
+    return tuple(column[kept] for column in columns)
 
 
 def _cut_line(sidecar: Any, rows: int) -> int:
@@ -440,57 +598,67 @@ def _cut_line(sidecar: Any, rows: int) -> int:
 
 def _ledger(receipts: Receipts, sidecars: _Sidecars, end: Border) -> tuple[Ledger, dict[str, int]]:
     whole = end.block + 1 if end.rows < 0 else end.block
-    counts = receipts.counts(np.arange(whole))
+    counts = {kind: Counter(receipts.counts(kind, whole)) for kind in ("blank", "dropped", "rejected", "counter")}
     kept, lines = int(receipts.rows[:whole].sum()), int(receipts.lines.sum())
     not_read = int(receipts.lines[whole:].sum())
     if end.rows >= 0:
         sidecar = sidecars.get(end.block)
         cut = _cut_line(sidecar, end.rows)
-        counters = {name: int(per_row[: end.rows].sum()) for name, per_row in sidecar.counters.items()}
-        counts.append((count_outcomes(sidecar.status[:cut], sidecar.outcomes), counters))
+        seen = count_outcomes(sidecar.status[:cut], sidecar.outcomes)
+        counts["blank"][""] += seen["blank"]
+        counts["dropped"].update(seen["dropped"])
+        counts["rejected"].update(seen["rejected"])
+        counts["counter"].update({name: int(per_row[: end.rows].sum()) for name, per_row in sidecar.counters.items()})
         kept, not_read = kept + end.rows, not_read - cut
-    blank = sum(found["blank"] for found, _ in counts)
-    dropped: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
-    other: Counter[str] = Counter()
-    for found, counters in counts:
-        dropped.update(found["dropped"])
-        rejected.update(found["rejected"])
-        other.update(counters)
-    ledger = Ledger(lines, blank, kept, dict(dropped), dict(rejected), not_read)
-    return ledger, {name: count for name, count in sorted(other.items()) if count}
+    ledger = Ledger(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
+    return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
 
 
-def _rejects(receipts: Receipts, sidecars: _Sidecars, end: Border) -> list[RejectsPlan]:
-    """Files of at most REJECTS_PER_FILE rejects, in input order."""
-    lines_before = np.cumsum(receipts.lines) - receipts.lines
-    new_file = np.diff(receipts.file, prepend=-1) != 0
-    lines_before -= np.maximum.accumulate(np.where(new_file, lines_before, 0))
-    files: list[list[RejectSlice]] = []
-    room = 0
-    blocks = range(len(receipts) if end.rows < 0 else end.block + 1)
-    for block, (found, _) in zip(blocks, receipts.counts(np.arange(len(blocks))), strict=True):
-        count = sum(found["rejected"].values())
-        if end.rows >= 0 and block == end.block and count:
-            sidecar = sidecars.get(block)
+def _rejected(receipts: Receipts, sidecars: _Sidecars, end: Border) -> Array:
+    """int64 [blocks]: rejects of each that lie before the end."""
+    rejected = receipts.rejected()
+    if end.rows >= 0:
+        rejected[end.block + 1 :] = 0
+        if rejected[end.block]:
+            sidecar = sidecars.get(end.block)
             seen = count_outcomes(sidecar.status[: _cut_line(sidecar, end.rows)], sidecar.outcomes)
-            count = sum(seen["rejected"].values())
-        start = 0
-        while start < count:
-            if room == 0:
-                files.append([])
-                room = REJECTS_PER_FILE
-            stop = min(count, start + room)
-            files[-1].append(
-                RejectSlice(
-                    receipts.names[block],
-                    start,
-                    stop,
-                    receipts.path(block),
-                    int(receipts.first_byte[block]),
-                    int(lines_before[block]),
-                )
-            )
-            room -= stop - start
-            start = stop
-    return [RejectsPlan(index, tuple(slices)) for index, slices in enumerate(files)]
+            rejected[end.block] = sum(seen["rejected"].values())
+    return rejected
+
+
+class Rejects(Sequence[RejectsPlan]):
+    """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order; made when asked for."""
+
+    def __init__(self, receipts: Receipts, rejected: Array) -> None:
+        self._receipts, self._offsets, self._most = receipts, offsets_of(rejected), REJECTS_PER_FILE
+        lines_before = offsets_of(receipts.lines)[:-1]
+        new_file = np.diff(receipts.file, prepend=-1) != 0
+        self._first_line = lines_before - np.maximum.accumulate(np.where(new_file, lines_before, 0))
+
+    def __len__(self) -> int:
+        return -(-int(self._offsets[-1]) // self._most)
+
+    @overload
+    def __getitem__(self, index: int) -> RejectsPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RejectsPlan]: ...
+    def __getitem__(self, index: int | slice) -> RejectsPlan | list[RejectsPlan]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        index = range(len(self))[index]
+        first = index * self._most
+        last = min(first + self._most, int(self._offsets[-1]))
+        begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
+        blocks = np.arange(begin, end + 1)
+        starts, stops = self._offsets[blocks], self._offsets[blocks + 1]
+        some = starts < stops
+        blocks, starts, stops = blocks[some], starts[some], stops[some]
+        columns = (
+            self._receipts.names.take(pa.array(blocks)).to_pylist(),
+            (np.maximum(starts, first) - starts).tolist(),
+            (np.minimum(stops, last) - starts).tolist(),
+            map(self._receipts.path, blocks),
+            self._receipts.first_byte[blocks].tolist(),
+            self._first_line[blocks].tolist(),
+        )
+        return RejectsPlan(index, tuple(map(RejectSlice, *columns)))

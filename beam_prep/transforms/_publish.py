@@ -200,7 +200,7 @@ class Publisher:
         return self.output
 
     def _check_shards(self, plan: Plan, shards: list[ShardReceipt]) -> None:
-        wanted = sorted((shard.domain, shard.shard) for shard in plan.shards)
+        wanted = sorted((domain, shard) for domain, count in plan.shards_of.items() for shard in range(count))
         found = [(shard.domain, shard.shard) for shard in shards]
         if wanted != found:
             raise RunError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import pickle
 import platform
 import time
 import uuid
@@ -11,14 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam import coders
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.batch import Batch
 from beam_prep.core.layout import Layout
 from beam_prep.core.mask import Untrained
-from beam_prep.core.plan import Plan, Receipts, RejectsPlan, ShardPlan, SpoolReceipt, make_plan, pack_receipts
+from beam_prep.core.plan import (
+    Plan,
+    Receipts,
+    RejectsPlan,
+    ShardPlan,
+    SpoolReceipt,
+    join_blobs,
+    make_plan,
+    pack_receipts,
+)
 from beam_prep.core.store import settle
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError
@@ -66,45 +73,41 @@ def _report(folder: str, size: int, lines: int, rejected: int) -> None:
 
 
 class CollectReceipts(beam.CombineFn):
-    """Receipts -> packed blobs: of 1.2 million receipts, objects would take gigabytes."""
+    """Receipts -> packed blobs: of 1.2 million receipts, objects would take gigabytes.
+
+    An accumulator is blobs, and receipts that are not packed yet: never many, however many accumulators are merged.
+    """
 
     PENDING = 2_000
+    SMALL = 128 * 1024
+    """Bytes of a blob below which it is joined with others."""
 
     def create_accumulator(self) -> tuple[list[bytes], list[SpoolReceipt]]:
         return [], []
 
     def add_input(self, accumulator: Any, receipt: SpoolReceipt) -> Any:
-        blobs, pending = accumulator
+        _, pending = accumulator
         pending.append(receipt)
-        return self._pack(blobs, pending) if len(pending) >= self.PENDING else accumulator
+        return self.compact(accumulator) if len(pending) >= self.PENDING else accumulator
 
     def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
-        blobs, pending = self.create_accumulator()
-        for other_blobs, other_pending in accumulators:
-            blobs.extend(other_blobs)
-            pending.extend(other_pending)
-        return self._pack(blobs, pending) if len(pending) >= self.PENDING else (blobs, pending)
+        blobs: list[bytes] = []
+        small: list[bytes] = []
+        for accumulator in accumulators:
+            for blob in self.extract_output(accumulator):
+                (small if len(blob) < self.SMALL else blobs).append(blob)
+            if sum(map(len, small)) >= self.SMALL:
+                blobs.append(join_blobs(small))
+                small = []
+        return blobs + small, []
+
+    def compact(self, accumulator: Any) -> Any:
+        """Beam calls this before an accumulator leaves its worker."""
+        return self.extract_output(accumulator), []
 
     def extract_output(self, accumulator: Any) -> list[bytes]:
         blobs, pending = accumulator
-        return self._pack(blobs, pending)[0] if pending else list(blobs)
-
-    def _pack(self, blobs: list[bytes], pending: list[SpoolReceipt]) -> Any:
-        return [*blobs, pack_receipts(pending)], []
-
-    def get_accumulator_coder(self) -> coders.Coder:
-        return _Pickled()
-
-
-class _Pickled(coders.Coder):
-    def encode(self, value: Any) -> bytes:
-        return pickle.dumps(value, protocol=5)
-
-    def decode(self, encoded: bytes) -> Any:
-        return pickle.loads(encoded)
-
-    def is_deterministic(self) -> bool:
-        return False
+        return [*blobs, pack_receipts(pending)] if pending else list(blobs)
 
 
 @dataclasses.dataclass(eq=False)
@@ -122,12 +125,16 @@ class MakePlan(beam.DoFn):
         if failure(plan, self.publisher.max_reject_rate) is None:
             yield from plan.shards
         yield from plan.rejects
-        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, rejects=[], shards=_bare(plan.shards)))
+        yield beam.pvalue.TaggedOutput("plan", _without_work(plan))
 
 
-def _bare(shards: list[ShardPlan]) -> list[ShardPlan]:
-    """Publish needs to know which shards there are, not their slices."""
-    return [dataclasses.replace(shard, slices=()) for shard in shards]
+def _without_work(plan: Plan) -> Plan:
+    """Publish knows by their counts which shards there must be."""
+    return dataclasses.replace(plan, shards=(), rejects=())
+
+
+_NOTHING = _without_work(make_plan(Receipts([]), list, 1))
+"""The plan of no blocks; Publish then says that there was no input."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -246,7 +253,8 @@ class Shard(beam.PTransform):
         plan = (
             batches
             | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
-            | "Receipts" >> beam.CombineGlobally(CollectReceipts())
+            # Its default would come as a side input: one element of all receipts, 130 MB at 10 TB.
+            | "Receipts" >> beam.CombineGlobally(CollectReceipts()).without_defaults()
             | "Plan"
             >> beam.ParDo(MakePlan(self.spool, self.max_tokens, self.max_items, self.publisher)).with_outputs(
                 "plan", main="work"
@@ -257,5 +265,5 @@ class Shard(beam.PTransform):
             | "Spread" >> beam.Reshuffle()
             | "Write" >> beam.ParDo(Write(self.spool, self.publisher.place, tuple(self.formats), self.pack))
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
-            | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
+            | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan, _NOTHING))
         )

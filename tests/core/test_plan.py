@@ -1,6 +1,5 @@
 """The plan = what a program would do that reads record by record, and knows nothing of blocks."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -212,13 +211,13 @@ REJECTS = [[[Line("rejected", "bad_json")] * 5, [Line("kept", "a", 1), Line("rej
     st.one_of(st.none(), st.integers(1, 30)),
     st.integers(1, 5),
     st.integers(1, 3),
-    st.sampled_from([1, 2, 3, 32]),
+    st.sampled_from([(1, 0), (2, 10**6), (3, 30), (512, 10**6)]),
 )
-@example(ONE_DOMAIN, 4, None, 1, 1, 32)
-@example(ONE_DOMAIN, 2, 2, 1, 1, 32)
-@example(ONE_DOMAIN, 2, 4, 1, 1, 32)
-@example(ONE_DOMAIN, 1, 3, 1, 2, 1)
-@example(REJECTS, 1, 1, 2, 1, 32)
+@example(ONE_DOMAIN, 4, None, 1, 1, (32, 10**6))
+@example(ONE_DOMAIN, 2, 2, 1, 1, (32, 10**6))
+@example(ONE_DOMAIN, 2, 4, 1, 1, (32, 10**6))
+@example(ONE_DOMAIN, 1, 3, 1, 2, (1, 10**6))
+@example(REJECTS, 1, 1, 2, 1, (32, 10**6))
 @settings(max_examples=200, deadline=None)
 def test_the_plan_is_what_a_sequential_program_does(
     files: list[list[list[Line]]],
@@ -226,13 +225,16 @@ def test_the_plan_is_what_a_sequential_program_does(
     max_items: int | None,
     rejects_per_file: int,
     blobs: int,
-    prefetch: int,
+    prefetch: tuple[int, int],
 ) -> None:
+    """However many sidecars are fetched ahead, and however few fit into memory."""
     made = spool(files)
     wanted = Simulation(max_tokens, max_items, rejects_per_file).run(files, made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "REJECTS_PER_FILE", rejects_per_file)
-        patch.setattr(module, "_PREFETCH", prefetch)
+        patch.setattr(module, "_PREFETCH", prefetch[0])
+        patch.setattr(module, "_PREFETCH_ROWS", prefetch[1])
+        patch.setattr(module, "_ENOUGH", 2)
         plan = made.plan(max_tokens, max_items, blobs)
 
     assert rows_of(plan, made) == wanted.shards
@@ -303,9 +305,29 @@ def test_borders_are_fetched_many_at_a_time() -> None:
     assert len(made.fetched) <= 400 / 10
 
 
+def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each flush takes some tokens more than it must: 32 flushes later, that is two blocks here."""
+    sizes = np.random.default_rng(7).integers(1, 200, 20_000).tolist()
+    lines = [Line("kept", "a", size) for size in sizes]
+    made = spool([[lines[first : first + 10] for first in range(0, len(lines), 10)]])
+    monkeypatch.setattr(module, "_PREFETCH", 32)
+    shards = len(made.plan(5000).shards)
+    assert shards > 350
+    assert len(made.fetched) <= shards / 20
+    assert sum(map(len, made.fetched)) <= 2 * shards
+
+
+def test_sidecars_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block may hold a million short lines."""
+    made = spool([[[Line("kept", "a", 10), Line("blank")] * 5 for _ in range(100)]])
+    monkeypatch.setattr(module, "_PREFETCH_ROWS", 60)
+    assert len(made.plan(60).shards) == 84
+    assert {len(names) for names in made.fetched[:-1]} <= {3, 4}
+
+
 def test_a_job_without_blocks_has_an_empty_plan() -> None:
     plan = make_plan(Receipts([]), lambda names: [], 10)
-    assert (plan.shards, plan.rejects, plan.inputs, plan.columns, plan.domains) == ([], [], [], (), {})
+    assert (list(plan.shards), list(plan.rejects), plan.inputs, plan.columns, plan.domains) == ([], [], [], (), {})
     assert plan.ledger.as_dict()["lines"] == 0
     assert make_plan(Receipts([]), lambda names: [], 10, max_items=5).blocks == 0
 
@@ -370,4 +392,3 @@ def test_receipts_are_small_when_packed() -> None:
     """1.2 million receipts must fit a worker of 2 GB."""
     made = spool([[[Line("kept", "a", count % 7)] * 3 for count in range(500)]])
     assert len(pack_receipts(made.receipts)) / 500 < 100
-    assert json.loads(Receipts([pack_receipts(made.receipts)]).table["counts"][0].as_py())[1] == {}

@@ -69,7 +69,13 @@ class Folder:
         return json.loads(_stores.read_bytes(self.path(name)))
 
     def job(
-        self, tokenizer: str, *inputs: str, output: str = "out", config: Any = CONFIG, options: Any = LOCAL, **given: Any
+        self,
+        tokenizer: str,
+        *inputs: str,
+        output: str = "out",
+        config: Any = CONFIG,
+        options: Any = LOCAL,
+        **given: Any,
     ) -> Pipeline:
         if isinstance(config, dict):
             config = PipelineConfig.from_dict(config)
@@ -388,9 +394,7 @@ def test_what_is_not_there_is_named(store: Folder, tmp_path: Path, tokenizer_pat
         store.run(store.path("broken"), source)
     nowhere = f"{store.url.partition('://')[0]}://no-such-bucket/out"
     with pytest.raises(StorageError, match=r"no-such-bucket"):
-        Pipeline(PipelineConfig.from_dict(CONFIG), source, nowhere, tokenizer_path).run(
-            [*store.server.options, *LOCAL]
-        )
+        Pipeline(PipelineConfig.from_dict(CONFIG), source, nowhere, tokenizer_path).run([*store.server.options, *LOCAL])
     with pytest.raises(ConfigError, match="give a local one"):
         Pipeline(PipelineConfig.from_dict(CONFIG), source, tmp_path / "x", tokenizer_path, staging=store.url)
 

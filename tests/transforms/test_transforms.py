@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
-from beam_prep.core.batch import Segments
+from beam_prep.core.batch import Batch, Segments
 from tests.conftest import ROOT
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
@@ -142,3 +143,12 @@ def test_shard(tmp_path: Path) -> None:
 def test_bad_options_fail_when_the_transform_is_made(wrong: Any) -> None:
     with pytest.raises(ValueError):
         wrong()
+
+
+def test_a_chain_without_blocks_ends_in_a_clear_error(tmp_path: Path) -> None:
+    pipeline = TestPipeline(runner="FnApiRunner")
+    nothing = pipeline | bp.testing.create([CHAT]) | beam.Filter(lambda block: False).with_output_types(Batch)
+    nothing | bp.Shard(str(tmp_path / "out"))
+    with pytest.raises(Exception, match="the input has no record"):
+        pipeline.run()
+    assert not (tmp_path / "out").exists()

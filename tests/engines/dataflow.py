@@ -1,0 +1,182 @@
+"""Dataflow without a cloud: what a launch calls of its API, on loopback, and the staged pipeline on other runners.
+
+with Service() as service:
+    launch(service, store, launched({"inputs": ..., "output_dir": ..., ...}))
+    proto = staged_pipeline(service.jobs[0])
+run_in_process(proto, store)
+run_on_flink(proto, store, job_endpoint, worker_pool)
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.runner import PipelineState
+from apache_beam.transforms import environments
+
+from tests.conftest import ROOT
+from tests.engines import image
+from tests.engines.stores import Store
+
+LAUNCHER = ROOT / "pipelines" / "dataflow" / "launcher.py"
+
+
+class Service:
+    """What a launch calls of Dataflow's API, on loopback.
+
+    Attributes:
+        jobs: the jobs that were posted, as they came.
+        endpoint: where it listens.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: list[dict[str, Any]] = []
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if not re.fullmatch(r"/v1b3/projects/[^/]+/locations/[^/]+/jobs", self.path.partition("?")[0]):
+                    self.send_error(404)
+                    return
+                service.jobs.append(job)
+                self._answer({**job, "id": f"job-{len(service.jobs)}", "currentState": "JOB_STATE_DONE"})
+
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                number = re.search(r"/jobs/job-(\d+)", path)
+                if number is None:
+                    self.send_error(404)
+                elif path.endswith("/messages"):
+                    self._answer({})
+                else:
+                    job = service.jobs[int(number[1]) - 1]
+                    self._answer({**job, "id": f"job-{number[1]}", "currentState": "JOB_STATE_DONE"})
+
+            def _answer(self, message: dict[str, Any]) -> None:
+                text = json.dumps(message).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *given: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("localhost", 0), Handler)
+        self.endpoint = f"http://localhost:{self._server.server_port}"
+
+    def __enter__(self) -> "Service":
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *given: Any) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def as_launched(parameters: Mapping[str, str], store: Store) -> list[str]:
+    """The launcher's arguments as the template launcher gives them: all strings, `--name=value`, sorted by name.
+
+    Args:
+        parameters: what the form was filled in with; "" for what was left empty.
+        store: where Dataflow's own files go.
+    """
+    own = {
+        "job_name": "chats",
+        "machine_type": "n2-standard-4",
+        "max_num_workers": "20",
+        "project": "project",
+        "region": "europe-west4",
+        "runner": "DataflowRunner",
+        "service_account_email": "beam-prep@project.iam.gserviceaccount.com",
+        "staging_location": f"{store.url}/staging",
+        "temp_location": f"{store.url}/temp",
+    }
+    return [f"--{name}={value}" for name, value in sorted({**own, **parameters}.items())]
+
+
+def launch(
+    service: Service, store: Store, arguments: Sequence[str], python: Path | None = None, launcher: Path = LAUNCHER
+) -> "subprocess.CompletedProcess[str]":
+    """Launches a job as the template does, in a process of its own: to the service, its files to the store.
+
+    Args:
+        service: what stands for Dataflow.
+        store: what stands for Cloud Storage.
+        arguments: as from `as_launched`.
+        python: that of the image; by default ours.
+        launcher: that of the image; by default ours.
+    """
+    settings = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    settings |= {**store.environment, "BEAM_PREP_IMAGE": image.NAME, "HF_HUB_OFFLINE": "1"}
+    if python is None:
+        settings["PYTHONPATH"] = str(ROOT)
+    here = [f"--dataflow_endpoint={service.endpoint}", "--no_auth", *store.options]
+    command = [str(python or sys.executable), str(launcher), *arguments, *here]
+    return subprocess.run(command, env=settings, cwd="/", capture_output=True, text=True)
+
+
+def staged_pipeline(job: Mapping[str, Any]) -> beam_runner_api_pb2.Pipeline:
+    """The pipeline that a job request names, from where it was staged."""
+    with FileSystems.open(job["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"]) as file:
+        return beam_runner_api_pb2.Pipeline.FromString(file.read())
+
+
+def run_in_process(proto: beam_runner_api_pb2.Pipeline, store: Store) -> None:
+    """Runs a staged pipeline in this process.
+
+    Raises:
+        Exception: whatever a step raised.
+    """
+    here = _in_environment(proto, environments.EmbeddedPythonEnvironment.default())
+    FnApiRunner().run_via_runner_api(here, PipelineOptions(list(store.options)))
+
+
+def run_on_flink(
+    proto: beam_runner_api_pb2.Pipeline, store: Store, job_endpoint: str, worker_pool: str, *more: str
+) -> None:
+    """Runs a staged pipeline on a Flink cluster.
+
+    Args:
+        proto: the pipeline.
+        store: where its files lie.
+        job_endpoint: of Beam's job server, `localhost:8099` or the like.
+        worker_pool: where SDK workers come from, `localhost:50000` or the like.
+        more: options of Beam, `--execution_mode_for_batch=BATCH_FORCED` or the like.
+
+    Raises:
+        RuntimeError: the job failed.
+    """
+    capabilities = environments.python_sdk_capabilities()
+    there = _in_environment(proto, environments.ExternalEnvironment(worker_pool, capabilities=capabilities))
+    options = PipelineOptions([f"--job_endpoint={job_endpoint}", *store.options, *more])
+    state = PortableRunner().run_portable_pipeline(there, options).wait_until_finish()
+    if state != PipelineState.DONE:
+        raise RuntimeError(f"the job ended as {state}")
+
+
+def _in_environment(
+    proto: beam_runner_api_pb2.Pipeline, environment: environments.Environment
+) -> beam_runner_api_pb2.Pipeline:
+    """The pipeline with its workers elsewhere; nothing else of it changes."""
+    there = beam_runner_api_pb2.Pipeline()
+    there.CopyFrom(proto)
+    for name in there.components.environments:
+        there.components.environments[name].CopyFrom(environment.to_runner_api(None))
+    return there

@@ -1,0 +1,56 @@
+"""The steps of the Dataflow image work, in their order, on a clean machine, and what they give can launch."""
+
+import re
+import subprocess
+
+import pytest
+
+from beam_prep.options import OPTIONS
+from tests.engines import image
+from tests.engines.image import Image
+
+LAUNCHER = "/opt/google/dataflow/python_template_launcher"
+
+
+def test_every_step_works_and_pip_finds_no_conflict(built_image: Image) -> None:
+    assert ("RUN", "pip check") in image.instructions()
+    done = built_image.run("pip", "check")
+    assert (done.returncode, done.stdout) == (0, "No broken requirements found.\n")
+
+
+def test_all_that_pip_installs_is_checked_by_its_hash(built_image: Image) -> None:
+    steps = [text for name, text in image.instructions() if name == "RUN" and text.startswith("pip install")]
+    assert all("--require-hashes" in step or "--no-deps" in step for step in steps)
+    # Else pip would fetch the newest setuptools, by no hash, to build those that come as sources.
+    assert all("--no-build-isolation" in step for step in steps[1:])
+
+
+def test_the_launcher_shows_its_options_without_tensorflow(built_image: Image) -> None:
+    launcher = built_image.environment["FLEX_TEMPLATE_PYTHON_PY_FILE"]
+    done = built_image.run("python", launcher, "--help")
+    assert done.returncode == 0, done.stderr
+    assert {f"--{option.name}" for option in OPTIONS} <= set(re.findall(r"--\w+", done.stdout))
+    assert built_image.run("python", "-c", "import tensorflow").returncode != 0
+
+
+def test_the_image_starts_workers_from_itself_and_is_offline(built_image: Image) -> None:
+    assert built_image.environment["BEAM_PREP_IMAGE"] == image.NAME
+    assert built_image.environment["HF_HUB_OFFLINE"] == "1"
+    assert built_image.entrypoint == ["/opt/apache/beam/boot"]
+    assert "/opt/apache/beam" in built_image.copied_from
+    assert LAUNCHER in built_image.copied_from
+
+
+def test_tokenizers_beside_the_dockerfile_are_in_the_image(built_image: Image) -> None:
+    assert (built_image.root / "template" / "tokenizers" / "README.md").exists()
+
+
+@pytest.mark.parametrize(("name", "code"), [(image.NAME, 0), ("", 1)])
+def test_an_image_that_does_not_know_its_name_is_not_built(name: str, code: int) -> None:
+    (step,) = [text for kind, text in image.instructions() if kind == "RUN" and "IMAGE" in text]
+    assert subprocess.run(["/bin/sh", "-c", step], env={"IMAGE": name}).returncode == code
+
+
+@pytest.mark.parametrize("step", [text for name, text in image.instructions() if name == "RUN"])
+def test_no_step_asks_for_a_program_that_a_slim_image_lacks(step: str) -> None:
+    assert step.split()[0] in ("pip", "test")

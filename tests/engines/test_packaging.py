@@ -1,0 +1,142 @@
+"""What a worker gets is enough for every job, without TensorFlow, and is nothing else."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import beam_prep
+from beam_prep.config import FORMATS, PipelineConfig
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT, tree
+from tests.engines import image
+from tests.test_configs import CONFIGS, sample
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+# What users ask for; bench and dev are ours.
+PUBLIC = ("arrow", "aws", "fast", "gcp", "hdf5", "tensorflow")
+IN_THE_IMAGE = ("fast", "gcp", "hdf5")
+PINS = image.DOCKERFILE.parent / "requirements.txt"
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our sdist, as Beam makes it of --setup_file."""
+    folder = tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory, built_image: image.Image, sdist: Path) -> Path:
+    """The Python of an environment that has the sdist, and below it what the image pins."""
+    folder = tmp_path_factory.mktemp("worker")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    (site,) = folder.glob("lib/python*/site-packages")
+    (below,) = built_image.python.parent.parent.glob("lib/python*/site-packages")
+    (site / "below.pth").write_text(f"{below}\n")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
+    subprocess.run([str(python), "-I", "-m", "pip", "install", *options, str(sdist)], cwd=folder, check=True)
+    return python
+
+
+def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
+    ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "beam_prep").rglob("*.py")}
+    about = {"pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"}
+    # PKG-INFO and the like: setuptools'.
+    made = {name for name in files if name.startswith("beam_prep.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    assert files - made == ours | about
+
+
+def test_a_worker_has_the_sdist_and_no_tensorflow(worker: Path, sdist: Path) -> None:
+    code = "import beam_prep, importlib.util as u; print(beam_prep.__file__, u.find_spec('tensorflow'))"
+    done = subprocess.run([str(worker), "-I", "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(worker.parent.parent))
+    assert done.stdout.endswith(" None\n")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_worker_runs_every_config_in_every_format(
+    name: str, worker: Path, tmp_path: Path, tokenizer_path: str
+) -> None:
+    config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    config.setdefault("output", {})["storage_format"] = list(FORMATS)
+    if (template := config["input"].get("chat_template")) is not None:
+        (tmp_path / template).write_text((ROOT / "configs" / template).read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    arguments = [str(sample(name)), "-o", str(tmp_path / "there"), "-c", str(path), "--tokenizer_path", tokenizer_path]
+    command = [str(worker), "-I", "-m", "beam_prep.cli", "run", *arguments, "--runner=FnApiRunner"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    job = Pipeline(PipelineConfig.from_json(path), [str(sample(name))], tmp_path / "here", tokenizer_path)
+    job.run(["--runner=FnApiRunner"])
+    assert beam_prep.open(tmp_path / "there").manifest["formats"] == list(FORMATS)
+    assert tokens(tmp_path / "there") == tokens(tmp_path / "here")
+
+
+def tokens(output: Path) -> dict[str, bytes]:
+    """Files that we write byte by byte: in HDF5 and Arrow files, some bytes are those of a version of their library."""
+    found = {name: data for name, data in tree(output).items() if name.endswith((".bin", ".tfrecord"))}
+    assert {Path(name).suffix for name in found} == {".bin", ".tfrecord"}
+    return found
+
+
+def test_the_readme_says_what_every_extra_is_for() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (ROOT / "README.md").read_text(), re.M)
+    told = {name: packages for name, packages in rows if name in EXTRAS}
+    assert told.keys() == {*PUBLIC}
+    for name, packages in told.items():
+        for need in EXTRAS[name]:
+            assert f"`{need.name}{'[' + ','.join(sorted(need.extras)) + ']' if need.extras else ''}`" in packages, name
+
+
+def compiled(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """What uv makes of the project, for the image's Python and platform."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    _, *options = shlex.split(re.search(r"^PIN = \$\(BIN\)/(.*)$", makefile, re.M)[1])
+    uv = str(Path(sys.executable).parent / "uv")
+    return subprocess.run([uv, *options, "pyproject.toml", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_pinned_versions_are_those_of_the_project(tmp_path: Path) -> None:
+    """uv keeps the pins of a file that it writes again: it changes only what pyproject.toml no longer asks for."""
+    pins = tmp_path / "requirements.txt"
+    shutil.copy(PINS, pins)
+    done = compiled(*(f"--extra={name}" for name in IN_THE_IMAGE), "-o", str(pins))
+    assert done.returncode == 0, done.stderr
+    assert pins.read_text() == PINS.read_text(), "make requirements"
+
+
+@pytest.mark.parametrize("extra", PUBLIC)
+def test_every_extra_goes_with_the_versions_of_the_image(extra: str) -> None:
+    done = compiled(f"--extra={extra}", "--constraint", str(PINS))
+    assert done.returncode == 0, done.stderr
+    for need in EXTRAS[extra]:
+        assert re.search(rf"^{need.name}(\[[\w,-]+\])?==", done.stdout, re.M), need
+
+
+def test_the_image_has_no_tensorflow() -> None:
+    assert not re.search(r"^tensorflow", PINS.read_text(), re.M)
+
+
+def test_extras_agree_with_each_other() -> None:
+    """The same package is asked for in the same versions, wherever it is."""
+    found: dict[str, set[str]] = {}
+    for need in [need for needs in EXTRAS.values() for need in needs] + [*map(Requirement, PROJECT["dependencies"])]:
+        found.setdefault(need.name, set()).add(str(need.specifier))
+    assert {name: wanted for name, wanted in found.items() if len(wanted) > 1} == {}
