@@ -1,4 +1,4 @@
-"""Jobs on gs:// and s3://, against real servers: the same bytes, nothing half, and what happens when a store is gone."""
+"""Jobs on gs:// and s3://, on real servers: the same bytes, nothing half, and what happens when a store is gone."""
 
 import gc
 import gzip
