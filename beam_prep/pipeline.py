@@ -133,7 +133,7 @@ class Pipeline:
         self.max_reject_rate = max_reject_rate
         self.reject_text = reject_text
         self.block_bytes = block_bytes
-        self.spool = spool
+        self.spool = os.path.abspath(spool) if spool and is_local(spool) else spool
         self.staging = Staging.beside(self.output, staging)
         self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)

@@ -264,7 +264,7 @@ def test_a_file_that_ends_before_its_split_does_is_noticed(tmp_path: Path, monke
     path.write_bytes(b'{"a":1}\n' * 20_000)
     (source,) = list_inputs([str(path)])
     path.write_bytes(b'{"a":1}\n' * 100)
-    monkeypatch.setattr(_files, "file_stat", lambda path: (source.size, source.updated))  # as a lagging store would
+    monkeypatch.setattr(_files, "file_stat", lambda *path: (source.size, source.updated))  # as a lagging store would
     for split in split_file((0, source), BLOCK):
         with pytest.raises(InputError, match=r"'.*a\.jsonl' became shorter"):
             list(read_split(split, BLOCK))
