@@ -17,7 +17,7 @@ from pathlib import Path
 
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.portability.api.beam_runner_api_pb2 import Pipeline
+from apache_beam.portability.api import beam_runner_api_pb2
 
 from tests.conftest import ROOT
 from tests.engines import dataflow
@@ -123,7 +123,7 @@ def _process(made: Engines, work: Task, output: str) -> None:
     _run(work, output, [*made.flink.options, *made.process])
 
 
-def _staged(made: Engines, work: Task, output: str) -> Pipeline:
+def _staged(made: Engines, work: Task, output: str) -> beam_runner_api_pb2.Pipeline:
     """The pipeline that a launch of the Dataflow template stages for the job."""
     config = made.folder / f"{work.job.sample}.json"
     config.write_text(json.dumps(work.job.config))
@@ -149,7 +149,7 @@ def _dataflow_on_flink(made: Engines, work: Task, output: str) -> None:
     (pool,) = (word.partition("=")[2] for word in made.external if word.startswith("--environment_config="))
     where = dataclasses.replace(made.gcs, options=work.options)
     more = ["--execution_mode_for_batch=BATCH_FORCED", "--parallelism=2", "--sdk_worker_parallelism=2"]
-    dataflow.run_on_flink(_staged(made, work, output), where, made.flink.endpoint, pool, *more)
+    dataflow.run_on_flink(_staged(made, work, output), where, made.flink.endpoint, pool, *more, *made.flink.settings)
 
 
 RUNNERS: dict[str, Callable[[Engines, Task, str], None]] = {
