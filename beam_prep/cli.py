@@ -127,7 +127,8 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         staging_ttl=given.staging_ttl,
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
-    ).run([*beam_options, *options.as_given(given)], wait=given.wait)
+        beam_options=[*beam_options, *options.as_given(given)],
+    ).run(wait=given.wait)
     if result.manifest is None:
         print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
     elif result.up_to_date:
