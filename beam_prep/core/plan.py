@@ -185,16 +185,21 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
     return _blob(pa.table(columns, schema=_RECEIPTS))
 
 
-def join_blobs(blobs: Sequence[bytes]) -> bytes:
+def join_blobs(blobs: Iterable[bytes]) -> bytes:
     """One blob of the receipts of several."""
-    return _blob(pa.concat_tables([pa.ipc.open_stream(blob).read_all() for blob in blobs]).combine_chunks())
+    return _blob(pa.concat_tables([_table(blob) for blob in blobs]).combine_chunks())
 
 
 def _blob(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _RECEIPTS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    # As a whole: a blob of few receipts is more schema than data.
+    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, _RECEIPTS) as writer:
         writer.write_table(table)
     return bytes(memoryview(sink.getvalue()))
+
+
+def _table(blob: bytes) -> pa.Table:
+    return pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")).read_all()
 
 
 def _counts(receipt: SpoolReceipt) -> Iterator[tuple[str, str, int]]:
@@ -293,7 +298,7 @@ class Receipts:
         parts: dict[str, list[Any]] = {}
         self.reused = 0
         for blob in itertools.chain(blobs, [_blob(_RECEIPTS.empty_table())]):
-            table = pa.ipc.open_stream(blob).read_all().combine_chunks()
+            table = _table(blob).combine_chunks()
             found = {name: _values(table[name]) for name in _RECEIPTS.names}
             self.reused += found["reused"].true_count
             for name in ("file", "start", "first_byte", "size", "lines"):
