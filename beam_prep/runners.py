@@ -36,14 +36,12 @@ SMALL_INPUT = 4 * BLOCK_BYTES
 
 
 class FlinkOptions(PipelineOptions):
-    """Options of Beam's job server for Flink that matter here. Beam's Python knows them only once it has asked it."""
+    """What we say to Beam's job server for Flink: Beam's Python knows its options only once it has asked it."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
         parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
-        parser.add_argument("--number_of_execution_retries", type=int, help="how often Flink runs failed tasks again")
-        parser.add_argument("--execution_retry_delay", type=int, help="milliseconds that Flink waits before that")
 
 
 class JobOptions(PipelineOptions):

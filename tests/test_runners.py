@@ -98,7 +98,7 @@ def test_prism_is_not_downloaded_unasked() -> None:
 
 
 def test_the_command_line_knows_the_options_of_flink() -> None:
-    assert cli.unknown_beam_options(["--execution_mode_for_batch=PIPELINED", "--number_of_execution_retries=2"]) is None
+    assert cli.unknown_beam_options(["--execution_mode_for_batch=PIPELINED"]) is None
     problem = cli.unknown_beam_options(["--execution_mode_for_batsch=PIPELINED"])
     assert problem is not None
     assert "did you mean --execution_mode_for_batch?" in problem

@@ -1,13 +1,17 @@
-"""What every engine test shares: where the built engines lie, and what happens where one cannot be."""
+"""What every engine test shares: where the built engines lie, what happens where one cannot be, one Flink cluster."""
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from tests.engines import image
+
+if TYPE_CHECKING:
+    from tests.engines.flink import Flink
 
 ENGINES = Path(os.environ.get("BEAM_PREP_ENGINES", Path.home() / ".cache" / "beam_prep-engines"))
 """Made by `make engines`, outside git, and used again."""
@@ -23,6 +27,32 @@ def missing(reason: str) -> NoReturn:
 def program(name: str) -> str:
     """The path of a program of this machine, `java` or `go`."""
     return shutil.which(name) or missing(f"no {name} on this machine")
+
+
+@pytest.fixture(scope="session")
+def flink(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Flink]":
+    """A cluster with one TaskManager of two slots, and its job server: all tests share their start."""
+    from tests.engines.flink import running
+
+    with running(tmp_path_factory.mktemp("flink")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def external(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Options for SDK workers of a worker pool, which has our sdist installed."""
+    from tests.engines.workers import worker_pool
+
+    with worker_pool(tmp_path_factory.mktemp("pool")) as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def process(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options for SDK workers that Beam's boot program starts, and installs our staged sdist for."""
+    from tests.engines.workers import boot_process
+
+    return boot_process(tmp_path_factory.mktemp("boot"))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,26 @@ class Cluster:
             "taskmanager.memory.process.size": "1400m",
             "taskmanager.memory.managed.size": "128m",
             "taskmanager.numberOfTaskSlots": slots,
+            # Of its default of 512, every task that hands on data in batch mode wants all: small machines run out.
+            "taskmanager.network.sort-shuffle.min-buffers": 64,
+            "classloader.resolve-order": "parent-first",
             # One that died is found out by calls that fail, soon; a busy machine is no reason to give one up.
             "heartbeat.interval": 1000,
+            # Only the cluster can say so: of a batch job's own options for it, Beam makes no use.
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.attempts": 3,
+            "restart-strategy.fixed-delay.delay": "1 s",
             "io.tmp.dirs": str(folder / "tmp"),
         }
         (conf / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         self._conf = str(conf)
         self._java = [program("java"), *OPENS, f"-Dlog4j.configurationFile={conf / 'log4j.properties'}"]
-        self._classes = ":".join(str(jar) for jar in sorted(built("flink").glob("*.jar")))
+        # Beam's classes too, as in the image of a cluster that runs Beam alone. Else each job brings 160 MB of them and
+        # SDK workers, which then depend on the job's classes, end and start again between any two stages.
+        beam = [
+            jar for jar in (built("job_server") / "lib").glob("*.jar") if not jar.name.startswith(("flink-", "slf4j-"))
+        ]
+        self._classes = ":".join(str(jar) for jar in [*sorted(built("flink").glob("*.jar")), *sorted(beam)])
 
     def get(self, path: str) -> Any:
         """What the REST interface says."""
@@ -80,6 +93,10 @@ class Cluster:
             return int(self.get("/overview")["slots-total"])
         except urllib.error.URLError:
             return 0
+
+    def names(self) -> list[str]:
+        """What Flink calls its TaskManagers."""
+        return [one["id"] for one in self.get("/taskmanagers")["taskmanagers"]]
 
     def job_manager(self) -> contextlib.AbstractContextManager[Server]:
         main = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
@@ -149,3 +166,32 @@ def job_server(folder: Path, address: str) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with serving(command, folder / "job_server.log", lambda: listens(job)):
         yield f"localhost:{job}"
+
+
+@dataclass(frozen=True)
+class Flink:
+    """A cluster with its job server.
+
+    Attributes:
+        cluster: the cluster.
+        endpoint: of the job server.
+    """
+
+    cluster: Cluster
+    endpoint: str
+
+    @property
+    def options(self) -> list[str]:
+        """To run a job on it; what SDK workers there are is said besides."""
+        return [
+            *["--runner=FlinkRunner", f"--flink_master={self.cluster.address}", f"--job_endpoint={self.endpoint}"],
+            # The cluster has Beam's classes; nothing is left to bring, and SDK workers can outlive a stage.
+            *[f"--files_to_stage={built('job_server') / 'job_server.jar'}", "--environment_cache_millis=60000"],
+        ]
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Flink]:
+    """A cluster with one TaskManager of two slots, and its job server."""
+    with cluster(folder / "cluster") as made, job_server(folder / "jobs", made.address) as endpoint:
+        yield Flink(made, endpoint)

@@ -22,13 +22,19 @@ class Server:
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-        # Our own packages must not be found there by chance.
+        # This checkout must not be found there by chance, nor from the current folder.
         settings = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         settings.update(environment or {})
         self.log = log
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=settings, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=settings,
+                cwd=log.parent,
+                start_new_session=True,
             )
 
     def family(self) -> list[psutil.Process]:

@@ -1,0 +1,89 @@
+"""The jobs that every engine has to give the same bytes for, on inputs of several blocks made from the samples."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beam_prep.config import PipelineConfig
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT, tree
+
+BLOCK_BYTES = 65_536
+"""The smallest: so that small inputs are work for several workers."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job.
+
+    Attributes:
+        config: as of a file.
+        sample: of `examples/data`, the records of its input.
+        times: how often they come, each time with another number in them.
+    """
+
+    config: dict[str, Any]
+    sample: str
+    times: int
+
+    def write_input(self, folder: Path) -> Path:
+        """Its input, one file: the same bytes each time."""
+        rows = [json.loads(line) for line in (ROOT / "examples" / "data" / self.sample).read_bytes().splitlines()]
+        path = folder / self.sample
+        with path.open("w", encoding="utf-8") as file:
+            for number in range(self.times):
+                file.writelines(f"{json.dumps(_numbered(row, number), ensure_ascii=False)}\n" for row in rows)
+        return path
+
+
+def _numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """The row with a number at the end of every message: equal blocks would be tokenised once."""
+
+    def numbered(value: Any) -> Any:
+        if isinstance(value, list):
+            return [{**one, "content": f"{one['content']} ({number})"} for one in value]
+        return value
+
+    return {name: numbered(value) for name, value in row.items()}
+
+
+def _config(file: str, **output: Any) -> dict[str, Any]:
+    config = json.loads((ROOT / "configs" / file).read_text())
+    config["output"] = {**config.get("output", {}), **output}
+    return dict(config)
+
+
+JOBS = {
+    "chat, bin + tfrecord": Job(
+        _config(
+            "sft_conversation.json",
+            storage_format=["bin", "tfrecord"],
+            domain_key="domain",
+            max_tokens_per_shard=100_000,
+        ),
+        "chat.jsonl",
+        times=6,
+    ),
+    "DPO, bin": Job(_config("dpo_conversation.json", max_tokens_per_shard=100_000), "preference.jsonl", times=40),
+    "packed, arrow": Job(_config("sft_packed.json", max_tokens_per_shard=100_000), "chat.jsonl", times=6),
+}
+
+
+def run(
+    config: dict[str, Any], source: Path | str, output: Path | str, options: Sequence[str], **settings: Any
+) -> dict[str, Any]:
+    """Runs a job from scratch; gives its manifest."""
+    settings.setdefault("tokenizer_path", ROOT / "examples" / "tokenizer")
+    settings.setdefault("block_bytes", BLOCK_BYTES)
+    job = Pipeline(PipelineConfig.from_dict(config), [str(source)], output_dir=output, **settings)
+    manifest = job.run(list(options)).manifest
+    assert manifest is not None
+    return manifest
+
+
+def digests(output: Path) -> dict[str, str]:
+    """sha256 of every file of a local output but `run.json`, the only one that may differ."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in tree(output).items()}

@@ -1,0 +1,124 @@
+"""A real Flink cluster gives the bytes that this process gives, and says what went wrong as clearly."""
+
+import json
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.errors import RunError
+from tests.engines.build import built
+from tests.engines.flink import Cluster, Flink
+from tests.engines.jobs import JOBS, digests, run
+from tests.engines.processes import await_
+
+CHAT = JOBS["chat, bin + tfrecord"]
+HERE = ["--runner=FnApiRunner"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Path:
+    return CHAT.write_input(folder)
+
+
+@pytest.fixture(scope="module")
+def here(folder: Path, source: Path) -> dict[str, str]:
+    """sha256 of every file that this process makes."""
+    run(CHAT.config, source, folder / "here", HERE)
+    return digests(folder / "here")
+
+
+def test_a_worker_pool_gives_the_same_bytes(
+    flink: Flink, external: list[str], folder: Path, source: Path, here: dict[str, str]
+) -> None:
+    run(CHAT.config, source, folder / "external", [*flink.options, *external])
+    assert digests(folder / "external") == here
+    told = json.loads((folder / "external" / "run.json").read_text())
+    assert told["blocks"] > 10
+    assert told["how"] == (
+        "runner: FlinkRunner with execution_mode_for_batch=BATCH_FORCED, parallelism=2, sdk_worker_parallelism=2"
+    )
+
+
+def test_the_boot_program_installs_our_sdist_and_gives_the_same_bytes(
+    flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, str]
+) -> None:
+    lacks_us = [built("python") / "bin" / "python", "-I", "-c", "import apache_beam, beam_prep"]
+    done = subprocess.run(lacks_us, capture_output=True, text=True)
+    assert "No module named 'beam_prep'" in done.stderr
+    run(CHAT.config, source, folder / "process", [*flink.options, *process])
+    assert digests(folder / "process") == here
+
+
+def test_too_many_rejects_end_in_our_own_words_and_publish_nothing(
+    flink: Flink, external: list[str], folder: Path, source: Path
+) -> None:
+    bad = folder / "bad.jsonl"
+    bad.write_bytes(source.read_bytes() + b"{\n" * 50)
+    said = []
+    for output, options in ((folder / "bad_here", HERE), (folder / "bad_flink", [*flink.options, *external])):
+        with pytest.raises(RunError) as error:
+            run(CHAT.config, bad, output, options)
+        assert not output.exists()
+        said.append(str(error.value).replace(str(output), "OUT"))
+    assert "bad_json" in said[0]
+    assert said[1] == said[0]
+    assert digests(folder / "bad_flink.failed") == digests(folder / "bad_here.failed")
+
+
+def test_a_killed_task_manager_costs_time_and_nothing_else(
+    flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, str]
+) -> None:
+    """One of two, with -9, in the middle of blocks: its SDK workers are halted first, so that it cannot be done."""
+    cluster = flink.cluster
+    (survivor,) = cluster.names()
+    victim = cluster.add_task_manager()
+    cluster.wait_for_slots(4)
+    halted: list[int] = []
+
+    def halt() -> bool:
+        """Halts the SDK workers of the victim that have done a block; whether there was one."""
+        assert not job.done(), job.result()
+        for path in folder.glob(".beam_prep/*/*/progress/*"):
+            pid = int(path.name.rpartition("-")[2])
+            if pid not in halted and os.getsid(pid) == victim.process.pid:
+                os.kill(pid, signal.SIGSTOP)
+                halted.append(pid)
+        return bool(halted)
+
+    with ThreadPoolExecutor() as pool:
+        job = pool.submit(run, CHAT.config, source, folder / "killed", [*flink.options, *process])
+        try:
+            await_(halt, "the second TaskManager to tokenise a block")
+            (number,) = (one["jid"] for one in cluster.get("/jobs/overview")["jobs"] if one["state"] == "RUNNING")
+            before = tokenising(cluster, number)
+            victim.kill()
+            for pid in halted:
+                os.kill(pid, signal.SIGCONT)  # it may go on, as a worker does that was cut off
+            manifest = job.result(timeout=250)
+        finally:
+            victim.stop()
+            cluster.task_managers.remove(victim)
+    lost = [index for index, task in enumerate(before) if task["taskmanager-id"] != survivor]
+    assert {before[index]["status"] for index in lost} == {"RUNNING"}
+    after = tokenising(cluster, number)
+    assert {after[index]["taskmanager-id"] for index in lost} == {survivor}
+    assert all(after[index]["attempt"] > before[index]["attempt"] for index in lost)
+    assert manifest["ledger"]["lines"] == manifest["ledger"]["kept"] == len(source.read_bytes().splitlines())
+    assert digests(folder / "killed") == here
+    cluster.wait_for_slots(2)
+
+
+def tokenising(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    """The subtasks of the task that tokenises, as Flink describes them: `attempt`, `status`, `taskmanager-id`."""
+    (task,) = (one["id"] for one in cluster.get(f"/jobs/{job}")["vertices"] if "{ReadJSONL, Prepare" in one["name"])
+    return list(cluster.get(f"/jobs/{job}/vertices/{task}")["subtasks"])
