@@ -9,7 +9,7 @@ with their real receipts and sidecars, under names and digests of their own. A s
 as from an object store, and its real bytes are decoded. Each step runs in a process of its own, so that the peak of
 its memory (`VmHWM`) is its own:
 
-* `pack`: receipts -> `PackReceipts`, a bundle at a time -> joined by parts. Many workers' work.
+* `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers' work.
 * `plan`: the parts -> `MakePlan`; each element that it hands on goes through the coder that Beam takes. One worker's.
 * `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker's.
 
@@ -43,7 +43,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.batch import Batch
-from beam_prep.core.block import BlockReceipt, InputFile, Ledger, Origin
+from beam_prep.core.block import BlockReceipt, InputFile, Ledger, Origin, Split
 from beam_prep.core.hashing import Node
 from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
 from beam_prep.core.ragged import Ragged
@@ -51,7 +51,7 @@ from beam_prep.core.schema import Column
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import SIDECAR, Rows, encode_block, read_sidecar
 from beam_prep.transforms._spool import Spool
-from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, join_part
+from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
 SEED = 20250811
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -180,28 +180,37 @@ def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     job = Job(given.receipts, given.files)
     warm()
     sent: dict[int, list[bytes]] = {}
+    splits = []
     for start in range(0, given.receipts, given.bundle):
         receipts = list(job.blocks(start, min(start + given.bundle, given.receipts)))
         with clock.part("pack"):
             fn.start_bundle()
             packed = [each for receipt in receipts for each in fn.process(receipt)]
             packed += [each.value for each in fn.finish_bundle()]
+        # What the workers were sent before, and still is the larger part of all that is shuffled.
+        splits += [len(CODER.encode(split_of(receipt.origin))) for receipt in receipts]
         for part, blob in packed:
             sent.setdefault(part, []).append(blob)
-    with clock.part("join"):
-        parts = dict(join_part(part, blobs) for part, blobs in sent.items())
-    (folder / "parts").write_bytes(pickle.dumps(parts))
+    (folder / "parts").write_bytes(pickle.dumps(sent))
     sizes = [len(blob) for blobs in sent.values() for blob in blobs]
     return {
         **clock.found,
+        "splits": len(splits),
+        "splits bytes": sum(splits),
+        "splits largest": max(splits),
         "packed": len(sizes),
         "packed bytes": sum(sizes),
         "packed largest": max(sizes),
-        "parts": len(parts),
-        "parts bytes": sum(map(len, parts.values())),
-        "parts largest": max(map(len, parts.values())),
+        "parts": len(sent),
+        "parts bytes": sum(sizes),
+        "parts largest": max(sum(map(len, blobs)) for blobs in sent.values()),
         "pack peak": peak(),
     }
+
+
+def split_of(origin: Origin) -> Split:
+    """Of which the block came."""
+    return Split(origin.file, origin.source, origin.start, origin.start + origin.size)
 
 
 def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -210,8 +219,8 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
     warm()
     before = peak()
-    joined = pickle.loads((folder / "parts").read_bytes())
-    parts = {part: [joined[part]] if part in joined else [] for part in range(PARTS)}
+    sent = pickle.loads((folder / "parts").read_bytes())
+    parts = {part: [sent.get(part, [])] for part in range(PARTS)}
     sizes: dict[str, list[int]] = {"shards": [], "rejects": []}
     shards = []
     with clock.part("plan"):
@@ -291,7 +300,6 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
             | beam.FlatMapTuple(job.blocks).with_output_types(SpoolReceipt)
             | beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | beam.GroupByKey()
-            | beam.MapTuple(join_part).with_output_types(tuple[int, bytes])
         )
         once = pipeline | beam.Impulse()
         planned = once | beam.ParDo(make, beam.pvalue.AsMultiMap(parts)).with_outputs("plan", main="work")
@@ -319,7 +327,6 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
     rows = []
     for name, what, waits in (
         ("pack", "many workers together", 0),
-        ("join", f"{PARTS} parts, as many workers", 0),
         ("plan", "one worker; all sidecars, all elements", found["waits"]),
         ("publish", "one worker", 0),
         ("load", "reading the manifest", 0),
@@ -329,15 +336,16 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
         rows.append([name, what, *(f"{each:.1f}" for each in seconds), memory])
     steps = table(["step", "whose", "wall s", "own s", "CPU s", "peak MB"], rows, left=(0, 1))
     elements = [
+        ["splits to read", "splits", found["splits"], found["splits largest"]],
         ["receipts, packed", "packed", found["packed"], found["packed largest"]],
-        ["receipts, joined", "parts", found["parts"], found["parts largest"]],
+        ["receipts, by part", "parts", found["parts"], found["parts largest"]],
         ["shards to write", "shards", found["shards"], found["shards largest"]],
         ["files of rejects to write", "rejects", found["rejects"], found["rejects largest"]],
         ["side input of Publish", "side input", 1, found["side input bytes"]],
         ["all shards' receipts", "written", 1, found["written bytes"]],
     ]
     rows = [
-        [name, f"{count:,}", f"{found[f'{key} bytes'] / 1e6:,.1f}", f"{largest / 1e6:,.3f}"]
+        [name, f"{count:,}", f"{found[f'{key} bytes'] / 1e6:,.1f}", f"{largest / 1e6:,.4f}"]
         for name, key, count, largest in elements
     ]
     sizes = table(["elements", "how many", "MB", "largest, MB"], rows, left=(0,))

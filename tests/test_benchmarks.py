@@ -140,7 +140,7 @@ def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in page.read_text()
     found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) in (4, 6)}
-    assert all(float(found[step][1]) >= 0 for step in ("pack", "join", "plan", "publish", "load"))
+    assert all(float(found[step][1]) >= 0 for step in ("pack", "plan", "publish", "load"))
     assert found["receipts, packed"][0] == "100"
     # Some 39e9 tokens in shards of 1e8, of one to six domains.
     assert 390 <= int(found["shards to write"][0].replace(",", "")) <= 6 * 400

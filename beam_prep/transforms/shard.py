@@ -25,7 +25,6 @@ from beam_prep.core.plan import (
     RejectsPlan,
     ShardPlan,
     SpoolReceipt,
-    join_blobs,
     make_plan,
     pack_receipts,
 )
@@ -79,8 +78,8 @@ PARTS = 32
 class PackReceipts(beam.DoFn):
     """Receipts -> (part, some of them packed): of 1.2 million receipts, objects would take gigabytes.
 
-    They travel in parts to be joined and fetched one by one: all of 10 TB are 130 MB, and a Flink TaskManager of 2 GB
-    has less than that to send one element.
+    They are grouped in parts, which the plan fetches one by one: all of 10 TB are 130 MB, and a Flink TaskManager has
+    less memory than that to send them in one go.
     """
 
     MOST = 2_000
@@ -103,11 +102,6 @@ class PackReceipts(beam.DoFn):
         return zlib.crc32(blob) % PARTS, blob
 
 
-def join_part(part: int, blobs: Iterable[bytes]) -> tuple[int, bytes]:
-    """All packed receipts of a part, in one."""
-    return part, join_blobs(blobs)
-
-
 @dataclasses.dataclass(eq=False)
 class MakePlan(beam.DoFn):
     """Receipts -> the work to do, and (tagged `plan`) what Publish needs to know."""
@@ -117,8 +111,8 @@ class MakePlan(beam.DoFn):
     max_items: int | None
     max_reject_rate: float
 
-    def process(self, _: bytes, parts: Mapping[int, Iterable[bytes]]) -> Iterable[Any]:
-        blobs = (blob for part in range(PARTS) for blob in parts[part])
+    def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
+        blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         plan = make_plan(Receipts(blobs), self.spool.sidecars, self.max_tokens, self.max_items)
         if failure(plan, self.max_reject_rate) is None:
             yield from plan.shards
@@ -245,7 +239,6 @@ class Shard(beam.PTransform):
             | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
             | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | "Parts" >> beam.GroupByKey()
-            | "Join" >> beam.MapTuple(join_part).with_output_types(tuple[int, bytes])
         )
         make = MakePlan(self.spool, self.max_tokens, self.max_items, self.max_reject_rate)
         plan = (

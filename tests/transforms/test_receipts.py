@@ -7,12 +7,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from beam_prep.core import plan as plan_module
 from beam_prep.core.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.hashing import Node
 from beam_prep.core.plan import Plan, SpoolReceipt
 from beam_prep.core.schema import Column
 from beam_prep.transforms._spool import Spool
-from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, join_part
+from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
 COLUMNS = (Column("sequence", "int32", 1, "ids"),)
 
@@ -30,34 +31,40 @@ def receipt(number: int, count: int) -> SpoolReceipt:
     return SpoolReceipt(origin, f"block-{number}", number % 2 == 0, block, {"encoded_by_gigatoken": 4})
 
 
-def sent(bundles: Iterable[list[SpoolReceipt]]) -> dict[int, list[bytes]]:
+def sent(bundles: Iterable[list[SpoolReceipt]]) -> dict[int, list[list[bytes]]]:
     """What a runner has of them for the plan, by part."""
-    parts: dict[int, list[bytes]] = {part: [] for part in range(PARTS)}
+    parts: dict[int, list[list[bytes]]] = {part: [] for part in range(PARTS)}
     fn = PackReceipts()
     for bundle in bundles:
         fn.start_bundle()
         packed = [blob for each in bundle for blob in fn.process(each)]
         packed += [windowed.value for windowed in fn.finish_bundle()]
         for part, blob in packed:
-            parts[part].append(blob)
-    return {part: [join_part(part, blobs)[1]] if blobs else [] for part, blobs in parts.items()}
+            parts[part] = [[*parts[part][0], blob]] if parts[part] else [[blob]]
+    return parts
 
 
-def planned(parts: dict[int, list[bytes]]) -> tuple[list[Any], Plan]:
+def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
     """(work, what Publish gets)."""
     *work, last = MakePlan(Spool("none", "x"), 10**9, None, 1.0).process(b"", parts)
     return work, last.value
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any), st.permutations(range(40)), st.integers(1, 4))
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any),
+    st.permutations(range(40)),
+    st.integers(1, 4),
+    st.integers(1, 9),
+)
 @settings(max_examples=100, deadline=None)
-def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int) -> None:
+def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int, at_a_time: int) -> None:
     count = sum(sizes)
     mixed = iter([number for number in order if number < count])
     bundles = [[receipt(next(mixed), count) for _ in range(size)] for size in sizes]
     work, plan = planned(sent([[receipt(number, count) for number in range(count)]]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackReceipts, "MOST", most)
+        patch.setattr(plan_module, "_AT_A_TIME", at_a_time)
         assert planned(sent(bundles)) == (work, plan)
     assert (plan.blocks, plan.reused, plan.ledger.kept) == (count, (count + 1) // 2, 4 * count)
     assert plan.made == {"encoded_by_gigatoken": 4 * count}
