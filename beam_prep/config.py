@@ -12,7 +12,7 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -477,8 +477,11 @@ class PipelineConfig(_Strict):
         return cls.from_text(text, name)
 
     @classmethod
-    def from_text(cls, text: str, name: str = "config") -> "PipelineConfig":
-        """Build a config from JSON text; `name` is what error messages call it."""
+    def from_text(cls, text: str, name: str = "config", read: Callable[[str], bytes] | None = None) -> "PipelineConfig":
+        """Build a config from JSON text; `name` is what error messages call it.
+
+        A chat template's file is looked for beside `name`, and read by `read`, where it is given.
+        """
         try:
             obj = json.loads(text, object_pairs_hook=_Object)
             duplicates = list(_duplicates(obj))
@@ -486,7 +489,7 @@ class PipelineConfig(_Strict):
             raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
             raise ConfigError(f"{name}: not usable as JSON: {error}") from error
-        return _build(_with_template(obj, os.path.dirname(name)), name, duplicates)
+        return _build(_with_template(obj, os.path.dirname(name), read), name, duplicates)
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":
@@ -642,7 +645,7 @@ def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) 
 # From here on: reading JSON, and saying what is wrong.
 
 
-def _with_template(obj: Any, folder: str) -> Any:
+def _with_template(obj: Any, folder: str, read: Callable[[str], bytes] | None = None) -> Any:
     """The config with the chat template itself where it names a file beside it: outputs depend on what it says."""
     given = obj.get("input") if isinstance(obj, dict) else None
     if not isinstance(given, dict):
@@ -652,14 +655,18 @@ def _with_template(obj: Any, folder: str) -> Any:
         return obj
     path = os.path.join(folder, source)
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            text = file.read()
+        text = (read or _read)(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"input.chat_template: found {source!r}, which cannot be read ({error}); wanted a template, "
             "or the path of one beside the config"
         ) from error
     return {**obj, "input": {**given, "chat_template": text}}
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 class _Object(dict[str, Any]):

@@ -5,6 +5,7 @@
      |-- InputError         an input that cannot be read: missing, a directory, damaged gzip, changed during the run
      |-- TokenizerError     a tokenizer that cannot be loaded, or that does not do what it says
      |-- OutputError        an output that cannot be written: it exists and belongs to another job, its lock is held
+     |-- StorageError       an object store that does not answer, or refuses
      |-- RunError           a run that failed by a rule: too many rejects, nothing kept, nothing trained
      |-- FormatError        a file that is not what its reader expects
      `-- UserFunctionError  a user's function raised on a record; the message names file and offset
@@ -31,6 +32,10 @@ class TokenizerError(BeamPrepError):
 
 class OutputError(BeamPrepError):
     """The output cannot be written: it belongs to another job, or another run holds its lock."""
+
+
+class StorageError(BeamPrepError):
+    """An object store does not answer, refuses, or needs libraries that are not installed."""
 
 
 class RunError(BeamPrepError):

@@ -2,18 +2,19 @@
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import apache_beam as beam
 import filelock
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
@@ -23,15 +24,17 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.backend import Backend, choose
 from beam_prep.core.block import InputFile
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
-from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner
-from beam_prep.transforms._files import list_inputs, open_input, total_size
-from beam_prep.transforms._publish import Staging, up_to_date
+from beam_prep.transforms._files import join, list_inputs, open_input, total_size
+from beam_prep.transforms._output import normal, output_at
+from beam_prep.transforms._publish import up_to_date
 from beam_prep.transforms._spool import Spool
-from beam_prep.transforms._stores import ship
+from beam_prep.transforms._staging import Staging
+from beam_prep.transforms._stores import StoreOptions, is_local, read_bytes
+from beam_prep.transforms._tokenizers import load_tokenizer, ship
 from beam_prep.transforms.read import BLOCK_BYTES, ReadJSONL
 from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.template import Render
@@ -65,7 +68,8 @@ class Pipeline:
         config: a `PipelineConfig`, or the path of its JSON file.
         inputs: paths and globs, in order.
         output_dir: the directory to make.
-        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. Like the other paths, it may be one
+            on `gs://` or `s3://`: see docs/storage.md.
         overwrite: replace another job's output.
         max_reject_rate: a larger share of rejected records fails the run.
         reject_text: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
@@ -75,9 +79,11 @@ class Pipeline:
         staging_ttl: seconds after which what failed launches left is removed.
         tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`. Changes no byte of the output.
         render: `auto` or `jinja`: see `ApplyTemplate`. Changes no byte of the output.
+        beam_options: any options of Beam, which `run` takes where it is given none. Those that say where a store is
+            (`--s3_endpoint_url` ...) are needed here, where the inputs are listed.
 
     Raises:
-        ConfigError, InputError, TokenizerError, OutputError: before anything runs.
+        ConfigError, InputError, TokenizerError, OutputError, StorageError: before anything runs.
     """
 
     def __init__(
@@ -96,17 +102,23 @@ class Pipeline:
         staging_ttl: float = 7 * 24 * 3600,
         tokenizer_backend: Backend = "auto",
         render: Render = "auto",
+        beam_options: Sequence[str] | PipelineOptions | None = None,
     ) -> None:
-        self.config = config if isinstance(config, PipelineConfig) else PipelineConfig.from_json(config)
+        self.beam_options = beam_options
+        if beam_options is not None:
+            FileSystems.set_options(_options(beam_options))
+        self.config = config if isinstance(config, PipelineConfig) else read_config(config)
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
         if not 0 <= max_reject_rate <= 1:
             raise ConfigError(f"max_reject_rate is {max_reject_rate}, wanted a share between 0 and 1")
-        self.output = os.path.abspath(os.fspath(output_dir))
-        if "://" in os.fspath(output_dir):
-            raise OutputError(f"{output_dir}: outputs on object stores come in a later version; give a local directory")
+        self.output = normal(os.fspath(output_dir))
+        if is_local(self.output) and not is_local(staging or ""):
+            raise ConfigError(
+                f"staging is {staging}, and the output is a local directory: give a local one for it, too"
+            )
         self.inputs = list_inputs(inputs)
-        self.tokenizer = Tokenizer.load(tokenizer_path)
+        self.tokenizer = load_tokenizer(tokenizer_path)
         if self.config.input.chat_template is not None:
             # So the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
@@ -139,15 +151,30 @@ class Pipeline:
         Raises:
             BeamPrepError: see the subclasses; the message says what to do.
         """
+        beam_options = self.beam_options if beam_options is None else beam_options
+        options = _options(beam_options)
+        if beam_options is not None:
+            FileSystems.set_options(options)
+            self.staging = replace(self.staging, options=StoreOptions.current())
+        with self._locked():
+            if up_to_date(self.output, self.facts, self._same_inputs):
+                return self._result(up_to_date=True)
+            return self._run(options, wait)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """No other job on this output. (In a store, the claim of the last launch counts: see `StoredOutput`.)"""
+        if not is_local(self.output):
+            yield
+            return
         os.makedirs(self.staging.root, exist_ok=True)
         lock = filelock.FileLock(os.path.join(self.staging.root, "lock"))
         try:
-            with lock.acquire(timeout=0):
-                if up_to_date(self.output, self.facts, self._same_inputs):
-                    return self._result(up_to_date=True)
-                return self._run(_options(beam_options), wait)
+            held = lock.acquire(timeout=0)
         except filelock.Timeout:
             raise OutputError(f"another job is writing {self.output}: wait for it, or choose another output") from None
+        with held:
+            yield
 
     def _run(self, options: PipelineOptions, wait: bool) -> Result:
         with _single_threaded():
@@ -164,7 +191,8 @@ class Pipeline:
         if not here:
             # Workers of other machines do not have the folder where the tokenizer lies.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
-        progress = Progress(self.staging.path("progress"), self.inputs)
+        watched = self.staging.local  # else workers report to nobody
+        progress = Progress(self.staging.path("progress"), self.inputs) if watched else contextlib.nullcontext()
         done = False
         try:
             try:
@@ -184,10 +212,11 @@ class Pipeline:
             # Elsewhere a job that failed here may still be at work: a later launch removes what it left.
             if here or done:
                 self.staging.remove()
+        output_at(self.output, self.staging).release()
         if self.spool is None:
             self.staging.remove_kept()
         result = self._result(up_to_date=False)
-        log.info("%s", _how_made(json.loads(Path(self.output, RUN).read_bytes())))
+        log.info("%s", _how_made(json.loads(read_bytes(join(self.output, RUN)))))
         return result
 
     @functools.cached_property
@@ -203,7 +232,7 @@ class Pipeline:
 
     def apply(self, pipeline: beam.Pipeline, run: dict[str, Any]) -> beam.PCollection[str]:
         """Puts the job's steps into a pipeline."""
-        spool = Spool(self.spool or os.path.join(self.staging.root, "spool"), recipe.spool_recipe(self.facts))
+        spool = Spool(self.spool or join(self.staging.root, "spool"), recipe.spool_recipe(self.facts))
         config = self.config
         return (
             pipeline
@@ -224,7 +253,12 @@ class Pipeline:
                 spool=spool,
                 staging=self.staging,
                 facts=self.facts,
-                run={**run, "block_bytes": self.block_bytes, "started": time.time()},
+                run={
+                    **run,
+                    "block_bytes": self.block_bytes,
+                    "started": time.time(),
+                    **({} if (checksum := self._inputs_checksum()) is None else {"inputs_checksum": checksum}),
+                },
             )
         )
 
@@ -232,11 +266,37 @@ class Pipeline:
         mine = [(file.path, file.size) for file in self.inputs]
         if [(entry["path"], entry["size"]) for entry in listed] != mine:
             return False
+        checksum = self._inputs_checksum()
+        if checksum is not None and json.loads(read_bytes(join(self.output, RUN))).get("inputs_checksum") == checksum:
+            return True  # the store says so, and nothing need be read
         return all(digest_of(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
 
+    def _inputs_checksum(self) -> str | None:
+        """What stores say of the inputs' content; None: some are local, and no store says."""
+        if any(file.checksum is None for file in self.inputs):
+            return None
+        told = [(file.path, file.size, file.checksum) for file in self.inputs]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
     def _result(self, up_to_date: bool) -> Result:
-        path = Path(self.output, MANIFEST)
-        return Result(self.output, load(path.read_bytes(), str(path)), up_to_date)
+        path = join(self.output, MANIFEST)
+        return Result(self.output, load(read_bytes(path), path), up_to_date)
+
+
+def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
+    """A config file, local or in a store, and its chat template's.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong.
+    """
+    name = os.fspath(path)
+    if is_local(name):
+        return PipelineConfig.from_json(name)
+    try:
+        text = read_bytes(name).decode("utf-8-sig")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: the config cannot be read: {error}") from None
+    return PipelineConfig.from_text(text, name, read_bytes)
 
 
 _WAYS = {

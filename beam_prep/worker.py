@@ -55,7 +55,7 @@ def _forked(workers: int) -> Any:
             super().__init__(*given)
 
         def start_worker(self) -> None:
-            from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
+            from google.protobuf import json_format, text_format
 
             settings = {
                 "WORKER_ID": self.worker_id,

@@ -51,7 +51,7 @@ from beam_prep.core.schema import Column
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import SIDECAR, Rows, encode_block, read_sidecar
 from beam_prep.transforms._spool import Spool
-from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
+from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
 SEED = 20250811
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -221,10 +221,11 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     before = peak()
     sent = pickle.loads((folder / "parts").read_bytes())
     parts = {part: [sent.get(part, [])] for part in range(PARTS)}
+    publisher = Shard(str(folder / "out")).publisher
     sizes: dict[str, list[int]] = {"shards": [], "rejects": []}
     shards = []
     with clock.part("plan"):
-        for element in MakePlan(spool, given.max_tokens, None, 0.01).process(b"", parts):
+        for element in MakePlan(spool, given.max_tokens, None, publisher).process(b"", parts):
             if isinstance(element, beam.pvalue.TaggedOutput):
                 (folder / "plan").write_bytes(CODER.encode(element.value))
             elif isinstance(element, ShardPlan):
@@ -291,7 +292,8 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     job, clock = Job(given.receipts, given.files), Clock()
     warm()
     before = peak()
-    make = MakePlan(SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay), given.max_tokens, None, 0.01)
+    spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
+    make = MakePlan(spool, given.max_tokens, None, Shard(str(folder / "out")).publisher)
     bundles = [(n, min(n + given.bundle, given.receipts)) for n in range(0, given.receipts, given.bundle)]
     with clock.part("run"), beam.Pipeline(FnApiRunner()) as pipeline:
         parts = (

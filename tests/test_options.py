@@ -29,6 +29,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_the_options_are_the_arguments_of_a_pipeline_with_their_defaults() -> None:
     arguments = inspect.signature(Pipeline).parameters
     runs = {"config_json", "wait", "verbose"}  # what the command line does with them is no argument of a job
+    # What is no option of ours goes on to Beam.
     assert arguments.keys() - {"beam_options"} == {option.name for option in OPTIONS} - runs
     for option in OPTIONS:
         if (argument := arguments.get(option.name)) and argument.kind is argument.KEYWORD_ONLY:

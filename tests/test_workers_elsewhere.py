@@ -22,7 +22,7 @@ from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.transforms import _stores
-from beam_prep.transforms._stores import TokenizerFolder, ship
+from beam_prep.transforms._tokenizers import TokenizerFolder, ship
 from tests.conftest import ROOT, tree
 
 CHAT = str(ROOT / "examples" / "data" / "chat.jsonl")

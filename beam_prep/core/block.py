@@ -27,12 +27,16 @@ class InputFile:
         size: bytes in the store (compressed files: of the compressed form).
         updated: modification time as the store tells it; only compared with itself, to notice a change during the run.
         compression: "gzip", "bzip2", "zstd" or None, by the file's ending.
+        version: of an object in a store: its generation or etag.
+        checksum: of an object's content, as its store says it.
     """
 
     path: str
     size: int
     updated: float
     compression: str | None = None
+    version: str | None = None
+    checksum: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

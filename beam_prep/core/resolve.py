@@ -17,8 +17,8 @@ from pathlib import Path
 
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf", "mistral-common", "jinja2")
 # The one folder below a tokenizer's that transformers looks into.
-_BELOW = "additional_chat_templates"
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+BELOW = "additional_chat_templates"
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _MOST_BYTES = 256 << 20
 
 
@@ -53,9 +53,9 @@ def _note(folder: str) -> Path | None:
         state.update(Path(__file__).with_name("tokenizer.py").read_bytes())
         for name in _LIBRARIES:
             state.update(f"{name} {_version(name)}\n".encode())
-        places = [place for place in (Path(folder), Path(folder, _BELOW)) if place.is_dir()]
+        places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
         files = sorted(path for place in places for path in place.iterdir() if path.is_file())
-        files = [path for path in files if path.suffix not in _WEIGHTS]
+        files = [path for path in files if path.suffix not in WEIGHTS]
         if sum(path.stat().st_size for path in files) > _MOST_BYTES:
             return None  # to read them takes longer than to ask
         for path in files:

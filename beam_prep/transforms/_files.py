@@ -1,4 +1,4 @@
-"""Files through Beam's FileSystems: found once, read as streams, written whole."""
+"""Files, on this disk or in an object store: found once, read as streams, written whole."""
 
 import bz2
 import glob
@@ -9,25 +9,22 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
-from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
+from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.block import InputFile
 from beam_prep.core.json_list import ListAsLines, is_json_file
 from beam_prep.core.records import Readable
-from beam_prep.errors import InputError
+from beam_prep.errors import InputError, StorageError
+from beam_prep.transforms import _stores
+from beam_prep.transforms._stores import Changed, Reader, is_local
 
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 _PACKED_BYTES = 256 * 1024
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
-
-
-def is_local(path: str) -> bool:
-    """Whether a path lies on this machine's disk."""
-    return "://" not in path
 
 
 def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
@@ -41,51 +38,51 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
     files: list[InputFile] = []
     seen: dict[str, str] = {}
     for pattern in patterns:
-        for path in _match(os.fspath(pattern)):
-            place = os.path.realpath(path) if is_local(path) else path
+        for file in _match(os.fspath(pattern)):
+            place = os.path.realpath(file.path) if is_local(file.path) else file.path
             if place in seen:
-                raise InputError(f"the same input twice: {path!r} and {seen[place]!r}; name each file once")
-            seen[place] = path
-            size, updated = file_stat(path)
-            files.append(InputFile(path, size, updated, _COMPRESSION.get(os.path.splitext(path)[1].lower())))
+                raise InputError(f"the same input twice: {file.path!r} and {seen[place]!r}; name each file once")
+            seen[place] = file.path
+            files.append(file)
     if not files:
         raise InputError("no input: name at least one JSONL file or glob, for instance 'data/*.jsonl'")
     return files
 
 
-def _match(pattern: str) -> list[str]:
+def _match(pattern: str) -> list[InputFile]:
     if is_local(pattern):
-        if os.path.lexists(pattern):
-            return [pattern]
-        found = glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else []
+        found = [pattern] if os.path.lexists(pattern) else []
+        if not found and glob.has_magic(pattern):
+            found = glob.glob(pattern, recursive=True)
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
-        return sorted(found, key=os.fsencode)
-    found = [metadata.path for metadata in _stored(pattern)]
-    if not found:
-        raise InputError(f"no such input: {pattern!r}; check the bucket and the path")
-    return sorted(found, key=str.encode)
-
-
-def _stored(pattern: str) -> Sequence[FileMetadata]:
+        return [InputFile(path, *file_stat(path), _compression(path)) for path in sorted(found, key=os.fsencode)]
     try:
-        found: Sequence[FileMetadata] = FileSystems.match([pattern])[0].metadata_list
-    except (BeamIOError, ValueError) as error:  # no rights, no such bucket; a store that Beam does not know
+        stored = _stores.matched(pattern)
+    except StorageError as error:
         raise InputError(f"cannot look up {pattern!r}: {error}") from None
-    return found
+    # Consoles of stores make empty objects that stand for folders.
+    stored = [each for each in stored if not each.path.endswith("/")]
+    if not stored:
+        raise InputError(
+            f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
+        )
+    return [
+        InputFile(each.path, each.size, each.updated, _compression(each.path), each.version, each.checksum)
+        for each in stored
+    ]
+
+
+def _compression(path: str) -> str | None:
+    return _COMPRESSION.get(os.path.splitext(path)[1].lower())
 
 
 def file_stat(path: str) -> tuple[int, float]:
-    """(size in bytes, time of the last change).
+    """(size in bytes, time of the last change) of a local file.
 
     Raises:
         InputError: the file cannot be read.
     """
-    if not is_local(path):
-        metadata = _stored(path)
-        if not metadata:
-            raise InputError(f"no such input: {path!r}")
-        return metadata[0].size_in_bytes, metadata[0].last_updated_in_seconds
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -102,38 +99,61 @@ def file_stat(path: str) -> tuple[int, float]:
     return found.st_size, found.st_mtime
 
 
+_AHEAD = 8 * 1024 * 1024
+_BEYOND = 64 * 1024
+
+
 @contextmanager
-def open_input(source: InputFile, start: int = 0) -> Iterator[Readable]:
+def open_input(source: InputFile, start: int = 0, size: int | None = None) -> Iterator[Readable]:
     """A stream of a file's content, positioned one byte before `start` (at 0 for 0). Compressed files begin at 0.
+
+    Args:
+        source: the file, as it was listed.
+        start: where the range begins.
+        size: of the range, in bytes, where it is known: an object is asked for so much, and a little for the end of
+            the last line, at a time.
 
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not what its ending says.
     """
-    _check_unchanged(source)
+    if is_local(source.path):
+        _check_unchanged(source)
+        try:
+            stream = FileSystems.open(source.path, compression_type=CompressionTypes.UNCOMPRESSED)
+        except OSError as error:
+            raise InputError(f"cannot read {source.path!r}: {error}") from None
+    else:
+        listed = _stores.Found(source.path, source.size, source.version or "", "", source.updated)
+        stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
     try:
-        stream = FileSystems.open(source.path, compression_type=CompressionTypes.UNCOMPRESSED)
-    except OSError as error:
-        raise InputError(f"cannot read {source.path!r}: {error}") from None
-    try:
-        if source.compression is None:
-            _refuse_compressed(source, stream, start)
         content = _Input(source, stream)
+        if source.compression is None:
+            _refuse_compressed(source, content, stream, start)
         yield ListAsLines(content, source.path) if is_json_file(source.path) else content
-        if is_local(source.path):  # written over while it was read? (Objects of a store are replaced as a whole.)
-            _check_unchanged(source)
+        # Written over while it was read? (Some stores take no notice of which version is asked for.)
+        _check_unchanged(source)
     finally:
         stream.close()
 
 
 def _check_unchanged(source: InputFile) -> None:
-    if file_stat(source.path) != (source.size, source.updated):
-        raise InputError(f"{source.path!r} changed while the job ran: run again on files that stay as they are")
+    if is_local(source.path):
+        same = file_stat(source.path) == (source.size, source.updated)
+    else:
+        found = _stores.find(source.path)
+        same = found is not None and found.version == source.version
+    if not same:
+        raise _changed(source)
+
+
+def _changed(source: InputFile) -> InputError:
+    return InputError(f"{source.path!r} changed while the job ran: run again on files that stay as they are")
 
 
 class _Input:
     """Reads, and turns what goes wrong into an error that names the file."""
 
-    def __init__(self, source: InputFile, stream: BinaryIO) -> None:
+    def __init__(self, source: InputFile, stream: Any) -> None:
         self._source = source
         packed = source.compression is not None and source.size > 0
         self._stream: Any = _decompressed(str(source.compression), stream) if packed else stream
@@ -142,6 +162,12 @@ class _Input:
         source = self._source
         try:
             data: bytes = self._stream.read(size)
+        except Changed:
+            raise _changed(source) from None
+        except FileNotFoundError as error:
+            raise (
+                InputError(f"cannot read {source.path!r}: {error}") if is_local(source.path) else _changed(source)
+            ) from None
         except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
             if source.compression is None:
                 raise InputError(f"cannot read {source.path!r}: {error}") from error
@@ -151,7 +177,7 @@ class _Input:
         return data
 
 
-def _decompressed(compression: str, stream: BinaryIO) -> Any:
+def _decompressed(compression: str, stream: Any) -> Any:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=stream)
     if compression == "bzip2":
@@ -166,7 +192,7 @@ class _Bzip2:
     `bz2.BZ2File` takes a damaged stream behind the first for padding and ends there, silently; here it is an error.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._decompressor = bz2.BZ2Decompressor()
 
@@ -187,9 +213,9 @@ class _Bzip2:
                 return data
 
 
-def _refuse_compressed(source: InputFile, stream: BinaryIO, start: int) -> None:
+def _refuse_compressed(source: InputFile, content: _Input, stream: Any, start: int) -> None:
     if start == 0:
-        head = stream.read(4)
+        head = content.read(4)
         for magic, ending in _MAGIC.items():
             if head.startswith(magic):
                 raise InputError(f"{source.path!r} is compressed, but its name does not end in {ending}: rename it")
@@ -197,16 +223,18 @@ def _refuse_compressed(source: InputFile, stream: BinaryIO, start: int) -> None:
 
 
 def read_file(path: str) -> Any:
-    """A file for Arrow: mapped into memory where it is local, else opened."""
-    if is_local(path):
-        return pa.memory_map(path)
-    return pa.PythonFile(FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED), mode="r")
+    """A file for Arrow: mapped into memory where it is local, else opened with its end already read.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path), mode="r")
 
 
 def write_file(path: str, data: bytes | memoryview) -> None:
-    """Writes a file whole: under another name first, then renamed (object stores: one PUT)."""
+    """Writes a file whole: under another name first, then renamed (object stores: one request)."""
     if not is_local(path):
-        _put(path, data)
+        _stores.put(path, data)
         return
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
@@ -216,19 +244,14 @@ def write_file(path: str, data: bytes | memoryview) -> None:
     os.replace(made, path)
 
 
-def _put(path: str, data: bytes | memoryview) -> None:
-    with FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
-        file.write(bytes(data))
-
-
 def exists(path: str) -> bool:
     """Whether a file is there."""
-    return os.path.exists(path) if is_local(path) else bool(FileSystems.exists(path))
+    return os.path.exists(path) if is_local(path) else _stores.find(path) is not None
 
 
 def join(folder: str, *names: str) -> str:
     """A path below a folder, local or not."""
-    return str(FileSystems.join(folder, *names))
+    return os.path.join(folder, *names) if is_local(folder) else "/".join([folder.rstrip("/"), *names])
 
 
 def total_size(files: Iterable[InputFile]) -> int:

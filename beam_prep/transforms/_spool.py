@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from beam_prep.core.batch import Batch
@@ -22,6 +22,7 @@ from beam_prep.formats.spool import (
     read_sidecar,
 )
 from beam_prep.transforms._files import exists, join, read_file, write_file
+from beam_prep.transforms._stores import StoreOptions, is_local
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,12 @@ class Spool:
     Attributes:
         folder: the folder.
         recipe: digest of all that phase 1 depends on but the block's bytes: config, tokenizer, versions.
+        options: for workers.
     """
 
     folder: str
     recipe: str
+    options: StoreOptions = field(default_factory=StoreOptions.current)
 
     def name(self, digest: str) -> str:
         """The name of a block, from the digest of its bytes. The first two digits are a folder."""
@@ -43,10 +46,13 @@ class Spool:
     def find(self, digest: str) -> BlockReceipt | None:
         """The receipt of a block that is already there, whole."""
         name = self.name(digest)
-        if not exists(self._path(name, ROWS)):
+        local = is_local(self.folder)
+        if local and not exists(self._path(name, ROWS)):
             return None
         try:
-            receipt = read_receipt(read_file(self._path(name, ROWS)), name)
+            receipt = self.receipt(name)
+            if not local:
+                return receipt  # objects are whole, and this one was written last
             for ending in (SIDECAR, REJECTS) if receipt.counts["rejected"] else (SIDECAR,):
                 check_whole(read_file(self._path(name, ending)), name)
         except (FormatError, OSError):

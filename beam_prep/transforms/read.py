@@ -49,7 +49,8 @@ def read_split(split: Split, block_bytes: int, spool: Spool | None = None) -> It
         InputError: the file changed, is damaged, or cannot be read.
     """
     end = split.start
-    with open_input(split.source, split.start) as stream:
+    size = None if split.stop < 0 else split.stop - split.start
+    with open_input(split.source, split.start, size) as stream:
         for raw in read_blocks(stream, split.start, split.stop, block_bytes):
             end = raw.start + raw.size
             yield _block(split, raw, block_bytes, spool)

@@ -33,8 +33,10 @@ from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.transforms._publish import Publisher, Staging, failure, write_rejects, write_shard
+from beam_prep.transforms._output import Output, normal
+from beam_prep.transforms._publish import Publisher, failure, write_rejects, write_shard
 from beam_prep.transforms._spool import Spool
+from beam_prep.transforms._staging import Staging
 
 
 @dataclasses.dataclass(eq=False)
@@ -109,12 +111,13 @@ class MakePlan(beam.DoFn):
     spool: Spool
     max_tokens: int
     max_items: int | None
-    max_reject_rate: float
+    publisher: Publisher
 
     def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         plan = make_plan(Receipts(blobs), self.spool.sidecars, self.max_tokens, self.max_items)
-        if failure(plan, self.max_reject_rate) is None:
+        self.publisher.prepare(plan)
+        if failure(plan, self.publisher.max_reject_rate) is None:
             yield from plan.shards
         yield from plan.rejects
         # Publish knows by their counts which shards there must be.
@@ -123,18 +126,18 @@ class MakePlan(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class Write(beam.DoFn):
-    """Writes one shard in every format, or one file of rejects, into the staging area."""
+    """Writes one shard in every format, or one file of rejects."""
 
     spool: Spool
-    staging: Staging
+    output: Output
     formats: tuple[str, ...]
     layout: Layout
 
     def process(self, work: ShardPlan | RejectsPlan) -> Iterable[ShardReceipt | WrittenFile]:
         if isinstance(work, ShardPlan):
-            yield write_shard(work, self.spool, self.staging, self.formats, self.layout)
+            yield write_shard(work, self.spool, self.output, self.formats, self.layout)
         else:
-            yield write_rejects(work, self.spool, self.staging)
+            yield write_rejects(work, self.spool, self.output)
 
 
 @dataclasses.dataclass(eq=False)
@@ -159,7 +162,7 @@ class Shard(beam.PTransform):
     reach `max_tokens`. The same input gives the same bytes, whatever the runner, its workers and its retries.
 
     Attributes:
-        output: the directory to make (local).
+        output: the directory to make: a local path, or one on gs:// or s3://.
         max_tokens: tokens of a shard, over all domains, before it is flushed.
         formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`; all from one tokenisation.
         max_items: kept records, at most.
@@ -197,7 +200,7 @@ class Shard(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.output = os.path.abspath(self.output)
+        self.output = normal(self.output)
         self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:
@@ -226,13 +229,13 @@ class Shard(beam.PTransform):
             {"started": time.time(), **self.run},
             remove_staging=not launched,
         )
-        self.progress = self.staging.path("progress") if launched else None
+        self.progress = self.staging.path("progress") if launched and self.staging.local else None
         if problem := self.publisher.refuse():
             raise OutputError(problem)
+        self.publisher.place.claim()
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
         assert self.spool is not None
-        assert self.staging is not None
         spool = SpoolBlocks(self.spool, dict(self.dtype), self.untrained, self.reject_text, self.progress)
         receipts = (
             batches
@@ -240,7 +243,7 @@ class Shard(beam.PTransform):
             | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | "Parts" >> beam.GroupByKey()
         )
-        make = MakePlan(self.spool, self.max_tokens, self.max_items, self.max_reject_rate)
+        make = MakePlan(self.spool, self.max_tokens, self.max_items, self.publisher)
         plan = (
             batches.pipeline
             | "Once" >> beam.Impulse()
@@ -249,7 +252,7 @@ class Shard(beam.PTransform):
         return (
             plan.work
             | "Spread" >> beam.Reshuffle()
-            | "Write" >> beam.ParDo(Write(self.spool, self.staging, tuple(self.formats), self.pack))
+            | "Write" >> beam.ParDo(Write(self.spool, self.publisher.place, tuple(self.formats), self.pack))
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
             | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
         )

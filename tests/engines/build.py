@@ -33,6 +33,7 @@ FLINK = "1.19.3"
 JOB_SERVER = "2.70.0"
 BEAM = "2.77.0"
 VERSITYGW = "1.8.0"
+AIRFLOW = Path(__file__).with_name("airflow-requirements.txt")
 
 _MARK = ".built"
 
@@ -143,6 +144,14 @@ def _python(folder: Path) -> None:
     _pip(python, "check")
 
 
+def _airflow(folder: Path) -> None:
+    """Airflow with its providers, in the versions that were found to go together."""
+    _call(sys.executable, "-m", "venv", str(folder))
+    python = str(folder / "bin" / "python")
+    _pip(python, "install", "--no-deps", "--requirement", str(AIRFLOW))
+    _pip(python, "check")
+
+
 def _pip(python: str, *arguments: str) -> None:
     _call(python, "-m", "pip", "--disable-pip-version-check", *arguments)
 
@@ -176,8 +185,8 @@ def requirements() -> list[str]:
     return sorted(f"{name}=={version}" for name, version in found.items())
 
 
-def _digest() -> str:
-    return hashlib.sha256("\n".join([sys.version, *requirements()]).encode()).hexdigest()[:12]
+def _digest(requirements: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
 
 
 @functools.cache
@@ -189,7 +198,8 @@ def parts() -> dict[str, Part]:
         "boot": Part(BEAM, ("go",), _go("github.com/apache/beam/sdks/v2/python/container", BEAM)),
         "prism": Part(BEAM, ("go",), _go("github.com/apache/beam/sdks/v2/go/cmd/prism", BEAM)),
         "versitygw": Part(VERSITYGW, ("go",), _go("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)),
-        "python": Part(_digest(), (), _python),
+        "python": Part(_digest(requirements()), (), _python),
+        "airflow": Part(_digest([AIRFLOW.read_text()]), (), _airflow),
     }
 
 

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+import beam_prep as bp
 from beam_prep.core import plan as plan_module
 from beam_prep.core.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.hashing import Node
@@ -46,7 +47,9 @@ def sent(bundles: Iterable[list[SpoolReceipt]]) -> dict[int, list[list[bytes]]]:
 
 def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
     """(work, what Publish gets)."""
-    *work, last = MakePlan(Spool("none", "x"), 10**9, None, 1.0).process(b"", parts)
+    *work, last = MakePlan(Spool("none", "x"), 10**9, None, bp.Shard("none", max_reject_rate=1.0).publisher).process(
+        b"", parts
+    )
     return work, last.value
 
 

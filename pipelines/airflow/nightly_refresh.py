@@ -1,0 +1,119 @@
+"""Every night: the files of all days so far become training data, which is verified, and `latest.json` points to it.
+
+    list_inputs -> prepare -> verify -> publish
+
+docs/airflow.md tells how to install it, what each task does, and what retries and backfills do.
+"""
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, Param, task
+from nightly_refresh_tasks import TellsRejects, day_inputs, move_latest, verified
+
+# An Airflow variable that is given in the environment: the only kind that costs nothing when the file is parsed.
+RUNNER = os.environ.get("AIRFLOW_VAR_BEAM_PREP_RUNNER", "direct")
+PYTHON = "{{ var.value.get('beam_prep_python', 'python3') }}"  # has beam_prep, which Airflow's own need not have
+OUTPUTS = "{{ var.value.beam_prep_outputs }}"
+DAY = "{{ params.day or data_interval_start | ds }}"
+OUTPUT = OUTPUTS + "/{{ (params.day or data_interval_start | ds) | replace('-', '') }}"
+TRAINING_DATA = Asset("beam_prep_training_data")
+
+DIRECT = {"direct_running_mode": "multi_processing", "direct_num_workers": "0"}  # a worker process a core
+FLINK = {
+    "flink_master": "{{ var.value.beam_prep_flink_master }}",
+    "environment_type": "EXTERNAL",  # a worker pool beside every TaskManager
+    "environment_config": "{{ var.value.get('beam_prep_flink_workers', 'localhost:50000') }}",
+    "flink_job_server_jar": "{{ var.value.get('beam_prep_flink_job_server_jar', '') }}",  # "": Beam downloads it
+}
+# https://cloud.google.com/dataflow/docs/reference/rest/v1b3/projects.locations.flexTemplates/launch
+DATAFLOW = {"tempLocation": "{{ var.value.beam_prep_temp }}", "maxWorkers": 10}
+
+
+def prepare(options: dict[str, Any]) -> Any:
+    """The task that runs the job, where RUNNER says."""
+    if RUNNER == "dataflow":
+        from airflow.providers.google.cloud.operators.dataflow import DataflowStartFlexTemplateOperator
+
+        class PrepareOnDataflow(TellsRejects, DataflowStartFlexTemplateOperator):
+            @property
+            def options(self) -> dict[str, Any]:
+                return self.body["launchParameter"]["parameters"]
+
+        launch = {
+            "jobName": f"nightly-refresh-{DAY}",
+            "containerSpecGcsPath": "{{ var.value.beam_prep_template }}",
+            "parameters": options,
+            "environment": DATAFLOW,
+        }
+        return PrepareOnDataflow(
+            task_id="prepare",
+            body={"launchParameter": launch},
+            project_id="{{ var.value.beam_prep_project }}",
+            location="{{ var.value.beam_prep_region }}",
+            deferrable=True,
+        )
+
+    from airflow.providers.apache.beam.operators.beam import BeamRunPythonPipelineOperator
+
+    class Prepare(TellsRejects, BeamRunPythonPipelineOperator):
+        template_fields = (*BeamRunPythonPipelineOperator.template_fields, "py_interpreter")
+
+        @property
+        def options(self) -> dict[str, Any]:
+            return self.pipeline_options
+
+    runners = {"direct": ("DirectRunner", DIRECT), "flink": ("FlinkRunner", FLINK)}
+    if RUNNER not in runners:
+        raise ValueError(f"beam_prep_runner is {RUNNER!r}, wanted direct, flink or dataflow")
+    runner, settings = runners[RUNNER]
+    return Prepare(
+        task_id="prepare",
+        py_interpreter=PYTHON,
+        py_options=["-m", "beam_prep.cli"],
+        py_file="run",  # it calls `PYTHON -m beam_prep.cli run --runner=... --output_dir=...`
+        runner=runner,
+        pipeline_options={**options, **settings},
+    )
+
+
+with DAG(
+    "nightly_refresh",
+    description=__doc__.splitlines()[0],
+    # The interval of a run is one whole day; Airflow's own cron schedules have an interval of no length.
+    schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 3, "retry_delay": timedelta(minutes=10)},
+    params={"day": Param(None, type=["null", "string"], format="date", description="this day, and not the run's")},
+    doc_md=__doc__,
+):
+
+    @task
+    def list_inputs(root: str, day: str) -> str:
+        return ",".join(day_inputs(root, day))
+
+    @task
+    def verify(python: str, output: str) -> dict[str, Any]:
+        return verified(python, output)
+
+    # One at a time, backfills too: it reads the pointer before it writes it.
+    @task(outlets=[TRAINING_DATA], max_active_tis_per_dag=1)
+    def publish(outputs: str, day: str, found: dict[str, Any], *, outlet_events: Any) -> None:
+        outlet_events[TRAINING_DATA].extra = move_latest(outputs, {"day": day, **found})
+
+    prepared = prepare(
+        {
+            "inputs": list_inputs("{{ var.value.beam_prep_inputs }}", DAY),
+            "output_dir": OUTPUT,
+            "config": "{{ var.value.beam_prep_config }}",
+            "tokenizer_path": "{{ var.value.beam_prep_tokenizer }}",
+            "spool": f"{OUTPUTS}/spool",  # kept: the next night tokenises only what is new
+            "overwrite": "true",  # a day that is run again with other files replaces its output
+        }
+    )
+    found = verify(PYTHON, OUTPUT)
+    prepared >> found
+    publish(OUTPUTS, DAY, found)

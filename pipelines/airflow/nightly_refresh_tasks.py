@@ -1,0 +1,158 @@
+"""What the tasks of `nightly_refresh` do. It runs in Airflow's own environment, where beam_prep need not be.
+
+Paths are those of `ObjectStoragePath`: local, or `gs://` and `s3://` where their providers are installed.
+"""
+
+import json
+import os
+import re
+import subprocess
+import uuid
+from typing import Any
+
+from airflow.sdk import ObjectStoragePath
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+ENDINGS = (".jsonl", ".json", ".gz", ".bz2", ".zst")
+LATEST = "latest.json"
+MAX_CHARACTERS = 120_000
+"""Of all inputs' names: Linux takes no argument of more than 128 KB."""
+
+
+def day_inputs(root: str, day: str) -> list[str]:
+    """The files of a day and of all days before it, the oldest first: `<root>/2026-01-31/*.jsonl` and so on.
+
+    Args:
+        root: a folder that has a folder a day.
+        day: as 2026-01-31.
+
+    Raises:
+        AirflowException: the day has no folder yet, or no file in it.
+        AirflowFailException: a name, or the number of files, that the job cannot take.
+    """
+    base = ObjectStoragePath(root)
+    days = sorted(path.name for path in base.iterdir() if re.fullmatch(r"\d{4}-\d\d-\d\d", path.name))
+    found = {one: _files(base / one) for one in days if one <= day}
+    if not found.get(day):
+        there = f"it has the days {days[0]} to {days[-1]}" if days else "it has no folder of a day"
+        raise AirflowException(f"{root}/{day} holds no file that ends in {', '.join(ENDINGS)}; {there}")
+    names = [name for one in sorted(found) for name in found[one]]
+    if wrong := [name for name in names if re.search(r"[\s,]", name)]:
+        raise AirflowFailException(f"{wrong[0]!r} has a comma or white space in its name: rename it")
+    if sum(len(name) + 1 for name in names) > MAX_CHARACTERS:
+        raise AirflowFailException(f"{len(names)} files are too many for one call: join the files of old days")
+    return names
+
+
+def _files(folder: ObjectStoragePath) -> list[str]:
+    """Paths as a job takes them, sorted by bytes."""
+    names = [_plain(path) for path in folder.iterdir() if path.name.endswith(ENDINGS) and path.name[0] != "."]
+    return sorted(names, key=str.encode)
+
+
+def _plain(path: ObjectStoragePath) -> str:
+    """Without the connection that `gs://connection@bucket/...` may name."""
+    return path.path if path.protocol in ("", "file") else f"{path.protocol}://{path.path}"
+
+
+class TellsRejects:
+    """For an operator that runs the job: its failure tells what the job rejected.
+
+    That is not tried again: the same records would be rejected again.
+    """
+
+    options: dict[str, Any]
+    """Of the job."""
+
+    def execute(self, context: Any) -> Any:
+        """See the operator."""
+        try:
+            return super().execute(context)  # type: ignore[misc]
+        except AirflowException as error:
+            self._tell(context, error)
+            raise
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
+        """See the operator."""
+        try:
+            return super().execute_complete(context, event)  # type: ignore[misc]
+        except AirflowException as error:
+            self._tell(context, error)
+            raise
+
+    def _tell(self, context: Any, error: AirflowException) -> None:
+        report = reject_summary(self.options["output_dir"], context["ti"].start_date.timestamp())
+        if report is not None:
+            raise AirflowFailException(f"{error}\n{report}") from error
+
+
+def reject_summary(output: str, since: float = 0) -> str | None:
+    """What a job that failed by a rule left in `<output>.failed/failure.json`; None where it did not.
+
+    Args:
+        output: of the job.
+        since: seconds since 1970; what is older is of another try.
+    """
+    path = ObjectStoragePath(f"{output}.failed/failure.json")
+    if not path.exists() or path.stat().st_mtime < since:
+        return None
+    failure = json.loads(path.read_text())
+    ledger = failure["ledger"]
+    lines = [failure["problem"], f"records read: {ledger['read']:,}, kept: {ledger['kept']:,}"]
+    for kind in ("dropped", "rejected"):
+        if ledger[kind]:
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger[kind].items()))
+            lines.append(f"{kind}: {counts}")
+    if ledger["rejected"]:
+        lines.append(f"each of them, with file, line and reason: {output}.failed/rejects/")
+    return "\n".join(lines)
+
+
+def verified(python: str, output: str) -> dict[str, Any]:
+    """Checks every file and every count of an output against its manifest; gives what `beam-prep verify --json` says.
+
+    Args:
+        python: an interpreter that has beam_prep.
+        output: what the job made.
+
+    Raises:
+        AirflowException: with every problem.
+    """
+    command = [python, "-m", "beam_prep.cli", "verify", output, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not done.stdout.startswith("{"):
+        raise AirflowException(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    if problems := found.pop("problems"):
+        advice = f"remove {output} and clear the task `prepare`: the spool still has its blocks"
+        raise AirflowException("\n".join([f"{output} is not what its manifest says:", *problems, advice]))
+    return found
+
+
+def move_latest(outputs: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Makes `<outputs>/latest.json` hold `found`, unless it holds a later day: readers see the old one or the new one.
+
+    Returns:
+        `found`: also where the pointer held the very same already, so that a retry after a crash tells of it once more.
+
+    Raises:
+        AirflowSkipException: the pointer holds a later day, as in a backfill.
+    """
+    path = ObjectStoragePath(f"{outputs}/{LATEST}")
+    latest = json.loads(path.read_text()) if path.exists() else {"day": ""}
+    if latest["day"] > found["day"]:
+        raise AirflowSkipException(f"{path} stays at {latest['day']}: {found['day']} is older")
+    if latest != found:
+        _put(path, json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _put(path: ObjectStoragePath, text: str) -> None:
+    """Writes a file whole: on a local disk by a rename, on an object store by one PUT."""
+    if path.protocol not in ("", "file"):
+        path.write_text(text)
+        return
+    made = f"{path.path}.{uuid.uuid4().hex}"
+    with open(made, "w") as file:
+        file.write(text)
+    os.replace(made, path.path)

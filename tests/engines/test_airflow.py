@@ -1,0 +1,338 @@
+"""The DAG `nightly_refresh` in a real Airflow, in an environment of its own: `airflow dags test` runs all of it."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep import cli, options
+from tests.conftest import ROOT, tree
+from tests.engines.build import built
+from tests.engines.flink import cluster
+from tests.engines.workers import worker_pool
+
+DAGS = ROOT / "pipelines" / "airflow"
+CHATS = (ROOT / "examples" / "data" / "chat.jsonl").read_bytes().splitlines(keepends=True)
+FILES = {
+    "2026-01-01/a.jsonl": CHATS[:60],
+    "2026-01-01/b.jsonl": CHATS[60:100],
+    "2026-01-02/a.jsonl": CHATS[100:160],
+    "2026-01-03/a.jsonl": [*CHATS[160:180], *[b"no json\n"] * 7],
+}
+
+
+class Airflow:
+    """An Airflow with a database of its own, and the folders that the DAG works in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.inputs, self.outputs = folder, folder / "in", folder / "prepared"
+        self.python = folder / "python"
+        self._bin = built("airflow") / "bin"
+        # Any interpreter that has beam_prep; this one has that of this checkout.
+        self.python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+        self.python.chmod(0o755)
+        self.variables = {
+            "runner": "direct",
+            "python": self.python,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "config": ROOT / "configs" / "sft_chat.json",
+            "tokenizer": ROOT / "examples" / "tokenizer",
+        }
+        for name, lines in FILES.items():
+            (self.inputs / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.inputs / name).write_bytes(b"".join(lines))
+
+    def call(self, program: str, *arguments: str, **variables: Any) -> "subprocess.CompletedProcess[str]":
+        """Runs a program of Airflow's environment, with these variables `beam_prep_...` of Airflow besides."""
+        settings = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        for name, value in {**self.variables, **variables}.items():
+            settings[f"AIRFLOW_VAR_BEAM_PREP_{name.upper()}"] = str(value)
+        settings |= {
+            "PATH": f"{self._bin}:{settings['PATH']}",
+            "AIRFLOW_HOME": str(self.folder / "airflow"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.folder}/airflow.db",
+        }
+        command = [str(self._bin / program), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=settings, cwd=self.folder, timeout=240)
+
+    def run(self, *arguments: str, **variables: Any) -> str:
+        """`airflow dags test nightly_refresh ...`, which has to end well; gives the log."""
+        done = self.call("airflow", "dags", "test", "nightly_refresh", *arguments, **variables)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        return done.stdout + done.stderr
+
+    def checks(self, *arguments: str, **variables: Any) -> Any:
+        """What a command of `airflow_checks` prints."""
+        done = self.call("python", str(Path(__file__).with_name("airflow_checks.py")), *arguments, **variables)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def task(self, name: str, *arguments: Any) -> tuple[str, Any]:
+        """What a function of `nightly_refresh_tasks` gives or raises, see `airflow_checks`."""
+        ((kind, value),) = self.checks("call", str(DAGS), json.dumps([[name, [*map(_jsonable, arguments)]]]))
+        return kind, value
+
+    def latest(self) -> dict[str, Any]:
+        return dict(json.loads((self.outputs / "latest.json").read_bytes()))
+
+    def told(self, day: str) -> dict[str, Any]:
+        return dict(json.loads((self.outputs / day / "run.json").read_bytes()))
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the asset's events carry, in order."""
+        with contextlib.closing(sqlite3.connect(self.folder / "airflow.db")) as database:
+            query = (
+                "select event.extra from asset_event event join asset on asset.id = event.asset_id "
+                "where asset.name = 'beam_prep_training_data' order by event.id"
+            )
+            return [json.loads(extra) for (extra,) in database.execute(query)]
+
+
+def _jsonable(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
+    made = Airflow(tmp_path_factory.mktemp("airflow"))
+    done = made.call("airflow", "db", "migrate")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return made
+
+
+@pytest.fixture(scope="module")
+def two_days(airflow: Airflow) -> Airflow:
+    """After the nights in which the first and the second of January were refreshed. `latest` is not to be moved."""
+    airflow.run("2026-01-02")
+    assert airflow.latest()["day"] == "2026-01-01"
+    airflow.run("2026-01-03")
+    return airflow
+
+
+def state(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+# Nights
+
+
+def test_the_second_day_tokenises_only_the_new_file(two_days: Airflow) -> None:
+    first, second = two_days.told("20260101"), two_days.told("20260102")
+    assert (first["blocks"], first["blocks_reused"]) == (2, 0)
+    assert (second["blocks"], second["blocks_reused"]) == (3, 2)
+
+
+def test_the_second_day_is_what_a_run_from_scratch_gives(two_days: Airflow, tmp_path: Path) -> None:
+    files = [str(two_days.inputs / name) for name in FILES if not name.startswith("2026-01-03")]
+    job = ["-c", str(two_days.variables["config"]), "--tokenizer_path", str(two_days.variables["tokenizer"])]
+    assert cli.main(["run", *files, "-o", str(tmp_path / "out"), *job]) == 0
+    assert tree(two_days.outputs / "20260102") == tree(tmp_path / "out")
+
+
+def test_latest_is_the_second_day_and_each_day_has_its_event(two_days: Airflow) -> None:
+    manifests = [two_days.outputs / day / "manifest.json" for day in ("20260101", "20260102")]
+    first, second = two_days.events()[:2]
+    assert two_days.latest() == second
+    assert [first["day"], second["day"]] == ["2026-01-01", "2026-01-02"]
+    for event, path in zip((first, second), manifests, strict=True):
+        manifest = json.loads(path.read_bytes())
+        assert event["output"] == str(path.parent)
+        assert (event["rows"], event["tokens"]) == (manifest["totals"]["rows"], manifest["totals"]["tokens"])
+        assert event["manifest_sha256"] == subprocess.check_output(["sha256sum", path], text=True).split()[0]
+
+
+def test_a_day_that_is_run_again_is_left_as_it_is(two_days: Airflow) -> None:
+    before, latest = state(two_days.outputs / "20260102"), state(two_days.outputs)[two_days.outputs / "latest.json"]
+    log = two_days.run("2026-01-03")
+    assert f"{two_days.outputs}/20260102 is up to date: nothing to do" in log
+    assert state(two_days.outputs / "20260102") == before
+    assert state(two_days.outputs)[two_days.outputs / "latest.json"] == latest
+
+
+def test_a_backfill_leaves_latest_where_it_is(two_days: Airflow) -> None:
+    """And tells nobody: who trains on `latest` has nothing new."""
+    before, events = two_days.latest(), len(two_days.events())
+    log = two_days.run("-c", json.dumps({"day": "2026-01-01"}))
+    assert "latest.json stays at 2026-01-02: 2026-01-01 is older" in log
+    assert two_days.latest() == before
+    assert len(two_days.events()) == events
+
+
+def test_a_day_with_too_many_rejects_fails_with_their_summary(two_days: Airflow) -> None:
+    before = two_days.latest()
+    done = two_days.call("airflow", "dags", "test", "nightly_refresh", "2026-01-04")
+    assert done.returncode != 0
+    log = done.stdout + done.stderr
+    failed = f"{two_days.outputs}/20260103.failed"
+    # Not tried again: this is the kind of failure that ends a task at once.
+    _, found, rest = log.partition("AirflowFailException: Apache Beam process failed with return code 1\n")
+    assert found
+    assert rest.splitlines()[:4] == [
+        "7 of 187 records were rejected (3.74%; 7 bad_json), more than --max_reject_rate 0.01",
+        "records read: 187, kept: 180",
+        "rejected: 7 bad_json",
+        f"each of them, with file, line and reason: {failed}/rejects/",
+    ]
+    assert Path(failed, "rejects", "rejects-00000.jsonl").is_file()
+    assert two_days.latest() == before
+    # The same job, deferred to its trigger; and a failure of a later try that left no report.
+    output, wanted = two_days.outputs / "20260103", "\n".join(["the job has failed", *rest.splitlines()[:4]])
+    assert two_days.task("resumed", output, 0) == ("AirflowFailException", wanted)
+    assert two_days.task("resumed", output, time.time()) == ("AirflowException", "the job has failed")
+
+
+# The tasks
+
+
+def test_a_day_that_was_not_delivered_is_told(airflow: Airflow) -> None:
+    kind, message = airflow.task("day_inputs", airflow.inputs, "2026-01-09")
+    assert kind == "AirflowException"  # tried again: it may come
+    assert message.startswith(f"{airflow.inputs}/2026-01-09 holds no file that ends in .jsonl")
+    assert message.endswith("it has the days 2026-01-01 to 2026-01-03")
+
+
+def test_inputs_are_those_of_all_days_so_far_in_order(airflow: Airflow, tmp_path: Path) -> None:
+    for name in ("2026-01-02/b.jsonl.gz", "2026-01-02/a.json", "2026-01-01/z.jsonl", "2025-12-31/é.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("2026-01-02/_SUCCESS", "2026-01-02/.a.jsonl", "2026-01-03/a.jsonl", "other/a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    names = ["2025-12-31/é.jsonl", "2026-01-01/z.jsonl", "2026-01-02/a.json", "2026-01-02/b.jsonl.gz"]
+    wanted = [str(tmp_path / name) for name in names]
+    assert airflow.task("day_inputs", tmp_path, "2026-01-02") == ("gave", wanted)
+    (tmp_path / "2026-01-01" / "a, b.jsonl").touch()
+    kind, message = airflow.task("day_inputs", tmp_path, "2026-01-02")
+    assert (kind, message) == (
+        "AirflowFailException",
+        f"'{tmp_path}/2026-01-01/a, b.jsonl' has a comma or white space in its name: rename it",
+    )
+
+
+def test_an_output_that_is_damaged_is_not_published(two_days: Airflow, tmp_path: Path) -> None:
+    output = Path(shutil.copytree(two_days.outputs / "20260102", tmp_path / "out"))
+    path = next(output.rglob("sequence.bin"))
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    name = path.relative_to(output)
+    kind, message = two_days.task("verified", two_days.python, output)
+    assert kind == "AirflowException"
+    assert f"\n{name} is damaged: found sha256 " in message
+    assert message.endswith(f"remove {output} and clear the task `prepare`: the spool still has its blocks")
+    kind, message = two_days.task("verified", "/bin/false", output)
+    assert (kind, message) == (
+        "AirflowException",
+        f"/bin/false -m beam_prep.cli verify {output} --json ended with code 1:\n",
+    )
+
+
+# The choice of the runner
+
+STORE = {
+    "inputs": "gs://bucket/in",
+    "outputs": "gs://bucket/prepared",
+    "config": "gs://bucket/sft_chat.json",
+    "tokenizer": "gs://bucket/tokenizer",
+    "flink_master": "localhost:8081",
+    "temp": "gs://bucket/temp",
+    "template": "gs://bucket/beam_prep.json",
+    "project": "project",
+    "region": "europe-west4",
+}
+JOB = {
+    "inputs": "gs://bucket/in/2026-01-01/a.jsonl,gs://bucket/in/2026-01-02/b.jsonl",
+    "output_dir": "gs://bucket/prepared/20260102",
+    "config": "gs://bucket/sft_chat.json",
+    "tokenizer_path": "gs://bucket/tokenizer",
+    "spool": "gs://bucket/prepared/spool",
+    "overwrite": "true",
+}
+
+
+@pytest.fixture(scope="module", params=["direct", "flink", "dataflow"])
+def dag(request: pytest.FixtureRequest, airflow: Airflow) -> tuple[str, dict[str, Any]]:
+    """(runner, the DAG as Airflow reads it with that choice)."""
+    return request.param, airflow.checks("dag", str(DAGS), **STORE, runner=request.param)
+
+
+def test_every_choice_of_a_runner_gives_the_same_four_tasks(dag: tuple[str, dict[str, Any]]) -> None:
+    runner, found = dag
+    assert found["import_errors"] == {}
+    assert found["dags"] == ["nightly_refresh"]
+    assert found["tasks"] == {
+        "list_inputs": [],
+        "prepare": ["list_inputs"],
+        "verify": ["prepare"],
+        "publish": ["verify"],
+    }
+    assert (found["catchup"], found["max_active_runs"]) == (False, 1)
+    operator = "DataflowStartFlexTemplateOperator" if runner == "dataflow" else "BeamRunPythonPipelineOperator"
+    assert operator in found["operators"]
+
+
+def test_what_is_told_to_the_job_are_options_that_it_has(dag: tuple[str, dict[str, Any]], airflow: Airflow) -> None:
+    runner, found = dag
+    prepare = found["prepare"]
+    if runner == "dataflow":
+        given = prepare["body"]["launchParameter"]["parameters"]
+        assert given == JOB
+    else:
+        assert [prepare["py_interpreter"], *prepare["py_options"], prepare["py_file"]] == [
+            str(airflow.python),
+            *["-m", "beam_prep.cli", "run"],
+        ]
+        assert prepare["runner"] == {"direct": "DirectRunner", "flink": "FlinkRunner"}[runner]
+        given = prepare["pipeline_options"]
+        assert JOB.items() <= given.items()
+        more = [f"--{name}={value}" for name, value in given.items() if name not in JOB]
+        assert len(more) >= 2
+        assert cli.unknown_beam_options([f"--runner={prepare['runner']}", *more]) is None
+    assert all(isinstance(value, str) for value in given.values())
+    known = {option.name: option for option in options.OPTIONS}
+    for name in JOB:
+        assert not known[name].not_in_template, name
+        assert re.fullmatch(known[name].pattern or "true", JOB[name]), name
+    assert {name for name, option in known.items() if option.required} <= JOB.keys()
+
+
+def test_the_launch_of_the_template_is_what_dataflow_takes(dag: tuple[str, dict[str, Any]]) -> None:
+    runner, found = dag
+    if runner != "dataflow":
+        return
+    (document,) = built("airflow").glob("lib/*/site-packages/googleapiclient/**/dataflow.v1b3.json")
+    schemas = json.loads(document.read_bytes())["schemas"]
+    launch = found["prepare"]["body"]["launchParameter"]
+    assert launch.keys() <= schemas["LaunchFlexTemplateParameter"]["properties"].keys()
+    assert launch["environment"].keys() <= schemas["FlexTemplateRuntimeEnvironment"]["properties"].keys()
+    assert re.fullmatch("[a-z]([-a-z0-9]{0,1022}[a-z0-9])?", launch["jobName"])
+    assert (found["prepare"]["location"], found["prepare"]["project_id"]) == ("europe-west4", "project")
+
+
+def test_another_runner_is_refused_when_the_dag_is_read(airflow: Airflow) -> None:
+    (error,) = airflow.checks("dag", str(DAGS), runner="spark")["import_errors"].values()
+    assert "beam_prep_runner is 'spark', wanted direct, flink or dataflow" in error
+
+
+def test_flink_gives_the_same_bytes(two_days: Airflow, tmp_path: Path) -> None:
+    with cluster(tmp_path / "flink") as flink, worker_pool(tmp_path) as (_, workers):
+        settings = {
+            "runner": "flink",
+            "outputs": tmp_path / "prepared",
+            "flink_master": flink.address,
+            "flink_workers": workers.partition("=")[2],
+            "flink_job_server_jar": built("job_server") / "job_server.jar",
+        }
+        log = two_days.run("-c", json.dumps({"day": "2026-01-01"}), **settings)
+    assert "--runner=FlinkRunner" in log
+    assert tree(tmp_path / "prepared" / "20260101") == tree(two_days.outputs / "20260101")

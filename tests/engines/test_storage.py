@@ -1,0 +1,516 @@
+"""Jobs on gs:// and s3://, on real servers: the same bytes, nothing half, and what happens when a store is gone."""
+
+import gc
+import gzip
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_prep import pipeline
+from beam_prep.config import PipelineConfig
+from beam_prep.errors import ConfigError, InputError, OutputError, RunError, StorageError, TokenizerError
+from beam_prep.pipeline import Pipeline, Result
+from beam_prep.transforms import _output, _stores, shard
+from tests.conftest import ROOT, tree
+from tests.engines.stores import Store, gcs_server, s3_server
+from tests.test_resume import CONFIG, KB, changed, chat
+from tests.test_workers_elsewhere import elsewhere as elsewhere
+
+CONVERSATIONS = ROOT / "examples" / "data" / "chat.jsonl"
+LOCAL = ["--runner=FnApiRunner"]
+
+
+@pytest.fixture(scope="module", params=[s3_server, gcs_server], ids=["s3", "gs"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with request.param(tmp_path_factory.mktemp("store")) as store:
+        yield store
+
+
+@pytest.fixture
+def store(server: Store, request: pytest.FixtureRequest) -> Iterator["Folder"]:
+    """A folder of its own in a store, for one test."""
+    before = FileSystems._pipeline_options
+    FileSystems.set_options(PipelineOptions(list(server.options)))
+    yield Folder(server, f"{server.url}/{request.node.name.partition('[')[0]}")
+    FileSystems.set_options(before)
+
+
+class Folder:
+    """A folder in a store, and jobs in it."""
+
+    def __init__(self, server: Store, url: str) -> None:
+        self.server, self.url = server, url
+        self.options = PipelineOptions(list(server.options))
+
+    def path(self, name: str) -> str:
+        FileSystems.set_options(self.options)  # a job in between may have set others
+        return f"{self.url}/{name}"
+
+    def put(self, name: str, data: bytes) -> str:
+        _stores.put(self.path(name), data)
+        return self.path(name)
+
+    def names(self, name: str = "") -> list[str]:
+        base = self.path(name).rstrip("/") + "/"
+        return [found.path[len(base) :] for found in _stores.listed(base)]
+
+    def tree(self, name: str = "out") -> dict[str, bytes]:
+        found = {each: _stores.read_bytes(self.path(f"{name}/{each}")) for each in self.names(name)}
+        return {each: data for each, data in found.items() if each != "run.json"}
+
+    def json(self, name: str) -> Any:
+        return json.loads(_stores.read_bytes(self.path(name)))
+
+    def job(
+        self,
+        tokenizer: str,
+        *inputs: str,
+        output: str = "out",
+        config: Any = CONFIG,
+        options: Any = LOCAL,
+        **given: Any,
+    ) -> Pipeline:
+        if isinstance(config, dict):
+            config = PipelineConfig.from_dict(config)
+        given = {"block_bytes": 64 * KB, "max_reject_rate": 0.2, **given}
+        options = [*self.server.options, *options]
+        return Pipeline(config, inputs, self.path(output), tokenizer, beam_options=options, **given)
+
+    def run(self, *given: Any, **named: Any) -> Result:
+        return self.job(*given, **named).run()
+
+
+def local(tmp_path: Path, tokenizer: str, *inputs: str, config: Any = CONFIG, name: str = "local") -> dict[str, bytes]:
+    """The files of the same job, all on the local disk."""
+    made = PipelineConfig.from_dict(config)
+    job = Pipeline(made, inputs, tmp_path / name, tokenizer, block_bytes=64 * KB, max_reject_rate=0.2)
+    job.run(LOCAL)
+    return tree(tmp_path / name)
+
+
+def without_paths(files: dict[str, bytes]) -> dict[str, bytes]:
+    """A tree with the names of the inputs, of which manifest and rejects tell, left out."""
+    files = dict(files)
+    manifest = json.loads(files["manifest.json"])
+    for entry in manifest["inputs"]:
+        entry["path"] = entry["path"].rpartition("/")[2]
+    for file in manifest["rejects"]:
+        lines = [json.loads(line) for line in files[file["path"]].splitlines()]
+        for line in lines:
+            line["file"] = line["file"].rpartition("/")[2]
+        files[file["path"]] = json.dumps(lines).encode()
+        file.update(bytes=0, sha256="")
+    files["manifest.json"] = json.dumps(manifest).encode()
+    return files
+
+
+def write(folder: Path, name: str, data: bytes) -> str:
+    (folder / name).write_bytes(data)
+    return str(folder / name)
+
+
+# The same bytes
+
+
+@pytest.mark.parametrize("options", [LOCAL, ["--direct_num_workers=2"]], ids=["in_process", "two_processes"])
+def test_everything_in_a_store_gives_the_same_bytes(
+    store: Folder, tmp_path: Path, tokenizer_path: str, options: list[str]
+) -> None:
+    folder = Folder(store.server, f"{store.url}-{len(options[0])}")
+    template = (ROOT / "examples" / "tokenizer" / "chat_template.jinja").read_bytes()
+    config = changed(input__chat_template="chat.jinja")
+    names = {"data/a.jsonl": chat(300), "data/b.jsonl.gz": gzip.compress(chat(80, "two"), mtime=0), "data/c.jsonl": b""}
+    (tmp_path / "data").mkdir()
+    for name, data in {**names, "chat.jinja": template, "config.json": json.dumps(config).encode()}.items():
+        folder.put(name, data)
+        write(tmp_path, name, data)
+    for path in Path(tokenizer_path).iterdir():
+        folder.put(f"tokenizer/{path.name}", path.read_bytes())
+    given = {"block_bytes": 64 * KB, "max_reject_rate": 0.2}
+    Pipeline(tmp_path / "config.json", str(tmp_path / "data/*"), tmp_path / "out", tokenizer_path, **given).run(LOCAL)
+
+    made = folder.run(
+        folder.path("tokenizer"),
+        folder.path("data/*"),
+        config=folder.path("config.json"),
+        spool=folder.path("spool"),
+        options=options,
+    )
+    assert made.manifest is not None
+    assert len(made.manifest["inputs"]) == 3
+    assert len(made.manifest["shards"]) > 2
+    assert made.manifest["rejects"]
+    assert without_paths(folder.tree()) == without_paths(tree(tmp_path / "out"))
+    assert folder.names(".beam_prep") == []  # nothing is left of what was staged
+    assert folder.names("spool")  # but what was asked for
+
+
+def test_the_manifest_is_that_of_the_local_disk(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    source = write(tmp_path, "a.jsonl", chat(150))
+    config = changed(output__storage_format=["bin", "tfrecord", "arrow", "h5"], preprocessing__padding="max_length")
+    config["preprocessing"]["max_seq_len"] = 256
+    wanted = local(tmp_path, tokenizer_path, source, config=config)
+    store.run(tokenizer_path, source, config=config)
+    assert store.tree() == wanted
+
+
+def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = store.put("a.jsonl", chat(150))
+    assert not store.run(tokenizer_path, source).up_to_date
+    reads: list[str] = []
+    read = pipeline.digest_of
+    monkeypatch.setattr(pipeline, "digest_of", lambda file: reads.append(file.path) or read(file))
+    assert store.run(tokenizer_path, source).up_to_date
+    assert reads == []  # the store's checksums are the same
+    # Written again with the same content; another version in the store, perhaps.
+    store.put("a.jsonl", chat(150))
+    assert store.run(tokenizer_path, source).up_to_date
+    # Of the same size, and different.
+    store.put("a.jsonl", chat(150).replace(b"Answer 149", b"answer 149"))
+    with pytest.raises(OutputError, match="holds the output of another job"):
+        store.run(tokenizer_path, source)
+    assert reads == [source]
+
+
+def test_a_file_that_is_lost_is_made_again(store: Folder, tokenizer_path: str) -> None:
+    source = store.put("a.jsonl", chat(150))
+    store.run(tokenizer_path, source)
+    wanted = store.tree()
+    lost = json.loads(wanted["manifest.json"])["shards"][0]["files"][0]["path"]
+    _stores.delete([store.path(f"out/{lost}")])
+    assert not store.run(tokenizer_path, source, overwrite=True).up_to_date
+    assert store.tree() == wanted
+
+
+def test_the_spool_is_used_by_the_next_run(store: Folder, tokenizer_path: str) -> None:
+    first, second = store.put("a.jsonl", chat(300)), store.put("b.jsonl", chat(100, "two"))
+    store.run(tokenizer_path, first, spool=store.path("spool"))
+    blocks = store.json("out/run.json")["blocks"]
+    store.run(tokenizer_path, first, second, spool=store.path("spool"), overwrite=True)
+    run = store.json("out/run.json")
+    assert run["blocks"] > run["blocks_reused"] == blocks > 2
+    wanted = store.tree()
+    store.run(tokenizer_path, first, second, output="scratch")
+    assert store.tree("scratch") == wanted
+
+
+def test_workers_of_a_pool_are_told_where_the_store_is(
+    store: Folder, tmp_path: Path, tokenizer_path: str, elsewhere: list[str]
+) -> None:
+    """Beam tells them no options; and they have no folder in common with the launcher."""
+    source = store.put("a.jsonl", chat(300))
+    made = store.run(tokenizer_path, source, options=elsewhere)
+    assert made.manifest is not None
+    copied = list((tmp_path / "worker").glob("beam_prep-*/tokenizers/*"))
+    assert [folder.name for folder in copied] == [made.manifest["tokenizer"]["fingerprint"]]
+    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
+    assert without_paths(store.tree()) == without_paths(wanted)
+    assert store.names(".beam_prep") == []
+
+
+# One output in place of another
+
+
+def readable(store: Folder) -> bool:
+    """Whether there is a manifest, of which every file is right. A wrong file is an error.
+
+    A file may be replaced while it is read here, behind its manifest: so the manifest is looked at again.
+    """
+    text = read(store.path("out/manifest.json"))
+    if text is None:
+        return False
+    wrong = []
+    for file in _output.listed_files(json.loads(text)):
+        data = read(store.path(f"out/{file['path']}"))
+        if data is None or hashlib.sha256(data).hexdigest() != file["sha256"]:
+            wrong.append(file["path"])
+    assert not wrong or read(store.path("out/manifest.json")) != text, wrong
+    return not wrong
+
+
+def read(path: str) -> bytes | None:
+    try:
+        return _stores.read_bytes(path)
+    except (FileNotFoundError, _stores.Changed):
+        return None
+
+
+def test_overwriting_never_shows_a_manifest_with_other_files(
+    store: Folder, tmp_path: Path, tokenizer_path: str
+) -> None:
+    """Someone reads all the time while an output is replaced by a smaller one, of files with the same names."""
+    large, small = write(tmp_path, "a.jsonl", chat(600)), write(tmp_path, "b.jsonl", chat(200, "two"))
+    store.run(tokenizer_path, large)
+    before = set(store.names("out"))
+    with pytest.raises(OutputError, match=r"holds the output of another job: choose another -o, or pass --overwrite"):
+        store.run(tokenizer_path, small)
+    assert readable(store)
+
+    done, seen, errors = threading.Event(), set[bool](), list[AssertionError]()
+
+    def watch() -> None:
+        while not done.is_set():
+            try:
+                seen.add(readable(store))
+            except AssertionError as error:
+                errors.append(error)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        store.run(tokenizer_path, small, overwrite=True)
+    finally:
+        done.set()
+        watcher.join()
+    assert errors == []
+    assert True in seen
+    wanted = local(tmp_path, tokenizer_path, small)
+    assert store.tree() == wanted
+    assert before - set(store.names("out"))  # what only the old manifest listed is gone
+    assert store.names(".beam_prep") == []
+
+
+def test_the_plan_made_again_behind_the_last_step_removes_nothing(
+    store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Flink does it: after a failure behind Publish, all steps run again; late copies of steps do, anyway."""
+    old, new = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
+    store.run(tokenizer_path, old)
+    calls: list[tuple[Any, ...]] = []
+    publish = shard.Publish.process
+
+    def twice(self: Any, written: Any, plan: Any) -> Any:
+        yield from publish(self, written, plan)
+        before = store.tree()
+        self.publisher.prepare(plan)
+        assert store.tree() == before
+        yield from publish(self, written, plan)
+        assert store.tree() == before
+        calls.append(())
+
+    monkeypatch.setattr(shard.Publish, "process", twice)
+    store.run(tokenizer_path, new, overwrite=True)
+    assert len(calls) == 1
+    assert store.tree() == local(tmp_path, tokenizer_path, new)
+
+
+def test_what_a_crash_left_is_cleared_by_the_next_run(
+    store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that replaces an output ends before it publishes: no manifest, and the next one removes all old files."""
+    old, new = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
+    store.run(tokenizer_path, old)
+
+    def crash(self: Any, *given: Any) -> None:
+        raise RuntimeError("the machine burns")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_output.StoredOutput, "publish", crash)
+        with pytest.raises(RuntimeError, match="burns"):
+            store.run(tokenizer_path, new, overwrite=True)
+    assert "manifest.json" not in store.names("out")
+    assert store.run(tokenizer_path, new).manifest  # a plain one: nobody's output is there
+    assert store.tree() == local(tmp_path, tokenizer_path, new)
+    assert store.names(".beam_prep") == []
+
+
+def test_of_two_jobs_at_once_the_first_gives_way(
+    store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
+    launched = store.job(tokenizer_path, first)
+    create = shard.Shard.expand
+
+    def claimed(self: Any, batches: Any) -> Any:
+        monkeypatch.setattr(shard.Shard, "expand", create)
+        store.run(tokenizer_path, second)
+        return create(self, batches)
+
+    monkeypatch.setattr(shard.Shard, "expand", claimed)
+    with pytest.raises(OutputError, match=r"the claim of this job is gone|another job has claimed"):
+        launched.run()
+    assert store.tree() == local(tmp_path, tokenizer_path, second)
+
+
+def test_what_an_earlier_launch_left_goes_after_a_time(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    source = write(tmp_path, "a.jsonl", chat(50))
+    launch = store.job(tokenizer_path, source)
+    left = f"{launch.staging.root}/0123/output/rejects/rejects-00000.jsonl"
+    _stores.put(left, b"{}")
+    launch.run()
+    assert _stores.find(left) is not None  # it may be of a job that still runs
+    store.run(tokenizer_path, source, output="out", overwrite=True, staging_ttl=-5, reject_text=10)
+    assert _stores.find(left) is None
+
+
+def test_other_objects_are_not_written_over(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    source = write(tmp_path, "a.jsonl", chat(50))
+    store.put("out/precious.txt", b"mine")
+    with pytest.raises(OutputError, match="is no output of beam_prep"):
+        store.run(tokenizer_path, source, overwrite=True)
+    assert store.names("out") == ["precious.txt"]
+    with pytest.raises(OutputError, match="wanted a folder in the bucket"):
+        Pipeline(PipelineConfig.from_dict(CONFIG), source, store.server.url, tokenizer_path)
+
+
+# Runs that fail
+
+
+def test_a_run_that_fails_leaves_the_rejects(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    source = write(tmp_path, "a.jsonl", chat(150))
+    with pytest.raises(RunError, match=r"nothing was published, see .+/out\.failed/rejects"):
+        store.run(tokenizer_path, source, max_reject_rate=0.0)
+    with pytest.raises(RunError):
+        Pipeline(
+            PipelineConfig.from_dict(CONFIG),
+            source,
+            tmp_path / "out",
+            tokenizer_path,
+            block_bytes=64 * KB,
+            max_reject_rate=0.0,
+        ).run(LOCAL)
+    failed, wanted = store.tree("out.failed"), tree(tmp_path / "out.failed")
+    assert {name: data for name, data in failed.items() if name != "failure.json"}
+    assert failed == wanted
+    assert store.names("out") == []
+    store.run(tokenizer_path, source)
+    assert store.names("out.failed") == []  # this run made it good
+
+
+def test_an_input_that_changes_fails_the_run(
+    store: Folder, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = store.put("a.jsonl", chat(300))
+    job = store.job(tokenizer_path, source)
+    store.put("a.jsonl", chat(300).replace(b"Answer", b"answer"))
+    with pytest.raises(InputError, match=r"a\.jsonl' changed while the job ran"):
+        job.run()
+    assert store.names("out") == []
+    _stores.delete([source])
+    with pytest.raises(InputError, match="no such input"):
+        store.run(tokenizer_path, source)
+
+
+def test_what_is_not_there_is_named(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    source = write(tmp_path, "a.jsonl", chat(50))
+    with pytest.raises(InputError, match=r"no such input: '.+/none\*\.jsonl'"):
+        store.run(tokenizer_path, store.path("none*.jsonl"))
+    with pytest.raises(TokenizerError, match=r"no tokenizer folder '.+/none'"):
+        store.run(store.path("none"), source)
+    with pytest.raises(ConfigError, match=r"/none\.json: the config cannot be read"):
+        store.run(tokenizer_path, source, config=store.path("none.json"))
+    store.put("broken/tokenizer.json", b"{}")
+    with pytest.raises(TokenizerError, match=r"no tokenizer in '[gs3]+://bucket/.+/broken'"):
+        store.run(store.path("broken"), source)
+    nowhere = f"{store.url.partition('://')[0]}://no-such-bucket/out"
+    with pytest.raises(StorageError, match=r"no-such-bucket"):
+        Pipeline(PipelineConfig.from_dict(CONFIG), source, nowhere, tokenizer_path).run([*store.server.options, *LOCAL])
+    with pytest.raises(ConfigError, match="give a local one"):
+        Pipeline(PipelineConfig.from_dict(CONFIG), source, tmp_path / "x", tokenizer_path, staging=store.url)
+
+
+# A store that is gone
+
+
+@pytest.fixture(params=[s3_server, gcs_server], ids=["s3", "gs"])
+def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+    """A store of its own, that may be stopped."""
+    before = FileSystems._pipeline_options
+    with request.param(tmp_path / "store") as server:
+        FileSystems.set_options(PipelineOptions(list(server.options)))
+        yield Folder(server, f"{server.url}/folder")
+    FileSystems.set_options(before)
+
+
+def in_the_middle(
+    monkeypatch: pytest.MonkeyPatch, folder: Folder, act: Callable[[], None], step: str
+) -> Callable[[], bool]:
+    """Acts when a step comes to its second element; says whether that has been."""
+    kind = {"blocks": shard.SpoolBlocks, "shards": shard.Write}[step]
+    process = kind.process
+    calls: list[int] = []
+
+    def watched(self: Any, element: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            act()
+        yield from process(self, element)
+
+    monkeypatch.setattr(kind, "process", watched)
+    return lambda: len(calls) >= 2
+
+
+@pytest.mark.parametrize("step", ["blocks", "shards"])
+def test_a_store_that_is_gone_for_ten_seconds_is_waited_for(
+    mortal: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    source = mortal.put("a.jsonl", chat(300))
+    outage: list[threading.Timer] = []
+
+    def stop() -> None:
+        mortal.server.stop()
+        outage.append(threading.Timer(10, mortal.server.start))
+        outage[0].start()
+
+    reached = in_the_middle(monkeypatch, mortal, stop, step)
+    began = time.monotonic()
+    mortal.run(tokenizer_path, source)
+    outage[0].join()
+    assert reached()
+    assert time.monotonic() - began > 10
+    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
+    assert without_paths(mortal.tree()) == without_paths(wanted)
+
+
+@pytest.mark.parametrize("step", ["blocks", "shards"])
+def test_a_store_that_stays_away_is_named(
+    mortal: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    source = mortal.put("a.jsonl", chat(300))
+    with monkeypatch.context() as patch:
+        patch.setattr(_stores, "PATIENCE", 2.0)
+        reached = in_the_middle(patch, mortal, mortal.server.stop, step)
+        with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for [0-9]+ s"):
+            mortal.run(tokenizer_path, source)
+        assert reached()
+    mortal.server.start()
+    assert "manifest.json" not in mortal.names("out")
+    for name in mortal.names("out"):
+        assert name.startswith("one/")  # whole files of shards, of which no manifest tells
+    mortal.run(tokenizer_path, source)
+    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
+    assert without_paths(mortal.tree()) == without_paths(wanted)
+    assert mortal.json("out/run.json")["blocks_reused"] > 0  # what was done is not done again
+
+
+def test_an_upload_that_fails_in_the_middle_leaves_no_object(
+    mortal: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store goes while parts of a large file are on their way; nothing comes later either."""
+    path = tmp_path / "large"
+    path.write_bytes(bytes(200 << 20))
+    folder, server = mortal.path("x"), mortal.server
+    monkeypatch.setattr(_stores, "PATIENCE", 0.5)
+    before = len(server.requests())
+
+    def stop() -> None:
+        while len(server.requests()) < before + 2:
+            time.sleep(0.001)
+        server.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(StorageError, match="does not answer"):
+        _stores.upload(f"{folder}/large", str(path), "0" * 64)
+    stopper.join()
+    gc.collect()
+    server.start()
+    assert _stores.listed(f"{folder}/") == []
