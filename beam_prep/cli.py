@@ -180,7 +180,8 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
         lines.append("  " + ", ".join(f"{name}: {count:,}" for name, count in manifest["counters"].items()))
     if manifest["rejects"]:
         lines.append(f"  rejects: {output}/{manifest['rejects'][0]['path']}")
-    lines.append(f"  look at it: beam-prep inspect {output}")
+    if "://" not in output:
+        lines.append(f"  look at it: beam-prep inspect {output}")
     return "\n".join(lines)
 
 
