@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import hcl2
 import pytest
 import yaml
 
+from beam_prep import cli, options
 from beam_prep.options import OPTIONS
 from pipelines.dataflow import template
 from tests.conftest import ROOT
@@ -129,6 +131,16 @@ def test_parameters_in_the_docs_are_those_of_the_template() -> None:
     named = set(re.findall(r"--parameters [\"']?(?:\^~\^)?(\w+)=", text))
     assert named <= PARAMETERS.keys()
     assert {name for name, entry in PARAMETERS.items() if not entry["isOptional"]} <= named
+
+
+def test_the_launch_without_the_template_has_options_that_exist() -> None:
+    text = (ROOT / "docs" / "dataflow.md").read_text()
+    (command,) = re.findall(r"^beam-prep (run (?:.*\\\n)*.*)", text, re.M)
+    words = shlex.split(re.sub(r"\$\w+", "it", command.replace("\\\n", " ")))
+    given, beams = cli._parser().parse_known_args(words)
+    assert options.complete(given) is None
+    assert cli.unknown_beam_options([*beams, *re.findall(r"`(--setup_file=\S+)", text)]) is None
+    assert {"--runner=DataflowRunner", "--sdk_container_image=it"} <= {*beams}
 
 
 def test_cloud_build_builds_the_image_and_the_template_that_names_it() -> None:

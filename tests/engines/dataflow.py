@@ -1,10 +1,10 @@
 """Dataflow without a cloud: what a launch calls of its API, on loopback, and the staged pipeline on other runners.
 
-with Service() as service:
-    launch(service, store, launched({"inputs": ..., "output_dir": ..., ...}))
-    proto = staged_pipeline(service.jobs[0])
-run_in_process(proto, store)
-run_on_flink(proto, store, job_endpoint, worker_pool)
+    job = submitted({"inputs": ..., "output_dir": ..., "config_json": ..., "tokenizer_path": ...}, store)
+    run_in_process(staged_pipeline(job), store.options)
+    run_on_flink(staged_pipeline(job), [*flink.options, *worker_pool, *store.options])
+
+Workers of the pool find the store by `store.environment`, which has to be set when the pool starts.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.portability.portable_runner import PortableRunner
@@ -132,41 +132,54 @@ def launch(
     return subprocess.run(command, env=settings, cwd="/", capture_output=True, text=True)
 
 
+def submitted(parameters: Mapping[str, str], store: Store) -> dict[str, Any]:
+    """The request of a job, as the launcher posts it.
+
+    Args:
+        parameters: what the form was filled in with.
+        store: where the job is staged.
+
+    Raises:
+        RuntimeError: the launch failed; with the end of its log.
+    """
+    with Service() as service:
+        done = launch(service, store, as_launched(parameters, store))
+        if done.returncode != 0 or len(service.jobs) != 1:
+            raise RuntimeError(f"{len(service.jobs)} jobs, code {done.returncode}: {done.stderr[-3000:]}")
+        return service.jobs[0]
+
+
 def staged_pipeline(job: Mapping[str, Any]) -> beam_runner_api_pb2.Pipeline:
     """The pipeline that a job request names, from where it was staged."""
     with FileSystems.open(job["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"]) as file:
         return beam_runner_api_pb2.Pipeline.FromString(file.read())
 
 
-def run_in_process(proto: beam_runner_api_pb2.Pipeline, store: Store) -> None:
+def run_in_process(proto: beam_runner_api_pb2.Pipeline, options: Sequence[str] = ()) -> None:
     """Runs a staged pipeline in this process.
 
     Raises:
         Exception: whatever a step raised.
     """
     here = _in_environment(proto, environments.EmbeddedPythonEnvironment.default())
-    FnApiRunner().run_via_runner_api(here, PipelineOptions(list(store.options)))
+    FnApiRunner().run_via_runner_api(here, PipelineOptions(list(options)))
 
 
-def run_on_flink(
-    proto: beam_runner_api_pb2.Pipeline, store: Store, job_endpoint: str, worker_pool: str, *more: str
-) -> None:
+def run_on_flink(proto: beam_runner_api_pb2.Pipeline, options: Sequence[str]) -> None:
     """Runs a staged pipeline on a Flink cluster.
 
     Args:
         proto: the pipeline.
-        store: where its files lie.
-        job_endpoint: of Beam's job server, `localhost:8099` or the like.
-        worker_pool: where SDK workers come from, `localhost:50000` or the like.
-        more: options of Beam, `--execution_mode_for_batch=BATCH_FORCED` or the like.
+        options: of Beam, as for any job there; `--job_endpoint` and, for the worker pool, `--environment_config`.
 
     Raises:
         RuntimeError: the job failed.
     """
+    given = PipelineOptions(list(options))
+    pool = given.view_as(PortableOptions).environment_config
     capabilities = environments.python_sdk_capabilities()
-    there = _in_environment(proto, environments.ExternalEnvironment(worker_pool, capabilities=capabilities))
-    options = PipelineOptions([f"--job_endpoint={job_endpoint}", *store.options, *more])
-    state = PortableRunner().run_portable_pipeline(there, options).wait_until_finish()
+    there = _in_environment(proto, environments.ExternalEnvironment(pool, capabilities=capabilities))
+    state = PortableRunner().run_portable_pipeline(there, given).wait_until_finish()
     if state != PipelineState.DONE:
         raise RuntimeError(f"the job ended as {state}")
 

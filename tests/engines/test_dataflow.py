@@ -1,0 +1,186 @@
+"""The real DataflowRunner posts a job to an endpoint on loopback; what it staged runs, and gives the same bytes."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apache_beam.io.filesystems import FileSystems
+
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT
+from tests.engines import image, stores, workers
+from tests.engines.dataflow import (
+    Service,
+    as_launched,
+    launch,
+    run_in_process,
+    run_on_flink,
+    staged_pipeline,
+    submitted,
+)
+from tests.engines.flink import Flink
+from tests.engines.image import Image
+from tests.engines.stores import Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Cloud Storage, with data, a config and a tokenizer."""
+    with stores.gcs_server(tmp_path_factory.mktemp("gcs")) as made:
+        tokenizer = ROOT / "examples" / "tokenizer"
+        config = json.loads((ROOT / "configs" / "sft_chat.json").read_text())
+        config.setdefault("output", {})["storage_format"] = ["bin", "tfrecord"]
+        put(f"{made.url}/configs/sft_chat.json", json.dumps(config).encode())
+        put(f"{made.url}/data/chat.jsonl", (ROOT / "examples" / "data" / "chat.jsonl").read_bytes())
+        for path in tokenizer.glob("*.j*"):
+            put(f"{made.url}/tokenizer/{path.name}", path.read_bytes())
+        yield made
+
+
+def put(url: str, data: bytes) -> None:
+    with FileSystems.create(url) as file:
+        file.write(data)
+
+
+def get(url: str) -> bytes:
+    with FileSystems.open(url) as file:
+        return bytes(file.read())
+
+
+def filled_in(store: Store, output: str, **more: str) -> dict[str, str]:
+    """The form as somebody filled it in; fields left empty come as empty strings."""
+    form = {
+        "inputs": f"{store.url}/data/*.jsonl",
+        "output_dir": f"{store.url}/{output}",
+        "config": f"{store.url}/configs/sft_chat.json",
+        "config_json": "",
+        "tokenizer_path": f"{store.url}/tokenizer",
+        "overwrite": "false",
+        "max_reject_rate": "0.05",
+        "reject_text": "",
+        "spool": "",
+        "staging": "",
+        "block_bytes": "65536",
+        "tokenizer_backend": "auto",
+        "render": "",
+    }
+    return {**form, **more}
+
+
+@pytest.fixture(scope="module")
+def job(store: Store) -> dict[str, Any]:
+    return submitted(filled_in(store, "job"), store)
+
+
+def shown(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the console shows of a job."""
+    return {entry["key"]: entry["value"] for entry in job["environment"]["sdkPipelineOptions"]["display_data"]}
+
+
+def test_workers_start_from_the_image_one_thread_a_process(job: dict[str, Any]) -> None:
+    (pool,) = job["environment"]["workerPools"]
+    (harness,) = pool["sdkHarnessContainerImages"]
+    assert pool["workerHarnessContainerImage"] == harness["containerImage"] == image.NAME
+    assert harness["useSingleCorePerContainer"] is True
+    options = job["environment"]["sdkPipelineOptions"]["options"]
+    assert options["number_of_worker_harness_threads"] == 1
+    assert options["save_main_session"] is False
+
+
+def test_the_job_asks_for_the_machines_and_the_account_of_the_launch(job: dict[str, Any]) -> None:
+    (pool,) = job["environment"]["workerPools"]
+    assert pool["machineType"] == "n2-standard-4"
+    assert pool["autoscalingSettings"]["maxNumWorkers"] == 20
+    assert job["environment"]["serviceAccountEmail"] == "beam-prep@project.iam.gserviceaccount.com"
+    assert job["name"] == "chats"
+
+
+def test_workers_install_nothing(job: dict[str, Any]) -> None:
+    (pool,) = job["environment"]["workerPools"]
+    # A list of what the launcher has, for people to compare; Beam always stages it.
+    assert [package["name"] for package in pool["packages"]] == ["submission_environment_dependencies.txt"]
+    options = job["environment"]["sdkPipelineOptions"]["options"]
+    assert not any(options.get(name) for name in ("setup_file", "requirements_file", "extra_packages"))
+
+
+def test_the_console_shows_what_the_form_was_filled_in_with(job: dict[str, Any], store: Store) -> None:
+    form = filled_in(store, "job")
+    told = shown(job)
+    for name in ("inputs", "output_dir", "config", "tokenizer_path", "max_reject_rate", "block_bytes"):
+        assert told[name] == form[name], name
+    # What is as always is not shown.
+    assert told.keys().isdisjoint({"config_json", "overwrite", "spool", "render", "wait"})
+
+
+def test_the_log_of_a_launch_names_the_job(store: Store) -> None:
+    with Service() as service:
+        done = launch(service, store, as_launched(filled_in(store, "logged"), store))
+    # What Airflow's operator looks for.
+    assert "Submitted job: job-1" in done.stderr
+    assert done.stdout == f"launched as job-1: {store.url}/logged/manifest.json comes last\n"
+
+
+def test_a_launch_that_cannot_work_ends_with_what_to_do(store: Store) -> None:
+    with Service() as service:
+        form = filled_in(store, "none", inputs=f"{store.url}/nothing/*.jsonl")
+        done = launch(service, store, as_launched(form, store))
+        assert service.jobs == []
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("beam-prep: ")
+    assert f"{store.url}/nothing/*.jsonl" in last
+
+
+def test_the_image_stages_the_job_for_dataflow_to_create(
+    store: Store, built_image: Image, direct_manifest: bytes
+) -> None:
+    """As in the cloud: the template's launcher wants no job posted, but its request in a file."""
+    place = f"{store.url}/staging/template_launches/1/job_object"
+    launcher = Path(built_image.environment["FLEX_TEMPLATE_PYTHON_PY_FILE"])
+    with Service() as service:
+        arguments = as_launched(filled_in(store, "staged", template_location=place), store)
+        done = launch(service, store, arguments, built_image.python, launcher)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert service.jobs == []
+    job = json.loads(get(place))
+    assert job["environment"]["workerPools"][0]["workerHarnessContainerImage"] == image.NAME
+    run_in_process(staged_pipeline(job), store.options)
+    assert manifest(store, "staged") == direct_manifest
+
+
+def manifest(store: Store, output: str) -> bytes:
+    return get(f"{store.url}/{output}/manifest.json")
+
+
+@pytest.fixture(scope="module")
+def direct_manifest(store: Store) -> bytes:
+    """Of the same job, run in this process."""
+    form = filled_in(store, "direct")
+    job = Pipeline(
+        form["config"],
+        [form["inputs"]],
+        form["output_dir"],
+        form["tokenizer_path"],
+        max_reject_rate=0.05,
+        block_bytes=65536,
+    )
+    job.run(["--runner=FnApiRunner", *store.options])
+    return manifest(store, "direct")
+
+
+def test_the_staged_pipeline_in_process_gives_the_same_bytes(
+    job: dict[str, Any], store: Store, direct_manifest: bytes
+) -> None:
+    run_in_process(staged_pipeline(job), store.options)
+    assert manifest(store, "job") == direct_manifest
+
+
+def test_the_staged_pipeline_on_flink_gives_the_same_bytes(
+    store: Store, direct_manifest: bytes, flink: Flink, tmp_path: Path
+) -> None:
+    job = submitted(filled_in(store, "flink"), store)
+    with workers.worker_pool(tmp_path) as pool:  # its workers find the store by what is set here
+        run_on_flink(staged_pipeline(job), [*flink.options, *pool, *store.options])
+    assert manifest(store, "flink") == direct_manifest
