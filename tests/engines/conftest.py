@@ -33,7 +33,9 @@ def program(name: str) -> str:
 def flink(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Flink]":
     """A cluster with one TaskManager of two slots, and its job server: all tests share their start."""
     from tests.engines.flink import running
+    from tests.engines.processes import end_on_sigterm
 
+    end_on_sigterm()
     with running(tmp_path_factory.mktemp("flink")) as made:
         yield made
 

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.engines.flink import running
+from tests.engines.processes import end_on_sigterm
 from tests.engines.workers import worker_pool
 
 OUT = Path("out") / "flink-demo"
@@ -35,7 +35,7 @@ def _run(output: Path, options: Sequence[str]) -> str:
 
 def main() -> int:
     """Gives the exit code: 0 if the bytes are the same."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as for an interrupt, all is stopped on the way out
+    end_on_sigterm()
     shutil.rmtree(ROOT / OUT, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix="flink-demo-"))
     started = time.monotonic()

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,6 +66,11 @@ class Server:
     def tail(self, size: int = 3000) -> str:
         """The end of its log."""
         return self.log.read_bytes()[-size:].decode(errors="replace")
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM, with which a CI gives up, ends this process as an exception does: servers are stopped."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 @contextlib.contextmanager

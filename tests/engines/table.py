@@ -1,6 +1,7 @@
 """Job x runner -> sha256 of the manifest, and seconds: the table of docs/runners.md, made by one command.
 
-    python -m tests.engines.table
+    python -m tests.engines.table               every job
+    python -m tests.engines.table 'DPO, bin'    this one
 
 The jobs' inputs and outputs lie on this disk, on s3:// and on gs://. A row that holds two values is an error.
 """
@@ -24,6 +25,7 @@ from tests.engines import dataflow
 from tests.engines.build import built
 from tests.engines.flink import Flink, running
 from tests.engines.jobs import BLOCK_BYTES, JOBS, Job, run
+from tests.engines.processes import end_on_sigterm
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.engines.workers import boot_process, worker_pool
 
@@ -189,14 +191,16 @@ def _checked(output: str) -> str:
     return hashlib.sha256(manifest).hexdigest()
 
 
-def main() -> int:
-    """Prints the table; gives the exit code: 0 if every row holds one value."""
+def main(names: Sequence[str]) -> int:
+    """Prints the table, or the rows of these jobs; gives the exit code: 0 if every row holds one value."""
     print(f"| job | where | {' | '.join(RUNNERS)} |\n|{'---|' * (len(RUNNERS) + 2)}", flush=True)
     same = True
+    end_on_sigterm()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         made = stack.enter_context(engines(folder, stack.enter_context(running(folder / "flink"))))
-        for job, place in PLACES.items():
+        for job in names or PLACES:
+            place = PLACES[job]
             work = task(made, job)
             cells = [cell(made, work, runner) for runner in RUNNERS]
             same &= len({digest for digest, _ in cells}) == 1
@@ -207,4 +211,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
