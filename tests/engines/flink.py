@@ -66,8 +66,6 @@ class Cluster:
             "classloader.resolve-order": "parent-first",
             # One that died is found out by calls that fail, soon; a busy machine is no reason to give one up.
             "heartbeat.interval": 1000,
-            "pekko.startup-timeout": "60 s",
-            "pekko.ask.timeout": "60 s",
             # Only the cluster can say so: of a batch job's own options for it, Beam makes no use.
             "restart-strategy.type": "fixed-delay",
             "restart-strategy.fixed-delay.attempts": 3,
