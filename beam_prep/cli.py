@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
     verify = commands.add_parser("verify", help="check every file and every count of an output against its manifest")
-    verify.add_argument("output", help="an output directory")
+    verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
     commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
     return parser
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     words = sys.argv[1:] if arguments is None else arguments
     given, beam_options = parser.parse_known_args(options.spelled_out(words))
-    if beam_options and given.command != "run":
+    if beam_options and given.command not in ("run", "verify"):
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
     if given.command == "run" and (problem := options.complete(given)):
         given.parser.error(problem)
@@ -180,7 +180,8 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
         lines.append("  " + ", ".join(f"{name}: {count:,}" for name, count in manifest["counters"].items()))
     if manifest["rejects"]:
         lines.append(f"  rejects: {output}/{manifest['rejects'][0]['path']}")
-    lines.append(f"  look at it: beam-prep inspect {output}")
+    if "://" not in output:
+        lines.append(f"  look at it: beam-prep inspect {output}")
     return "\n".join(lines)
 
 
@@ -239,15 +240,27 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.formats.manifest import MANIFEST
+    from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.dataset import open_dataset
-    from beam_prep.verify import LocalFiles, numbers, problems
+    from beam_prep.verify import Files, LocalFiles, numbers, problems
 
+    if problem := unknown_beam_options(beam_options):
+        print(f"beam-prep verify: {problem}", file=sys.stderr)
+        return 2
     found: dict[str, Any] = {"output": given.output}
     try:
-        dataset = open_dataset(given.output)
-        wrong = list(problems(LocalFiles(dataset.path), dataset.manifest))
-        found |= numbers((dataset.path / MANIFEST).read_bytes())
+        if "://" in given.output:
+            _import_beam()
+            from beam_prep.transforms._stored import StoredFiles
+
+            stored = StoredFiles(given.output, beam_options)
+            files: Files = stored
+            text = stored.manifest()
+        else:
+            folder = open_dataset(given.output).path
+            files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
+        wrong = list(problems(files, load(text, f"{given.output}/{MANIFEST}")))
+        found |= numbers(text)
     except BeamPrepError as error:
         wrong = [str(error)]
     if given.json:

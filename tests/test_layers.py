@@ -51,6 +51,7 @@ MAY_IMPORT = {
         "preview",
         "readers",
         "runners",
+        "transforms",
         "verify",
         "worker",
     },

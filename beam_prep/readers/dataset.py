@@ -56,7 +56,9 @@ def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
     """Why a path without a manifest is no output, and what to type."""
     failed = Path(f"{folder}.failed")
     if "://" in os.fspath(path):
-        return f"{path}: only local directories can be opened; copy the output to this machine first"
+        return (
+            f"{path}: only local directories can be opened; copy it to this machine first: {_copying(os.fspath(path))}"
+        )
     if (folder / _FAILURE).is_file():
         return f"{path} is what a failed run left, not an output: the reason is in {folder / _FAILURE}"
     if (failed / _FAILURE).is_file():
@@ -68,6 +70,14 @@ def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
     if not folder.is_dir():
         return f"{path} is a file; give the directory that `beam-prep run` made with -o"
     return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
+
+
+def _copying(path: str) -> str:
+    """What to type to have an output of a store in this directory."""
+    path = path.rstrip("/")
+    if path.startswith("s3://"):
+        return f"aws s3 cp --recursive {path} {path.rpartition('/')[2]}"
+    return f"gcloud storage cp --recursive {path} ." if path.startswith("gs://") else "with the tools of its store"
 
 
 class _Shard(NamedTuple):

@@ -113,14 +113,15 @@ def patiently(work: Callable[[], T], path: str) -> T:
         StorageError: it did not answer for that long.
         Whatever else `work` raises.
     """
-    end, pause = time.monotonic() + PATIENCE, _PAUSE
+    began, pause = time.monotonic(), _PAUSE
     while True:
         try:
             return work()
         except Gone as error:
-            if time.monotonic() + pause > end:
+            tried = time.monotonic() - began
+            if tried + pause > PATIENCE:
                 raise StorageError(
-                    f"{path}: the store does not answer, tried for {PATIENCE:.0f} s ({error}): see that it is up and "
+                    f"{path}: the store does not answer, tried for {tried:.0f} s ({error}): see that it is up and "
                     "within reach, and run again; blocks that are done are not done again"
                 ) from None
             log.info("%s: the store does not answer (%s); trying again", path, error)

@@ -4,6 +4,8 @@ import gc
 import gzip
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +16,16 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import pipeline, recipe
+from beam_prep import pipeline
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.preview import preview
 from beam_prep.transforms import _output, _stores, shard
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, changed, chat
+from tests.test_workers_elsewhere import elsewhere as elsewhere
 
 CONVERSATIONS = ROOT / "examples" / "data" / "chat.jsonl"
 LOCAL = ["--runner=FnApiRunner"]
@@ -152,6 +156,29 @@ def test_everything_in_a_store_gives_the_same_bytes(
     assert folder.names("spool")  # but what was asked for
 
 
+def test_forked_workers_of_the_command_line(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    """They share the launcher's memory, but must not share its connections."""
+    source = store.put("a.jsonl", chat(300))
+    config = write(tmp_path, "config.json", json.dumps(CONFIG).encode())
+    command = [sys.executable, "-m", "beam_prep.cli", "run", source, "-o", store.path("out"), "-c", config]
+    command += ["--tokenizer_path", tokenizer_path, "--block_bytes", str(64 * KB), "--max_reject_rate", "0.2"]
+    command += ["--direct_num_workers=2", *store.server.options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, "2 worker processes" in done.stderr) == (0, True), done.stderr
+    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
+    assert without_paths(store.tree()) == without_paths(wanted)
+
+
+def test_files_in_a_store_are_shown_before_a_run(
+    store: Folder, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, config = store.put("a.jsonl", chat(20)), store.put("config.json", json.dumps(CONFIG).encode())
+    for path in Path(tokenizer_path).iterdir():
+        store.put(f"tokenizer/{path.name}", path.read_bytes())
+    preview(source, config, store.path("tokenizer"), 1)
+    assert "Answer 0" in capsys.readouterr().out
+
+
 def test_the_manifest_is_that_of_the_local_disk(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
     source = write(tmp_path, "a.jsonl", chat(150))
     config = changed(output__storage_format=["bin", "tfrecord", "arrow", "h5"], preprocessing__padding="max_length")
@@ -199,6 +226,20 @@ def test_the_spool_is_used_by_the_next_run(store: Folder, tokenizer_path: str) -
     wanted = store.tree()
     store.run(tokenizer_path, first, second, output="scratch")
     assert store.tree("scratch") == wanted
+
+
+def test_workers_of_a_pool_are_told_where_the_store_is(
+    store: Folder, tmp_path: Path, tokenizer_path: str, elsewhere: list[str]
+) -> None:
+    """Beam tells them no options; and they have no folder in common with the launcher."""
+    source = store.put("a.jsonl", chat(300))
+    made = store.run(tokenizer_path, source, options=elsewhere)
+    assert made.manifest is not None
+    copied = list((tmp_path / "worker").glob("beam_prep-*/tokenizers/*"))
+    assert [folder.name for folder in copied] == [made.manifest["tokenizer"]["fingerprint"]]
+    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
+    assert without_paths(store.tree()) == without_paths(wanted)
+    assert store.names(".beam_prep") == []
 
 
 # One output in place of another
@@ -311,14 +352,6 @@ def test_of_two_jobs_at_once_the_first_gives_way(
     store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
-    prepare = recipe.Prepare.expand
-
-    def meanwhile(self: Any, records: Any) -> Any:
-        monkeypatch.setattr(recipe.Prepare, "expand", prepare)
-        batches = prepare(self, records)
-        store.run(tokenizer_path, second)  # from its claim to its end
-        return batches
-
     launched = store.job(tokenizer_path, first)
     create = shard.Shard.expand
 
@@ -331,6 +364,17 @@ def test_of_two_jobs_at_once_the_first_gives_way(
     with pytest.raises(OutputError, match=r"the claim of this job is gone|another job has claimed"):
         launched.run()
     assert store.tree() == local(tmp_path, tokenizer_path, second)
+
+
+def test_what_an_earlier_launch_left_goes_after_a_time(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    source = write(tmp_path, "a.jsonl", chat(50))
+    launch = store.job(tokenizer_path, source)
+    left = f"{launch.staging.root}/0123/output/rejects/rejects-00000.jsonl"
+    _stores.put(left, b"{}")
+    launch.run()
+    assert _stores.find(left) is not None  # it may be of a job that still runs
+    store.run(tokenizer_path, source, output="out", overwrite=True, staging_ttl=-5, reject_text=10)
+    assert _stores.find(left) is None
 
 
 def test_other_objects_are_not_written_over(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
@@ -460,7 +504,7 @@ def test_a_store_that_stays_away_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(_stores, "PATIENCE", 2.0)
         reached = in_the_middle(patch, mortal, mortal.server.stop, step)
-        with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for 2 s"):
+        with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for [0-9]+ s"):
             mortal.run(tokenizer_path, source)
         assert reached()
     mortal.server.start()
