@@ -107,7 +107,7 @@ class Pipeline:
         self.beam_options = beam_options
         if beam_options is not None:
             FileSystems.set_options(_options(beam_options))
-        self.config = config if isinstance(config, PipelineConfig) else read_config(config)
+        self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
         if not 0 <= max_reject_rate <= 1:
@@ -133,7 +133,7 @@ class Pipeline:
         self.max_reject_rate = max_reject_rate
         self.reject_text = reject_text
         self.block_bytes = block_bytes
-        self.spool = spool
+        self.spool = os.path.abspath(spool) if spool and is_local(spool) else spool
         self.staging = Staging.beside(self.output, staging)
         self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)
@@ -281,22 +281,6 @@ class Pipeline:
     def _result(self, up_to_date: bool) -> Result:
         path = join(self.output, MANIFEST)
         return Result(self.output, load(read_bytes(path), path), up_to_date)
-
-
-def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
-    """A config file, local or in a store, and its chat template's.
-
-    Raises:
-        ConfigError: it cannot be read, or is wrong.
-    """
-    name = os.fspath(path)
-    if is_local(name):
-        return PipelineConfig.from_json(name)
-    try:
-        text = read_bytes(name).decode("utf-8-sig")
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}: the config cannot be read: {error}") from None
-    return PipelineConfig.from_text(text, name, read_bytes)
 
 
 _WAYS = {

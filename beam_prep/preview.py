@@ -23,8 +23,9 @@ from beam_prep.core.tokenized import from_tokens
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.core.truncate import truncate
 from beam_prep.inspect import VISIBLE, Look, Screen, checked_count, columns_line, legend, render_row
-from beam_prep.recipe import layout, pad_id_of, rendered
+from beam_prep.recipe import layout, pad_id_of, read_config, rendered
 from beam_prep.transforms._files import list_inputs
+from beam_prep.transforms._tokenizers import load_tokenizer
 from beam_prep.transforms.read import FIRST_BYTES, first_records
 
 _AT_ONCE = 256  # lines
@@ -59,9 +60,9 @@ def preview(
     count = checked_count(count)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
     if not isinstance(config, PipelineConfig):
-        config = PipelineConfig.from_json(config)
+        config = read_config(config)
     files = list_inputs([inputs] if isinstance(inputs, str) else list(inputs))
-    tokenizer = Tokenizer.load(tokenizer_path)
+    tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
     screen = Screen()
     screen.show(_texts(_Job(config, name, tokenizer, files, count, screen)))

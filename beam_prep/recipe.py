@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from beam_prep.core.template import Rendered, apply_template
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import ConfigError, InputError
 from beam_prep.formats.spool import SPOOL_VERSION
+from beam_prep.transforms._stores import is_local, read_bytes
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
@@ -34,6 +36,22 @@ from beam_prep.transforms.truncate import Truncate
 
 # What makes tokens: with another version of these, an old block or output is another one.
 _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
+
+
+def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
+    """A config file, local or in a store, and its chat template's.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong.
+    """
+    name = os.fspath(path)
+    if is_local(name):
+        return PipelineConfig.from_json(name)
+    try:
+        text = read_bytes(name).decode("utf-8-sig")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: the config cannot be read: {error}") from None
+    return PipelineConfig.from_text(text, name, read_bytes)
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,6 +1,6 @@
 """The plan of 10 TB: seconds, memory and bytes of all that lies between the last block and the manifest.
 
-    python benchmarks/plan_scale.py                              # 1,200,000 receipts: some minutes
+    python benchmarks/plan_scale.py --markdown docs/scale.md     # 1,200,000 receipts: some minutes
     python benchmarks/plan_scale.py --small                      # a smoke test
     python benchmarks/plan_scale.py --receipts 200000 --runner   # the same steps as a pipeline, on the FnApiRunner
 
@@ -9,9 +9,9 @@ with their real receipts and sidecars, under names and digests of their own. A s
 as from an object store, and its real bytes are decoded. Each step runs in a process of its own, so that the peak of
 its memory (`VmHWM`) is its own:
 
-* `collect`: receipts -> `CollectReceipts`, a bundle at a time, each accumulator through its coder, then merged.
-* `plan`: blobs -> `MakePlan`; each element that it hands on goes through the coder that Beam would take.
-* `publish`: a receipt of every planned shard -> the manifest, and the manifest read back.
+* `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers' work.
+* `plan`: the parts -> `MakePlan`; each element that it hands on goes through the coder that Beam takes. One worker's.
+* `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker's.
 
 "Own" seconds are wall time without the simulated waits.
 """
@@ -21,13 +21,13 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import multiprocessing
 import pickle
 import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +36,14 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from _measure import BenchmarkError, say
+from _page import machine, split_at_markers, table, write_markdown
 from apache_beam import coders
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.batch import Batch
-from beam_prep.core.block import BlockReceipt, InputFile, Ledger, Origin
+from beam_prep.core.block import BlockReceipt, InputFile, Ledger, Origin, Split
 from beam_prep.core.hashing import Node
 from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
 from beam_prep.core.ragged import Ragged
@@ -49,7 +51,7 @@ from beam_prep.core.schema import Column
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import SIDECAR, Rows, encode_block, read_sidecar
 from beam_prep.transforms._spool import Spool
-from beam_prep.transforms.shard import CollectReceipts, MakePlan
+from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
 SEED = 20250811
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -141,6 +143,8 @@ class SimulatedSpool(Spool):
 
 
 SPOOL = Spool("gs://bucket/spool", "0123456789abcdef")
+AT_ONCE = 32
+"""Sidecars that `Spool.sidecars` reads at a time."""
 CODER = coders.registry.get_coder(Any)
 """What Beam takes for elements without a declared type, which these are."""
 
@@ -155,14 +159,14 @@ class Clock:
     """Seconds and CPU seconds of named parts."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
+        self.found: dict[str, float] = Counter()
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
         started, cpu = time.perf_counter(), time.process_time()
         yield
-        self.found[f"{name} s"] = time.perf_counter() - started
-        self.found[f"{name} CPU s"] = time.process_time() - cpu
+        self.found[f"{name} s"] += time.perf_counter() - started
+        self.found[f"{name} CPU s"] += time.process_time() - cpu
 
 
 def peak() -> int:
@@ -170,89 +174,95 @@ def peak() -> int:
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
 
 
-def collect(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Receipts -> blobs."""
-    fn, clock = CollectReceipts(), Clock()
-    coder = fn.get_accumulator_coder()
+def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Receipts -> the parts that the plan fetches."""
+    fn, clock = PackReceipts(), Clock()
     job = Job(given.receipts, given.files)
     warm()
-    encoded, seconds = [], 0.0
+    sent: dict[int, list[bytes]] = {}
+    splits = []
     for start in range(0, given.receipts, given.bundle):
         receipts = list(job.blocks(start, min(start + given.bundle, given.receipts)))
-        started = time.perf_counter()
-        accumulator = fn.create_accumulator()
-        for receipt in receipts:
-            accumulator = fn.add_input(accumulator, receipt)
-        encoded.append(coder.encode(fn.compact(accumulator)))
-        seconds += time.perf_counter() - started
-    before = peak()
-    with clock.part("merge"):
-        # A runner hands over what it has as it decodes it.
-        blobs = fn.extract_output(fn.merge_accumulators(coder.decode(each) for each in encoded))
-    Path(folder, "blobs").write_bytes(pickle.dumps(blobs))
+        with clock.part("pack"):
+            fn.start_bundle()
+            packed = [each for receipt in receipts for each in fn.process(receipt)]
+            packed += [each.value for each in fn.finish_bundle()]
+        # What the workers were sent before, and still is the larger part of all that is shuffled.
+        splits += [len(CODER.encode(split_of(receipt.origin))) for receipt in receipts]
+        for part, blob in packed:
+            sent.setdefault(part, []).append(blob)
+    (folder / "parts").write_bytes(pickle.dumps(sent))
+    sizes = [len(blob) for blobs in sent.values() for blob in blobs]
     return {
-        "bundles": len(encoded),
-        "add s": seconds,
-        "shuffled bytes": sum(map(len, encoded)),
-        "largest accumulator bytes": max(map(len, encoded)),
         **clock.found,
-        "blobs": len(blobs),
-        "blobs bytes": sum(map(len, blobs)),
-        "peak before merge": before,
-        "peak": peak(),
+        "splits": len(splits),
+        "splits bytes": sum(splits),
+        "splits largest": max(splits),
+        "packed": len(sizes),
+        "packed bytes": sum(sizes),
+        "packed largest": max(sizes),
+        "parts": len(sent),
+        "parts bytes": sum(sizes),
+        "parts largest": max(sum(map(len, blobs)) for blobs in sent.values()),
+        "pack peak": peak(),
     }
 
 
-def plan(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Blobs -> what is handed on."""
+def split_of(origin: Origin) -> Split:
+    """Of which the block came."""
+    return Split(origin.file, origin.source, origin.start, origin.start + origin.size)
+
+
+def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """The parts -> what is handed on."""
     clock = Clock()
-    spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, given.delay)
+    spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
     warm()
     before = peak()
-    blobs = pickle.loads(Path(folder, "blobs").read_bytes())
-    sizes: dict[str, list[int]] = {"shard": [], "rejects": []}
+    sent = pickle.loads((folder / "parts").read_bytes())
+    parts = {part: [sent.get(part, [])] for part in range(PARTS)}
+    publisher = Shard(str(folder / "out")).publisher
+    sizes: dict[str, list[int]] = {"shards": [], "rejects": []}
     shards = []
-    with clock.part("all"):
-        for element in MakePlan(spool, given.max_tokens, None, 0.01).process(blobs):
+    with clock.part("plan"):
+        for element in MakePlan(spool, given.max_tokens, None, publisher).process(b"", parts):
             if isinstance(element, beam.pvalue.TaggedOutput):
-                Path(folder, "plan").write_bytes(CODER.encode(element.value))
+                (folder / "plan").write_bytes(CODER.encode(element.value))
+            elif isinstance(element, ShardPlan):
+                sizes["shards"].append(len(CODER.encode(element)))
+                shards.append((element.domain, element.shard, element.folder))
             else:
-                kind = "shard" if isinstance(element, ShardPlan) else "rejects"
-                sizes[kind].append(len(CODER.encode(element)))
-                if kind == "shard":
-                    shards.append((element.domain, element.shard, element.folder))
-    Path(folder, "shards").write_bytes(pickle.dumps(shards))
-    return {
-        **clock.found,
+                sizes["rejects"].append(len(CODER.encode(element)))
+    (folder / "shards").write_bytes(pickle.dumps(shards))
+    found = {
+        "waits": sum(-(-reads // AT_ONCE) for reads in spool.rounds) * given.delay,
         "rounds": len(spool.rounds),
         "reads": sum(spool.rounds),
-        "most reads a round": max(spool.rounds, default=0),
-        "shards": len(shards),
-        **{f"{kind} elements bytes": sum(found) for kind, found in sizes.items()},
-        **{f"largest {kind} element bytes": max(found, default=0) for kind, found in sizes.items()},
-        "rejects files": len(sizes["rejects"]),
-        "side input bytes": Path(folder, "plan").stat().st_size,
-        "peak before": before,
-        "peak": peak(),
+        "side input bytes": (folder / "plan").stat().st_size,
+        "plan peak before": before,
+        "plan peak": peak(),
     }
+    for name, each in sizes.items():
+        found |= {name: len(each), f"{name} bytes": sum(each), f"{name} largest": max(each, default=0)}
+    return {**clock.found, **found}
 
 
-def publish(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Receipts of shards -> the manifest, written and read."""
     clock = Clock()
     found: Plan = CODER.decode(Path(folder, "plan").read_bytes())
     written = [receipt_of(*each) for each in pickle.loads(Path(folder, "shards").read_bytes())]
     fn = ToListCombineFn()
-    with clock.part("collect"):
+    with clock.part("publish"):
         accumulator = fn.create_accumulator()
         for receipt in written:
             accumulator = fn.add_input(accumulator, CODER.decode(CODER.encode(receipt)))
-        size = len(CODER.encode(fn.extract_output(accumulator)))
-    with clock.part("manifest"):
-        text = manifest_of(written, found)
+        element = fn.extract_output(accumulator)
+        text = manifest_of(element, found)
+    size = len(CODER.encode(element))
     with clock.part("load"):
         load(text, "manifest.json")
-    return {**clock.found, "written element bytes": size, "manifest bytes": len(text), "peak": peak()}
+    return {**clock.found, "written bytes": size, "manifest bytes": len(text), "publish peak": peak()}
 
 
 def receipt_of(domain: str, shard: int, folder: str) -> ShardReceipt:
@@ -277,21 +287,24 @@ def manifest_of(written: list[ShardReceipt | WrittenFile], found: Plan) -> bytes
     return dump(build_manifest(found, shards, rejects, [], ["bin"], {}))
 
 
-def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     """All of it as a pipeline in one process, wired as `Shard` wires it."""
     job, clock = Job(given.receipts, given.files), Clock()
     warm()
     before = peak()
-    make = MakePlan(SimulatedSpool(SPOOL.folder, SPOOL.recipe, given.delay), given.max_tokens, None, 0.01)
+    spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
+    make = MakePlan(spool, given.max_tokens, None, Shard(str(folder / "out")).publisher)
     bundles = [(n, min(n + given.bundle, given.receipts)) for n in range(0, given.receipts, given.bundle)]
     with clock.part("run"), beam.Pipeline(FnApiRunner()) as pipeline:
-        planned = (
+        parts = (
             pipeline
             | beam.Create(bundles)
             | beam.FlatMapTuple(job.blocks).with_output_types(SpoolReceipt)
-            | beam.CombineGlobally(CollectReceipts()).without_defaults()
-            | beam.ParDo(make).with_outputs("plan", main="work")
+            | beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
+            | beam.GroupByKey()
         )
+        once = pipeline | beam.Impulse()
+        planned = once | beam.ParDo(make, beam.pvalue.AsMultiMap(parts)).with_outputs("plan", main="work")
         (
             planned.work
             | beam.Reshuffle()
@@ -301,15 +314,63 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             | "Save" >> beam.Map(save, folder)
         )
     manifest = load(Path(folder, "manifest.json").read_bytes(), "manifest.json")
-    return {**clock.found, "shards": len(manifest["shards"]), "peak before": before, "peak": peak()}
+    return {**clock.found, "shards": len(manifest["shards"]), "run peak before": before, "run peak": peak()}
 
 
 def save(text: bytes, folder: Path) -> None:
     Path(folder, "manifest.json").write_bytes(text)
 
 
-STEPS = {"collect": collect, "plan": plan, "publish": publish}
-ON_RUNNER = {"runner": on_runner}
+STEPS = (pack, plan, publish)
+
+
+def report(given: argparse.Namespace, found: dict[str, float]) -> str:
+    """What was measured, as two tables."""
+    rows = []
+    for name, what, waits in (
+        ("pack", "many workers together", 0),
+        ("plan", "one worker; all sidecars, all elements", found["waits"]),
+        ("publish", "one worker", 0),
+        ("load", "reading the manifest", 0),
+    ):
+        seconds = [found[f"{name} s"], found[f"{name} s"] - waits, found[f"{name} CPU s"]]
+        memory = f"{found[f'{name} peak'] / 1e6:,.0f}" if f"{name} peak" in found else ""
+        rows.append([name, what, *(f"{each:.1f}" for each in seconds), memory])
+    steps = table(["step", "whose", "wall s", "own s", "CPU s", "peak MB"], rows, left=(0, 1))
+    elements = [
+        ["splits to read", "splits", found["splits"], found["splits largest"]],
+        ["receipts, packed", "packed", found["packed"], found["packed largest"]],
+        ["receipts, by part", "parts", found["parts"], found["parts largest"]],
+        ["shards to write", "shards", found["shards"], found["shards largest"]],
+        ["files of rejects to write", "rejects", found["rejects"], found["rejects largest"]],
+        ["side input of Publish", "side input", 1, found["side input bytes"]],
+        ["all shards' receipts", "written", 1, found["written bytes"]],
+    ]
+    rows = [
+        [name, f"{count:,}", f"{found[f'{key} bytes'] / 1e6:,.1f}", f"{largest / 1e6:,.4f}"]
+        for name, key, count, largest in elements
+    ]
+    sizes = table(["elements", "how many", "MB", "largest, MB"], rows, left=(0,))
+    return "\n\n".join(
+        (
+            machine(),
+            f"{given.receipts:,} receipts of {given.files:,} files, {given.bundle:,} a bundle; shards of "
+            f"{given.max_tokens:,} tokens. {found['reads']:,} sidecars in {found['rounds']:,} rounds, {AT_ONCE} at a "
+            f"time, {given.delay * 1000:g} ms each: {found['waits']:.1f} s of waits. A process that has loaded Beam "
+            f"and the benchmark's blocks, and does nothing, has {found['plan peak before'] / 1e6:,.0f} MB. "
+            f"The manifest has {found['manifest bytes'] / 1e6:,.1f} MB.",
+            steps,
+            sizes,
+        )
+    )
+
+
+def report_runner(given: argparse.Namespace, found: dict[str, float]) -> str:
+    """What the pipeline took."""
+    header = ["receipts", "shards", "wall s", "CPU s", "peak MB", "of it before the run"]
+    memory = (f"{found[name] / 1e6:,.0f}" for name in ("run peak", "run peak before"))
+    row = [f"{given.receipts:,}", f"{found['shards']:,}", f"{found['run s']:.1f}", f"{found['run CPU s']:.1f}", *memory]
+    return f"{machine()}\n\n{table(header, [row], left=())}"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -318,21 +379,39 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--receipts", type=int, default=1_200_000, help="blocks of 8 MB")
     parser.add_argument("--files", type=int, default=10_000, help="files that they come from")
-    parser.add_argument("--bundle", type=int, default=200, help="receipts of each accumulator")
+    parser.add_argument("--bundle", type=int, default=200, help="receipts of a bundle")
     parser.add_argument("--max_tokens", type=int, default=100_000_000, help="of a shard")
     parser.add_argument("--delay", type=float, default=0.05, help="seconds to read a sidecar")
+    parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, sidecars at once")
     parser.add_argument("--runner", action="store_true", help="as a pipeline of one process on the FnApiRunner")
-    return parser.parse_args(arguments)
+    parser.add_argument("--markdown", type=Path, help="write the tables between the markers of this page")
+    given = parser.parse_args(arguments)
+    if given.small:
+        given.receipts, given.files, given.delay = 20_000, 200, 0.0
+    return given
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Gives the exit code."""
     given = parse(arguments)
+    name = "plan_runner" if given.runner else "plan_scale"
     processes = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="plan_scale-") as folder:
-        for name, step in (ON_RUNNER if given.runner else STEPS).items():
-            with processes.Pool(1) as pool:
-                print(name, json.dumps(pool.apply(step, (given, Path(folder))), indent=1), flush=True)
+    try:
+        if given.markdown is not None:
+            split_at_markers(given.markdown, name)  # before anything is measured
+        found: dict[str, float] = {}
+        with tempfile.TemporaryDirectory(prefix="plan_scale-") as folder:
+            for step in (on_runner,) if given.runner else STEPS:
+                say(step.__name__)
+                with processes.Pool(1) as pool:
+                    found |= pool.apply(step, (given, Path(folder)))
+        text = report_runner(given, found) if given.runner else report(given, found)
+        if given.markdown is not None:
+            write_markdown(given.markdown, name, text)
+    except BenchmarkError as error:
+        say(f"plan_scale: {error}")
+        return 1
+    print(text)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,8 +112,10 @@ def test_a_page_without_markers_is_refused_before_anything_runs(tmp_path: Path, 
 
 
 def test_the_pages_of_the_docs_have_the_markers() -> None:
-    text = (ROOT / "docs" / "performance.md").read_text()
-    for name in ("end_to_end", "profile"):
+    pages = {"end_to_end": "performance.md", "profile": "performance.md"}
+    pages |= {"plan_scale": "scale.md", "plan_runner": "scale.md"}
+    for name, page in pages.items():
+        text = (ROOT / "docs" / page).read_text()
         assert text.count(f"<!-- {name}: begin -->") == text.count(f"<!-- {name}: end -->") == 1
 
 
@@ -128,6 +131,30 @@ def test_the_profile_knows_every_stage_of_a_run(tmp_path: Path) -> None:
     parts = [float(row[0]) for row in list(found.values())[2:]]
     assert all(part >= 0 for part in parts)
     assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=0.06)  # each is rounded
+
+
+def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- plan_scale: begin -->\n<!-- plan_scale: end -->\n")
+    done = run_script("--small", "--markdown", page, script=FOLDER / "plan_scale.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in page.read_text()
+    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) in (4, 6)}
+    assert all(float(found[step][1]) >= 0 for step in ("pack", "plan", "publish", "load"))
+    assert found["receipts, packed"][0] == "100"
+    # Some 39e9 tokens in shards of 1e8, of one to six domains.
+    assert 390 <= int(found["shards to write"][0].replace(",", "")) <= 6 * 400
+    # Each shard ends in a block; nearly all were guessed, in few rounds.
+    reads, rounds = re.findall(r"([\d,]+) sidecars in ([\d,]+) rounds", done.stdout)[0]
+    assert 380 <= int(reads) <= 450
+    assert int(rounds) <= 5
+
+
+def test_the_plan_runs_as_a_pipeline_too() -> None:
+    script = FOLDER / "plan_scale.py"
+    done = run_script("--runner", "--receipts", "2000", "--files", "20", "--delay", "0", script=script)
+    assert done.returncode == 0, done.stderr
+    assert cells(done.stdout.splitlines()[-1])[0] == "2,000"
 
 
 RECORDS = [

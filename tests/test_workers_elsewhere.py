@@ -1,4 +1,4 @@
-"""Runners whose workers do not share the launcher's memory, nor its folder for temporary files."""
+"""Runners whose workers do not share the launcher's memory, nor its folder for temporary files, nor its current one."""
 
 import contextlib
 import json
@@ -40,7 +40,9 @@ def elsewhere(tmp_path: Path) -> Iterator[list[str]]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     here = {**os.environ, "TMPDIR": str(tmp_path / "worker"), "PATH": path, "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "pool.log", "w") as log:
-        pool = subprocess.Popen(command, env=here, stdout=log, stderr=log, start_new_session=True)
+        pool = subprocess.Popen(
+            command, env=here, cwd=tmp_path / "worker", stdout=log, stderr=log, start_new_session=True
+        )
     try:
         wait_for(lambda: answers(port))
         yield [
@@ -86,6 +88,21 @@ def test_the_same_bytes_and_the_tokenizer_is_copied_once(
     assert [folder.name for folder in copied] == [fingerprint]
     left = {path.relative_to(tmp_path / ".beam_prep").parts[1] for path in (tmp_path / ".beam_prep").rglob("*/*")}
     assert left == {"lock"}  # whatever was staged went when the job had ended
+
+
+def test_relative_paths_are_the_launchers(
+    elsewhere: list[str], tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(CHAT, tmp_path / "chat.jsonl")
+    shutil.copytree(tokenizer_path, tmp_path / "tokenizer")
+    for output, options in (("here", ["--runner=FnApiRunner"]), ("there", elsewhere)):
+        launch = Pipeline(CONFIG, ["*.jsonl"], output, "tokenizer", spool=f"{output}-spool", staging="staging")
+        made = launch.run(options)
+        assert made.manifest is not None
+        assert [file["path"] for file in made.manifest["inputs"]] == ["chat.jsonl"]
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
+    assert tree(tmp_path / "there-spool").keys() == tree(tmp_path / "here-spool").keys() != set()
 
 
 def test_an_error_of_a_worker_comes_as_itself(elsewhere: list[str], tmp_path: Path, tokenizer_path: str) -> None:

@@ -29,6 +29,7 @@ class InputFile:
         compression: "gzip", "bzip2", "zstd" or None, by the file's ending.
         version: of an object in a store: its generation or etag.
         checksum: of an object's content, as its store says it.
+        place: where a local file is opened; workers have another current folder, where `path` may be a relative one.
     """
 
     path: str
@@ -37,6 +38,7 @@ class InputFile:
     compression: str | None = None
     version: str | None = None
     checksum: str | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

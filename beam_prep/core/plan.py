@@ -23,6 +23,7 @@ from beam_prep.core.schema import Column
 from beam_prep.errors import RunError
 
 REJECTS_PER_FILE = 100_000
+_AT_A_TIME = 10_000
 _PREFETCH = 512
 _PREFETCH_ROWS = 8_000_000
 """Rows and lines of the sidecars that are held at a time: some 250 MB."""
@@ -185,16 +186,25 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
     return _blob(pa.table(columns, schema=_RECEIPTS))
 
 
-def join_blobs(blobs: Sequence[bytes]) -> bytes:
-    """One blob of the receipts of several."""
-    return _blob(pa.concat_tables([pa.ipc.open_stream(blob).read_all() for blob in blobs]).combine_chunks())
-
-
 def _blob(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _RECEIPTS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    # As a whole: a blob of few receipts is more schema than data.
+    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, _RECEIPTS) as writer:
         writer.write_table(table)
     return bytes(memoryview(sink.getvalue()))
+
+
+def _tables(blobs: Iterable[bytes]) -> Iterator[pa.Table]:
+    """Some of the receipts at a time; at last none, so that there always is a table."""
+    found: list[pa.Table] = []
+    rows = 0
+    for blob in blobs:
+        found.append(pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")).read_all())
+        rows += found[-1].num_rows
+        if rows >= _AT_A_TIME:
+            yield pa.concat_tables(found).combine_chunks()
+            found, rows = [], 0
+    yield pa.concat_tables([*found, _RECEIPTS.empty_table()]).combine_chunks()
 
 
 def _counts(receipt: SpoolReceipt) -> Iterator[tuple[str, str, int]]:
@@ -288,12 +298,11 @@ class Receipts:
     """
 
     def __init__(self, blobs: Iterable[bytes]) -> None:
-        # Blob by blob, so that texts which repeat are never all there at once.
+        # Some at a time, so that texts which repeat are never all there at once.
         domains, counted, sources, columns = _Codes(), _Codes(), _Codes(), _Codes()
         parts: dict[str, list[Any]] = {}
         self.reused = 0
-        for blob in itertools.chain(blobs, [_blob(_RECEIPTS.empty_table())]):
-            table = pa.ipc.open_stream(blob).read_all().combine_chunks()
+        for table in _tables(blobs):
             found = {name: _values(table[name]) for name in _RECEIPTS.names}
             self.reused += found["reused"].true_count
             for name in ("file", "start", "first_byte", "size", "lines"):

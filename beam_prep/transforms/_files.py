@@ -75,7 +75,10 @@ def _match(pattern: str) -> list[InputFile]:
             found = glob.glob(pattern, recursive=True)
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
-        return [InputFile(path, *file_stat(path), _compression(path)) for path in sorted(found, key=os.fsencode)]
+        return [
+            InputFile(path, *file_stat(path), _compression(path), place=os.path.abspath(path))
+            for path in sorted(found, key=os.fsencode)
+        ]
     try:
         stored = _stores.matched(pattern)
     except StorageError as error:
@@ -96,14 +99,18 @@ def _compression(path: str) -> str | None:
     return _COMPRESSION.get(os.path.splitext(path)[1].lower())
 
 
-def file_stat(path: str) -> tuple[int, float]:
+def file_stat(path: str, place: str = "") -> tuple[int, float]:
     """(size in bytes, time of the last change) of a local file.
+
+    Args:
+        path: as given; errors name it.
+        place: where it is, if that is another path.
 
     Raises:
         InputError: the file cannot be read.
     """
     try:
-        found = os.stat(path)
+        found = os.stat(place or path)
     except FileNotFoundError:
         broken = f" (a link to {os.readlink(path)!r}, which is not there)" if os.path.islink(path) else ""
         raise InputError(f"no such input: {path!r}{broken}") from None
@@ -113,7 +120,7 @@ def file_stat(path: str) -> tuple[int, float]:
         raise InputError(f"{path!r} is a directory: name its files, for instance {os.path.join(path, '*.jsonl')!r}")
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path!r} is a pipe or a device, which cannot be read twice: write its data to a file first")
-    if not os.access(path, os.R_OK):
+    if not os.access(place or path, os.R_OK):
         raise InputError(f"cannot read {path!r}: permission denied; make it readable (chmod u+r)")
     return found.st_size, found.st_mtime
 
@@ -138,7 +145,7 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
     if is_local(source.path):
         _check_unchanged(source)
         try:
-            stream = FileSystems.open(source.path, compression_type=CompressionTypes.UNCOMPRESSED)
+            stream = FileSystems.open(source.place or source.path, compression_type=CompressionTypes.UNCOMPRESSED)
         except OSError as error:
             raise InputError(f"cannot read {source.path!r}: {error}") from None
     else:
@@ -157,7 +164,7 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
 
 def _check_unchanged(source: InputFile) -> None:
     if is_local(source.path):
-        same = file_stat(source.path) == (source.size, source.updated)
+        same = file_stat(source.path, source.place) == (source.size, source.updated)
     else:
         found = _stores.find(source.path)
         same = found is not None and found.version == source.version

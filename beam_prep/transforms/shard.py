@@ -6,12 +6,15 @@ import os
 import platform
 import time
 import uuid
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.core.batch import Batch
 from beam_prep.core.layout import Layout
@@ -22,7 +25,6 @@ from beam_prep.core.plan import (
     RejectsPlan,
     ShardPlan,
     SpoolReceipt,
-    join_blobs,
     make_plan,
     pack_receipts,
 )
@@ -72,42 +74,34 @@ def _report(folder: str, size: int, lines: int, rejected: int) -> None:
         file.write(f"{size} {lines} {rejected}\n")
 
 
-class CollectReceipts(beam.CombineFn):
-    """Receipts -> packed blobs: of 1.2 million receipts, objects would take gigabytes.
+PARTS = 32
 
-    An accumulator is blobs, and receipts that are not packed yet: never many, however many accumulators are merged.
+
+class PackReceipts(beam.DoFn):
+    """Receipts -> (part, some of them packed): of 1.2 million receipts, objects would take gigabytes.
+
+    They are grouped in parts, which the plan fetches one by one: all of 10 TB are 130 MB, and a Flink TaskManager has
+    less memory than that to send them in one go.
     """
 
-    PENDING = 2_000
-    SMALL = 128 * 1024
-    """Bytes of a blob below which it is joined with others."""
+    MOST = 2_000
 
-    def create_accumulator(self) -> tuple[list[bytes], list[SpoolReceipt]]:
-        return [], []
+    def start_bundle(self) -> None:
+        self._pending: list[SpoolReceipt] = []
 
-    def add_input(self, accumulator: Any, receipt: SpoolReceipt) -> Any:
-        _, pending = accumulator
-        pending.append(receipt)
-        return self.compact(accumulator) if len(pending) >= self.PENDING else accumulator
+    def process(self, receipt: SpoolReceipt) -> Iterable[tuple[int, bytes]]:
+        self._pending.append(receipt)
+        if len(self._pending) >= self.MOST:
+            yield self._packed()
 
-    def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
-        blobs: list[bytes] = []
-        small: list[bytes] = []
-        for accumulator in accumulators:
-            for blob in self.extract_output(accumulator):
-                (small if len(blob) < self.SMALL else blobs).append(blob)
-            if sum(map(len, small)) >= self.SMALL:
-                blobs.append(join_blobs(small))
-                small = []
-        return blobs + small, []
+    def finish_bundle(self) -> Iterable[WindowedValue]:
+        if self._pending:
+            yield GlobalWindows.windowed_value(self._packed())
 
-    def compact(self, accumulator: Any) -> Any:
-        """Beam calls this before an accumulator leaves its worker."""
-        return self.extract_output(accumulator), []
-
-    def extract_output(self, accumulator: Any) -> list[bytes]:
-        blobs, pending = accumulator
-        return [*blobs, pack_receipts(pending)] if pending else list(blobs)
+    def _packed(self) -> tuple[int, bytes]:
+        blob = pack_receipts(self._pending)
+        self._pending = []
+        return zlib.crc32(blob) % PARTS, blob
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,22 +113,15 @@ class MakePlan(beam.DoFn):
     max_items: int | None
     publisher: Publisher
 
-    def process(self, blobs: list[bytes]) -> Iterable[Any]:
+    def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
+        blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         plan = make_plan(Receipts(blobs), self.spool.sidecars, self.max_tokens, self.max_items)
         self.publisher.prepare(plan)
         if failure(plan, self.publisher.max_reject_rate) is None:
             yield from plan.shards
         yield from plan.rejects
-        yield beam.pvalue.TaggedOutput("plan", _without_work(plan))
-
-
-def _without_work(plan: Plan) -> Plan:
-    """Publish knows by their counts which shards there must be."""
-    return dataclasses.replace(plan, shards=(), rejects=())
-
-
-_NOTHING = _without_work(make_plan(Receipts([]), list, 1))
-"""The plan of no blocks; Publish then says that there was no input."""
+        # Publish knows by their counts which shards there must be.
+        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))
 
 
 @dataclasses.dataclass(eq=False)
@@ -250,20 +237,22 @@ class Shard(beam.PTransform):
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
         assert self.spool is not None
         spool = SpoolBlocks(self.spool, dict(self.dtype), self.untrained, self.reject_text, self.progress)
-        plan = (
+        receipts = (
             batches
             | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
-            # Its default would come as a side input: one element of all receipts, 130 MB at 10 TB.
-            | "Receipts" >> beam.CombineGlobally(CollectReceipts()).without_defaults()
-            | "Plan"
-            >> beam.ParDo(MakePlan(self.spool, self.max_tokens, self.max_items, self.publisher)).with_outputs(
-                "plan", main="work"
-            )
+            | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
+            | "Parts" >> beam.GroupByKey()
+        )
+        make = MakePlan(self.spool, self.max_tokens, self.max_items, self.publisher)
+        plan = (
+            batches.pipeline
+            | "Once" >> beam.Impulse()
+            | "Plan" >> beam.ParDo(make, beam.pvalue.AsMultiMap(receipts)).with_outputs("plan", main="work")
         )
         return (
             plan.work
             | "Spread" >> beam.Reshuffle()
             | "Write" >> beam.ParDo(Write(self.spool, self.publisher.place, tuple(self.formats), self.pack))
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
-            | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan, _NOTHING))
+            | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
         )

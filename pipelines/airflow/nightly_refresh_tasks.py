@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import uuid
+from datetime import datetime
 from typing import Any
 
 from airflow.sdk import ObjectStoragePath
@@ -81,20 +82,20 @@ class TellsRejects:
             raise
 
     def _tell(self, context: Any, error: AirflowException) -> None:
-        report = reject_summary(self.options["output_dir"], context["ti"].start_date.timestamp())
+        report = reject_summary(self.options["output_dir"], context["ti"].start_date)
         if report is not None:
             raise AirflowFailException(f"{error}\n{report}") from error
 
 
-def reject_summary(output: str, since: float = 0) -> str | None:
+def reject_summary(output: str, since: datetime) -> str | None:
     """What a job that failed by a rule left in `<output>.failed/failure.json`; None where it did not.
 
     Args:
         output: of the job.
-        since: seconds since 1970; what is older is of another try.
+        since: when this try began; what is older is of another.
     """
     path = ObjectStoragePath(f"{output}.failed/failure.json")
-    if not path.exists() or path.stat().st_mtime < since:
+    if not path.exists() or path.fs.modified(path.path) < since:
         return None
     failure = json.loads(path.read_text())
     ledger = failure["ledger"]

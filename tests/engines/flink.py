@@ -183,11 +183,13 @@ class Flink:
     @property
     def options(self) -> list[str]:
         """To run a job on it; what SDK workers there are is said besides."""
-        return [
-            *["--runner=FlinkRunner", f"--flink_master={self.cluster.address}", f"--job_endpoint={self.endpoint}"],
-            # The cluster has Beam's classes; nothing is left to bring, and SDK workers can outlive a stage.
-            *[f"--files_to_stage={built('job_server') / 'job_server.jar'}", "--environment_cache_millis=60000"],
-        ]
+        where = ["--runner=FlinkRunner", f"--flink_master={self.cluster.address}", f"--job_endpoint={self.endpoint}"]
+        return [*where, *self.settings]
+
+    @property
+    def settings(self) -> list[str]:
+        """The cluster has Beam's classes: nothing is left to bring, and SDK workers can outlive a stage."""
+        return [f"--files_to_stage={built('job_server') / 'job_server.jar'}", "--environment_cache_millis=60000"]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ import gc
 import gzip
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from beam_prep import pipeline
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.preview import preview
 from beam_prep.transforms import _output, _stores, shard
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
@@ -151,6 +154,29 @@ def test_everything_in_a_store_gives_the_same_bytes(
     assert without_paths(folder.tree()) == without_paths(tree(tmp_path / "out"))
     assert folder.names(".beam_prep") == []  # nothing is left of what was staged
     assert folder.names("spool")  # but what was asked for
+
+
+def test_forked_workers_of_the_command_line(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    """They share the launcher's memory, but must not share its connections."""
+    source = store.put("a.jsonl", chat(300))
+    config = write(tmp_path, "config.json", json.dumps(CONFIG).encode())
+    command = [sys.executable, "-m", "beam_prep.cli", "run", source, "-o", store.path("out"), "-c", config]
+    command += ["--tokenizer_path", tokenizer_path, "--block_bytes", str(64 * KB), "--max_reject_rate", "0.2"]
+    command += ["--direct_num_workers=2", *store.server.options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, "2 worker processes" in done.stderr) == (0, True), done.stderr
+    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
+    assert without_paths(store.tree()) == without_paths(wanted)
+
+
+def test_files_in_a_store_are_shown_before_a_run(
+    store: Folder, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, config = store.put("a.jsonl", chat(20)), store.put("config.json", json.dumps(CONFIG).encode())
+    for path in Path(tokenizer_path).iterdir():
+        store.put(f"tokenizer/{path.name}", path.read_bytes())
+    preview(source, config, store.path("tokenizer"), 1)
+    assert "Answer 0" in capsys.readouterr().out
 
 
 def test_the_manifest_is_that_of_the_local_disk(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:

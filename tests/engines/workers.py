@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -52,6 +53,7 @@ def worker_pool(folder: Path) -> Iterator[list[str]]:
     Args:
         folder: for the environment and logs.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     python = environment(folder / "pool", sdist(folder / "dist"))
     port = free_port()
     # It starts "python", whichever comes first in PATH; without Beam there, the job would hang.
@@ -61,11 +63,17 @@ def worker_pool(folder: Path) -> Iterator[list[str]]:
         yield ["--environment_type=EXTERNAL", f"--environment_config=localhost:{port}"]
 
 
-def boot_process(folder: Path) -> list[str]:
+def boot_process(folder: Path, environment: Mapping[str, str] | None = None) -> list[str]:
     """Options for workers that Beam's boot program starts, as it does in the containers of Dataflow.
 
     It installs the staged sdist, into an environment of its own a worker. Logs lie in `folder`/worker-*/log.
+
+    Args:
+        folder: for the environments and logs.
+        environment: variables that the workers get.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in (environment or {}).items())
     script = folder / "boot.sh"
     script.write_text(f"""#!/bin/sh
 here=$(mktemp -d {folder}/worker-XXXXXX)
@@ -73,6 +81,7 @@ exec >$here/log 2>&1 || exit 1
 {sys.executable} -m venv --without-pip $here/python || exit 1
 echo {built("python") / _SITE} >$here/python/{_SITE}/base.pth
 export PATH=$here/python/bin:/usr/bin:/bin
+{variables}\
 # Its own environment would not see the packages of ours.
 export RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1
 # Staged files of two workers would meet in /tmp/staged.

@@ -275,7 +275,7 @@ def test_a_file_that_ends_before_its_split_does_is_noticed(tmp_path: Path, monke
     path.write_bytes(b'{"a":1}\n' * 20_000)
     (source,) = list_inputs([str(path)])
     path.write_bytes(b'{"a":1}\n' * 100)
-    monkeypatch.setattr(_files, "file_stat", lambda path: (source.size, source.updated))  # as a lagging store would
+    monkeypatch.setattr(_files, "file_stat", lambda *path: (source.size, source.updated))  # as a lagging store would
     for split in split_file((0, source), BLOCK):
         with pytest.raises(InputError, match=r"'.*a\.jsonl' became shorter"):
             list(read_split(split, BLOCK))
@@ -447,3 +447,16 @@ def test_a_line_of_50_mb_is_read_in_linear_time() -> None:
         rows += raw.data.count(b"\n")
         read += raw.size
     assert (rows, read, stream.count) == (3, len(data), len(data))
+
+
+def test_the_graph_of_a_job_of_many_files_is_small() -> None:
+    """Dataflow takes 10 MB: 100,000 files must fit in, each with a checksum that no compression makes smaller."""
+    files = [
+        InputFile(
+            f"gs://bucket/corpus/2026/part-{number:06d}.jsonl-{hashlib.md5(b'%d' % number).hexdigest()}", 10**8, 1.7e9
+        )
+        for number in range(5_000)
+    ]
+    pipeline = beam.Pipeline()
+    pipeline | ReadJSONL(files)
+    assert pipeline.to_runner_api().ByteSize() / 5_000 < 60

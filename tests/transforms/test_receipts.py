@@ -1,19 +1,20 @@
-"""Receipts on their way to the plan: whatever a runner does with accumulators, all arrive, in little memory."""
+"""Receipts on their way to the plan: whatever bundles a runner makes, all arrive, in small elements."""
 
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+import beam_prep as bp
+from beam_prep.core import plan as plan_module
 from beam_prep.core.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.hashing import Node
-from beam_prep.core.plan import Plan, Receipts, SpoolReceipt, make_plan
+from beam_prep.core.plan import Plan, SpoolReceipt
 from beam_prep.core.schema import Column
-from beam_prep.transforms import shard as module
-from beam_prep.transforms.shard import CollectReceipts
+from beam_prep.transforms._spool import Spool
+from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
 COLUMNS = (Column("sequence", "int32", 1, "ids"),)
 
@@ -31,77 +32,53 @@ def receipt(number: int, count: int) -> SpoolReceipt:
     return SpoolReceipt(origin, f"block-{number}", number % 2 == 0, block, {"encoded_by_gigatoken": 4})
 
 
-def combined(bundles: list[list[SpoolReceipt]], merges: int, compacts: bool) -> list[bytes]:
-    """As a runner does it: an accumulator a bundle, through its coder, merged in several rounds."""
-    fn = CollectReceipts()
-    coder = fn.get_accumulator_coder()
-
-    def sent(accumulator: Any) -> Any:
-        return coder.decode(coder.encode(fn.compact(accumulator) if compacts else accumulator))
-
-    accumulators = []
+def sent(bundles: Iterable[list[SpoolReceipt]]) -> dict[int, list[list[bytes]]]:
+    """What a runner has of them for the plan, by part."""
+    parts: dict[int, list[list[bytes]]] = {part: [] for part in range(PARTS)}
+    fn = PackReceipts()
     for bundle in bundles:
-        accumulator = fn.create_accumulator()
-        for each in bundle:
-            accumulator = fn.add_input(accumulator, each)
-        accumulators.append(sent(accumulator))
-    while len(accumulators) > merges:
-        accumulators = [sent(fn.merge_accumulators(iter(accumulators[:merges]))), *accumulators[merges:]]
-    return fn.extract_output(fn.merge_accumulators(iter(accumulators)))
+        fn.start_bundle()
+        packed = [blob for each in bundle for blob in fn.process(each)]
+        packed += [windowed.value for windowed in fn.finish_bundle()]
+        for part, blob in packed:
+            parts[part] = [[*parts[part][0], blob]] if parts[part] else [[blob]]
+    return parts
 
 
-def planned(blobs: Iterable[bytes]) -> Plan:
-    return make_plan(Receipts(blobs), list, 10**9)
+def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
+    """(work, what Publish gets)."""
+    *work, last = MakePlan(Spool("none", "x"), 10**9, None, bp.Shard("none", max_reject_rate=1.0).publisher).process(
+        b"", parts
+    )
+    return work, last.value
 
 
 @given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any),
     st.permutations(range(40)),
-    st.integers(2, 9),
-    st.booleans(),
     st.integers(1, 4),
-    st.sampled_from([1, 5_000, 10**6]),
+    st.integers(1, 9),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_plan_does_not_depend_on_bundles_and_merges(
-    sizes: list[int], order: list[int], merges: int, compacts: bool, pending: int, small: int
-) -> None:
-    count = max(1, sum(sizes))
+def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int, at_a_time: int) -> None:
+    count = sum(sizes)
     mixed = iter([number for number in order if number < count])
-    bundles = (
-        [[receipt(next(mixed), count) for _ in range(size)] for size in sizes] if sum(sizes) else [[receipt(0, 1)]]
-    )
-    one = planned(combined([[receipt(number, count) for number in range(count)]], 2, False))
+    bundles = [[receipt(next(mixed), count) for _ in range(size)] for size in sizes]
+    work, plan = planned(sent([[receipt(number, count) for number in range(count)]]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CollectReceipts, "PENDING", pending)
-        patch.setattr(CollectReceipts, "SMALL", small)
-        other = planned(combined(bundles, merges, compacts))
-    assert [list(plan.shards) for plan in (one, other)] == [list(one.shards)] * 2
-    assert [list(plan.rejects) for plan in (one, other)] == [list(one.rejects)] * 2
-    assert [module._without_work(plan) for plan in (one, other)] == [module._without_work(one)] * 2
-    assert (one.blocks, one.reused, one.ledger.kept) == (count, (count + 1) // 2, 4 * count)
-    assert one.made == {"encoded_by_gigatoken": 4 * count}
+        patch.setattr(PackReceipts, "MOST", most)
+        patch.setattr(plan_module, "_AT_A_TIME", at_a_time)
+        assert planned(sent(bundles)) == (work, plan)
+    assert (plan.blocks, plan.reused, plan.ledger.kept) == (count, (count + 1) // 2, 4 * count)
+    assert plan.made == {"encoded_by_gigatoken": 4 * count}
 
 
-class Tracked(SpoolReceipt):
-    """A receipt that can be seen to be gone."""
-
-    __slots__ = ("__weakref__",)
-
-
-def test_merging_never_holds_the_receipts_of_many_bundles() -> None:
-    """At 10 TB a runner may merge ten thousand accumulators of a hundred receipts: as objects, they are gigabytes."""
-    made: list[weakref.ref[SpoolReceipt]] = []
-    held = []
-
-    def accumulators() -> Iterator[Any]:
-        for number in range(100):
-            each = receipt(number, 100)
-            pending = [Tracked(each.origin, each.name, each.reused, each.block, each.made)]
-            held.append(sum(ref() is not None for ref in made))
-            made.append(weakref.ref(pending[0]))
-            yield [], pending
-
-    merged = CollectReceipts().merge_accumulators(accumulators())
-    assert len(Receipts(CollectReceipts().extract_output(merged))) == 100
-    assert max(held) <= 2
+def test_no_element_on_the_way_to_the_plan_is_large() -> None:
+    """A bundle of Flink is all that a slot does: one element of all its receipts was more than it could send."""
+    fn = PackReceipts()
+    fn.start_bundle()
+    count = 3 * PackReceipts.MOST + 1
+    blobs = [blob for number in range(count) for _, blob in fn.process(receipt(number, count))]
+    blobs += [windowed.value[1] for windowed in fn.finish_bundle()]
+    assert len(blobs) == 4
+    assert max(map(len, blobs)) < 200 * PackReceipts.MOST
