@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from tests.engines import image
-
 if TYPE_CHECKING:
     from tests.engines.flink import Flink
+    from tests.engines.image import Image
 
 ENGINES = Path(os.environ.get("BEAM_PREP_ENGINES", Path.home() / ".cache" / "beam_prep-engines"))
 """Made by `make engines`, outside git, and used again."""
@@ -58,6 +57,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def built_image(tmp_path_factory: pytest.TempPathFactory) -> image.Image:
+def built_image(tmp_path_factory: pytest.TempPathFactory) -> "Image":
     """The Dataflow image, built without Docker; a minute and a half, most of it pip's."""
+    from tests.engines import image
+
     return image.build(tmp_path_factory.mktemp("image"), IMAGE=image.NAME)

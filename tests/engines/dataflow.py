@@ -170,15 +170,15 @@ def run_on_flink(proto: beam_runner_api_pb2.Pipeline, options: Sequence[str]) ->
 
     Args:
         proto: the pipeline.
-        options: of Beam, as for any job there; `--job_endpoint` and, for the worker pool, `--environment_config`.
+        options: of Beam, as for any job there: `--job_endpoint`, and where SDK workers come from.
 
     Raises:
         RuntimeError: the job failed.
     """
     given = PipelineOptions(list(options))
-    pool = given.view_as(PortableOptions).environment_config
-    capabilities = environments.python_sdk_capabilities()
-    there = _in_environment(proto, environments.ExternalEnvironment(pool, capabilities=capabilities))
+    kinds = {"EXTERNAL": environments.ExternalEnvironment, "PROCESS": environments.ProcessEnvironment}
+    kind = kinds[given.view_as(PortableOptions).environment_type]
+    there = _in_environment(proto, kind.from_options(given.view_as(PortableOptions)))
     state = PortableRunner().run_portable_pipeline(there, given).wait_until_finish()
     if state != PipelineState.DONE:
         raise RuntimeError(f"the job ended as {state}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.engines.build import built
 
 NAME = "europe-docker.pkg.dev/project/beam/beam-prep:1"
 DOCKERFILE = ROOT / "pipelines" / "dataflow" / "Dockerfile"
@@ -39,6 +40,25 @@ class Image:
         """Runs a command as in a container."""
         settings = {**self.environment, **environment}
         return subprocess.run(command, cwd=self.root, env=settings, capture_output=True, text=True)
+
+    def workers(self, folder: Path, **environment: str) -> list[str]:
+        """Options of Beam for SDK workers that are containers of this image: its entrypoint starts them.
+
+        Args:
+            folder: for the log of each.
+            environment: of the containers, on top of the image's.
+        """
+        assert self.entrypoint == ["/opt/apache/beam/boot"]
+        settings = {**self.environment, **environment, "RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT": "1"}
+        words = " ".join(shlex.quote(f"{name}={value}") for name, value in settings.items())
+        script = folder / "container.sh"
+        script.write_text(f"""#!/bin/sh
+here=$(mktemp -d {folder}/worker-XXXXXX)
+exec >$here/log 2>&1
+exec env -i {words} {built("boot") / "container"} "$@" --semi_persist_dir=$here
+""")
+        script.chmod(0o755)
+        return ["--environment_type=PROCESS", f"--environment_config={json.dumps({'command': str(script)})}"]
 
 
 def instructions() -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
-from tests.engines import image, stores, workers
+from tests.engines import image, stores
 from tests.engines.dataflow import (
     Service,
     as_launched,
@@ -23,6 +23,9 @@ from tests.engines.dataflow import (
 from tests.engines.flink import Flink
 from tests.engines.image import Image
 from tests.engines.stores import Store
+
+# The image is built within the first test that wants it, from the network.
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +180,11 @@ def test_the_staged_pipeline_in_process_gives_the_same_bytes(
     assert manifest(store, "job") == direct_manifest
 
 
-def test_the_staged_pipeline_on_flink_gives_the_same_bytes(
-    store: Store, direct_manifest: bytes, flink: Flink, tmp_path: Path
+def test_the_staged_pipeline_on_flink_in_workers_of_the_image_gives_the_same_bytes(
+    store: Store, direct_manifest: bytes, flink: Flink, built_image: Image, tmp_path: Path
 ) -> None:
     job = submitted(filled_in(store, "flink"), store)
-    with workers.worker_pool(tmp_path) as pool:  # its workers find the store by what is set here
-        run_on_flink(staged_pipeline(job), [*flink.options, *pool, *store.options])
+    containers = built_image.workers(tmp_path, **store.environment)
+    run_on_flink(staged_pipeline(job), [*flink.options, *containers, *store.options])
     assert manifest(store, "flink") == direct_manifest
+    assert list(tmp_path.glob("worker-*"))

@@ -9,6 +9,9 @@ from beam_prep.options import OPTIONS
 from tests.engines import image
 from tests.engines.image import Image
 
+# The image is built within the first test that wants it, from the network.
+pytestmark = pytest.mark.timeout(1800)
+
 LAUNCHER = "/opt/google/dataflow/python_template_launcher"
 
 

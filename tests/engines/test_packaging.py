@@ -20,6 +20,9 @@ from tests.conftest import ROOT, tree
 from tests.engines import image
 from tests.test_configs import CONFIGS, sample
 
+# The image is built within the first test that wants it, from the network.
+pytestmark = pytest.mark.timeout(1800)
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 # What users ask for; bench and dev are ours.
