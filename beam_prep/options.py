@@ -104,9 +104,10 @@ OPTIONS = (
         label="Input files",
         group="Job",
         kind="text",
-        help="JSONL files or globs, separated by commas or white space; .gz, .bz2 and .zst are read too",
+        help="JSONL files or globs, separated by commas or white space, or @LIST, a file that names one a line; "
+        ".gz, .bz2 and .zst are read too",
         metavar="LIST",
-        pattern=r"^\s*gs://[^\s,]+([\s,]+gs://[^\s,]+)*\s*$",
+        pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
         example="gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
     ),
     Option(
@@ -275,7 +276,7 @@ OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser; its arguments go through `spelled_out` first, the result to `complete`."""
-    told = "JSONL files or quoted globs; .gz, .bz2 and .zst are read too; or give --inputs"
+    told = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
     parser.add_argument("files", nargs="*", metavar="INPUT", help=told)
     groups: dict[str, Any] = {}
     for option in OPTIONS:

@@ -66,7 +66,7 @@ class Pipeline:
 
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
-        inputs: paths and globs, in order.
+        inputs: paths, globs and `@LIST`s (files that name these, one a line), in order.
         output_dir: the directory to make.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. Like the other paths, it may be one
             on `gs://` or `s3://`: see docs/storage.md.

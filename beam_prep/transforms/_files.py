@@ -3,6 +3,7 @@
 import bz2
 import glob
 import gzip
+import itertools
 import os
 import stat
 import uuid
@@ -30,6 +31,9 @@ _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
     """The files of a job: arguments in the order given, each glob sorted by bytes.
 
+    Args:
+        patterns: paths, globs, and `@LIST`: a file that names these, one a line.
+
     Raises:
         InputError: nothing there, a directory, a file that cannot be read, the same file twice.
     """
@@ -37,8 +41,8 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
         patterns = [patterns]
     files: list[InputFile] = []
     seen: dict[str, str] = {}
-    for pattern in patterns:
-        for file in _match(os.fspath(pattern)):
+    for pattern in itertools.chain.from_iterable(_listed(os.fspath(each)) for each in patterns):
+        for file in _match(pattern):
             place = os.path.realpath(file.path) if is_local(file.path) else file.path
             if place in seen:
                 raise InputError(f"the same input twice: {file.path!r} and {seen[place]!r}; name each file once")
@@ -47,6 +51,21 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
     if not files:
         raise InputError("no input: name at least one JSONL file or glob, for instance 'data/*.jsonl'")
     return files
+
+
+def _listed(pattern: str) -> list[str]:
+    """What a list of inputs names; anything else names itself."""
+    if not pattern.startswith("@"):
+        return [pattern]
+    path = pattern[1:]
+    try:
+        lines = _stores.read_bytes(path).decode("utf-8-sig").splitlines()
+    except (OSError, StorageError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"the list of inputs {path!r} cannot be read ({error}); wanted text, one path or glob a line "
+            f"(an input whose name begins with @: type './{pattern}')"
+        ) from None
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _match(pattern: str) -> list[InputFile]:

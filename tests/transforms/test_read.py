@@ -147,6 +147,17 @@ def test_a_glob_is_sorted_by_bytes_and_arguments_stay_in_order(folder: Path) -> 
     ]
 
 
+def test_a_list_names_inputs_in_its_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("y.jsonl", "x2.jsonl", "x1.jsonl", "@odd.jsonl"):
+        (folder / name).write_text('{"text": "x"}\n')
+    (folder / "inputs.txt").write_text(f"{folder}/y.jsonl\n\n  {folder}/x*.jsonl\n")
+    found = [os.path.basename(file.path) for file in list_inputs([f"@{folder}/inputs.txt", f"{folder}/@odd.jsonl"])]
+    assert found == ["y.jsonl", "x1.jsonl", "x2.jsonl", "@odd.jsonl"]
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match=r"list of inputs 'odd\.jsonl' cannot be read.*type '\./@odd\.jsonl'"):
+        list_inputs("@odd.jsonl")
+
+
 def test_a_file_named_like_a_glob_is_that_file(folder: Path) -> None:
     (folder / "[ab].jsonl").write_bytes(b"")
     assert listed(folder / "[ab].jsonl") == ["[ab].jsonl"]

@@ -1,11 +1,11 @@
 # Made from beam_prep/options.py by `make template`.
 
 variable "inputs" {
-  description = "JSONL files or globs, separated by commas or white space; .gz, .bz2 and .zst are read too. Example: gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl"
+  description = "JSONL files or globs, separated by commas or white space, or @LIST, a file that names one a line; .gz, .bz2 and .zst are read too. Example: gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl"
   type        = string
 
   validation {
-    condition     = can(regex("^\\s*gs://[^\\s,]+([\\s,]+gs://[^\\s,]+)*\\s*$", var.inputs))
+    condition     = can(regex("^\\s*@?gs://[^\\s,]+([\\s,]+@?gs://[^\\s,]+)*\\s*$", var.inputs))
     error_message = "Wanted a value like gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl."
   }
 }
