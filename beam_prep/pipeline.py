@@ -29,7 +29,7 @@ from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner
 from beam_prep.transforms._files import join, list_inputs, open_input, total_size
-from beam_prep.transforms._output import normal, output_at
+from beam_prep.transforms._output import normal
 from beam_prep.transforms._publish import up_to_date
 from beam_prep.transforms._spool import Spool
 from beam_prep.transforms._staging import Staging
@@ -212,7 +212,6 @@ class Pipeline:
             # Elsewhere a job that failed here may still be at work: a later launch removes what it left.
             if here or done:
                 self.staging.remove()
-        output_at(self.output, self.staging).release()
         if self.spool is None:
             self.staging.remove_kept()
         result = self._result(up_to_date=False)

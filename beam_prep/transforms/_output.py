@@ -43,7 +43,7 @@ class Output(Protocol):
         ...
 
     def release(self) -> None:
-        """Says that this launch is done with it."""
+        """Says that this launch has made it."""
         ...
 
     def manifest(self) -> bytes | None:
@@ -246,7 +246,10 @@ class StoredOutput:
         return None if found is None else str(json.loads(found)["launch"])
 
     def _check_claim(self) -> None:
-        if (other := self._claimed_by()) != self.staging.launch:
+        other = self._claimed_by()
+        if other is None and self._published():
+            return  # a step that runs again behind the last one
+        if other != self.staging.launch:
             what = "another job has claimed" if other is not None else "the claim of this job is gone from"
             raise OutputError(
                 f"{what} {self.path} (see {self._claim}): one job at a time may make an output; wait for the other to "

@@ -194,8 +194,8 @@ class Publisher:
                 raise OutputError(refusal)
             place.publish(manifest, text, others, self._run(plan))
         place.tidy(manifest)
+        place.release()
         if self.remove_staging:
-            place.release()
             self.staging.remove()
         return self.output
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, Param, task
-from nightly_refresh_tasks import TellsRejects, day_inputs, move_latest, verified
+from nightly_refresh_tasks import TellsRejects, day_inputs, keep_list, move_latest, verified
 
 # An Airflow variable that is given in the environment: the only kind that costs nothing when the file is parsed.
 RUNNER = os.environ.get("AIRFLOW_VAR_BEAM_PREP_RUNNER", "direct")
@@ -92,8 +92,8 @@ with DAG(
 ):
 
     @task
-    def list_inputs(root: str, day: str) -> str:
-        return ",".join(day_inputs(root, day))
+    def list_inputs(root: str, outputs: str, day: str) -> str:
+        return keep_list(outputs, day, day_inputs(root, day))
 
     @task
     def verify(python: str, output: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ with DAG(
 
     prepared = prepare(
         {
-            "inputs": list_inputs("{{ var.value.beam_prep_inputs }}", DAY),
+            "inputs": list_inputs("{{ var.value.beam_prep_inputs }}", OUTPUTS, DAY),
             "output_dir": OUTPUT,
             "config": "{{ var.value.beam_prep_config }}",
             "tokenizer_path": "{{ var.value.beam_prep_tokenizer }}",

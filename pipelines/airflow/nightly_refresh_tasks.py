@@ -16,8 +16,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 ENDINGS = (".jsonl", ".json", ".gz", ".bz2", ".zst")
 LATEST = "latest.json"
-MAX_CHARACTERS = 120_000
-"""Of all inputs' names: Linux takes no argument of more than 128 KB."""
 
 
 def day_inputs(root: str, day: str) -> list[str]:
@@ -29,7 +27,7 @@ def day_inputs(root: str, day: str) -> list[str]:
 
     Raises:
         AirflowException: the day has no folder yet, or no file in it.
-        AirflowFailException: a name, or the number of files, that the job cannot take.
+        AirflowFailException: a name that the job cannot take.
     """
     base = ObjectStoragePath(root)
     days = sorted(path.name for path in base.iterdir() if re.fullmatch(r"\d{4}-\d\d-\d\d", path.name))
@@ -38,11 +36,19 @@ def day_inputs(root: str, day: str) -> list[str]:
         there = f"it has the days {days[0]} to {days[-1]}" if days else "it has no folder of a day"
         raise AirflowException(f"{root}/{day} holds no file that ends in {', '.join(ENDINGS)}; {there}")
     names = [name for one in sorted(found) for name in found[one]]
-    if wrong := [name for name in names if re.search(r"[\s,]", name)]:
-        raise AirflowFailException(f"{wrong[0]!r} has a comma or white space in its name: rename it")
-    if sum(len(name) + 1 for name in names) > MAX_CHARACTERS:
-        raise AirflowFailException(f"{len(names)} files are too many for one call: join the files of old days")
+    if wrong := [name for name in names if name.splitlines() != [name]]:
+        raise AirflowFailException(f"{wrong[0]!r} has a line break in its name: rename it")
     return names
+
+
+def keep_list(outputs: str, day: str, names: list[str]) -> str:
+    """Writes the inputs of a day into `<outputs>/inputs/<day>.txt`; gives the job's option `inputs`.
+
+    A call has room for some thousand names, and years have more files.
+    """
+    path = ObjectStoragePath(f"{outputs}/inputs/{day}.txt")
+    _put(path, "".join(f"{name}\n" for name in names))
+    return f"@{_plain(path)}"
 
 
 def _files(folder: ObjectStoragePath) -> list[str]:
@@ -153,6 +159,7 @@ def _put(path: ObjectStoragePath, text: str) -> None:
     if path.protocol not in ("", "file"):
         path.write_text(text)
         return
+    os.makedirs(os.path.dirname(path.path), exist_ok=True)
     made = f"{path.path}.{uuid.uuid4().hex}"
     with open(made, "w") as file:
         file.write(text)

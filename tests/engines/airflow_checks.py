@@ -23,7 +23,7 @@ def rendered(dag: DAG, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rendered(dag, one) for key, one in value.items()}
     if isinstance(value, XComArg):
-        return "gs://bucket/in/2026-01-01/a.jsonl,gs://bucket/in/2026-01-02/b.jsonl"
+        return "@gs://bucket/prepared/inputs/2026-01-02.txt"
     if not isinstance(value, str):
         return value
     context = {

@@ -22,6 +22,8 @@ from tests.engines.flink import cluster
 from tests.engines.stores import gcs_server
 from tests.engines.workers import worker_pool
 
+pytestmark = pytest.mark.timeout(900)  # a run of the DAG takes 15 s, or minutes on a machine that is busy
+
 DAGS = ROOT / "pipelines" / "airflow"
 CHATS = (ROOT / "examples" / "data" / "chat.jsonl").read_bytes().splitlines(keepends=True)
 FILES = {
@@ -69,7 +71,7 @@ class Airflow:
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.folder}/airflow.db",
         }
         command = [str(self._bin / program), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=settings, cwd=self.folder, timeout=240)
+        return subprocess.run(command, capture_output=True, text=True, env=settings, cwd=self.folder)
 
     def run(self, *arguments: str, **variables: Any) -> str:
         """`airflow dags test nightly_refresh ...`, which has to end well; gives the log."""
@@ -217,12 +219,19 @@ def test_inputs_are_those_of_all_days_so_far_in_order(airflow: Airflow, tmp_path
     names = ["2025-12-31/é.jsonl", "2026-01-01/z.jsonl", "2026-01-02/a.json", "2026-01-02/b.jsonl.gz"]
     wanted = [str(tmp_path / name) for name in names]
     assert airflow.task("day_inputs", tmp_path, "2026-01-02") == ("gave", wanted)
-    (tmp_path / "2026-01-01" / "a, b.jsonl").touch()
+    (tmp_path / "2026-01-01" / "a\nb.jsonl").touch()
     kind, message = airflow.task("day_inputs", tmp_path, "2026-01-02")
     assert (kind, message) == (
         "AirflowFailException",
-        f"'{tmp_path}/2026-01-01/a, b.jsonl' has a comma or white space in its name: rename it",
+        f"'{tmp_path}/2026-01-01/a\\nb.jsonl' has a line break in its name: rename it",
     )
+
+
+def test_the_inputs_of_a_day_are_kept_in_a_list(airflow: Airflow, tmp_path: Path) -> None:
+    kept = tmp_path / "inputs" / "2026-01-02.txt"
+    for names in (["/in/a, b.jsonl", "/in/c.jsonl"], ["/in/c.jsonl"]):  # a retry finds others
+        assert airflow.task("keep_list", str(tmp_path), "2026-01-02", names) == ("gave", f"@{kept}")
+        assert kept.read_text().splitlines() == names
 
 
 def test_an_output_that_is_damaged_is_not_published(two_days: Airflow, tmp_path: Path) -> None:
@@ -264,6 +273,7 @@ def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None
         _stores.put(f"{store.url}/prepared/20260101.failed/failure.json", json.dumps(failure).encode())
         calls = [
             ["day_inputs", [f"{store.url}/in", "2026-01-01"]],
+            ["keep_list", [f"{store.url}/prepared", "2026-01-01", [f"{store.url}/in/2026-01-01/a.jsonl"]]],
             ["move_latest", [f"{store.url}/prepared", {"day": "2026-01-02"}]],
             ["move_latest", [f"{store.url}/prepared", {"day": "2026-01-01"}]],
             ["resumed", [f"{store.url}/prepared/20260101", 0]],
@@ -271,6 +281,9 @@ def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None
         ]
         found = airflow.checks("call", str(DAGS), json.dumps(calls))
         assert json.loads(_stores.read_bytes(f"{store.url}/prepared/latest.json")) == {"day": "2026-01-02"}
+        kept = _stores.read_bytes(f"{store.url}/prepared/inputs/2026-01-01.txt")
+    assert kept.decode() == f"{store.url}/in/2026-01-01/a.jsonl\n"
+    assert found.pop(1) == ["gave", f"@{store.url}/prepared/inputs/2026-01-01.txt"]
     assert found[:3] == [
         ["gave", [f"{store.url}/in/2026-01-01/a.jsonl", f"{store.url}/in/2026-01-01/b.jsonl"]],
         ["gave", {"day": "2026-01-02"}],
@@ -301,7 +314,7 @@ STORE = {
     "region": "europe-west4",
 }
 JOB = {
-    "inputs": "gs://bucket/in/2026-01-01/a.jsonl,gs://bucket/in/2026-01-02/b.jsonl",
+    "inputs": "@gs://bucket/prepared/inputs/2026-01-02.txt",
     "output_dir": "gs://bucket/prepared/20260102",
     "config": "gs://bucket/sft_chat.json",
     "tokenizer_path": "gs://bucket/tokenizer",
