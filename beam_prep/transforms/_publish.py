@@ -71,8 +71,9 @@ def write_rejects(plan: RejectsPlan, spool: Spool, output: Output) -> WrittenFil
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
         file = files.open(name)
-        for piece in plan.slices:
-            for row in spool.rejects(piece.name)[piece.start : piece.stop]:
+        rejects = spool.rejects([piece.name for piece in plan.slices])
+        for piece, rows in zip(plan.slices, rejects, strict=True):
+            for row in rows[piece.start : piece.stop]:
                 entry = {
                     "file": piece.path,
                     "offset": piece.first_byte + row["offset"],

@@ -1,6 +1,6 @@
 """The spool: where tokenised blocks lie between the two phases, and between a run and the next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,8 @@ from beam_prep.formats.spool import (
 )
 from beam_prep.transforms._files import exists, join, read_file, write_file
 from beam_prep.transforms._stores import StoreOptions, is_local
+
+_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,18 @@ class Spool:
         """A block's receipt."""
         return read_receipt(read_file(self._path(name, ROWS)), name)
 
-    def rejects(self, name: str) -> list[dict[str, Any]]:
-        """A block's rejects."""
+    def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+        """Rejects of several blocks, in order, some fetched at the same time."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for first in range(0, len(names), _AT_ONCE):
+                yield from pool.map(self._rejects, names[first : first + _AT_ONCE])
+
+    def _rejects(self, name: str) -> list[dict[str, Any]]:
         return read_rejects(read_file(self._path(name, REJECTS)), name)
 
     def sidecars(self, names: Sequence[str]) -> list[Rows]:
         """Sidecars of several blocks, fetched at the same time."""
-        with ThreadPoolExecutor(min(32, len(names))) as pool:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(self._sidecar, names))
 
     def _sidecar(self, name: str) -> Rows:
