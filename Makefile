@@ -26,7 +26,7 @@ engines: $(VENV)/.installed
 	@$(BIN)/python -m tests.engines.build
 
 test-engines: engines
-	@$(BIN)/python -m pytest tests/engines
+	@$(BIN)/python -m pytest tests/engines -o timeout=900
 
 flink-demo: engines
 	@$(BIN)/python -m tests.engines.flink_demo
