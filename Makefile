@@ -14,6 +14,11 @@ $(VENV)/.installed: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# What the tests on real engines need besides.
+$(VENV)/.engines: $(VENV)/.engines
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,engines]'
+	@touch $@
+
 demo: $(VENV)/.installed
 	@$(BIN)/beam-prep run examples/data/chat.jsonl -o $(OUT) -c configs/sft_chat.json --tokenizer_path examples/tokenizer
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
@@ -22,7 +27,7 @@ test: $(VENV)/.installed
 	@$(BIN)/python -m pytest -n auto --ignore=tests/engines
 
 # Job server, boot program, servers, environments of their own: into a cache outside git, once.
-engines: $(VENV)/.installed
+engines: $(VENV)/.engines
 	@$(BIN)/python -m tests.engines.build
 
 test-engines: engines
@@ -39,7 +44,7 @@ template: $(VENV)/.installed
 IMAGE = pipelines/dataflow
 PIN = $(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 \
 	--python-platform x86_64-manylinux_2_28 --custom-compile-command 'make requirements'
-requirements: $(VENV)/.installed
+requirements: $(VENV)/.engines
 	@$(PIN) pyproject.toml --extra fast --extra gcp --extra hdf5 -o $(IMAGE)/requirements.txt
 	@$(PIN) $(IMAGE)/build-requirements.in -c $(IMAGE)/requirements.txt -o $(IMAGE)/build-requirements.txt
 

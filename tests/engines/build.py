@@ -176,7 +176,7 @@ def requirements() -> list[str]:
         try:
             have = importlib.metadata.distribution(need.name)
         except importlib.metadata.PackageNotFoundError:
-            raise BuildError(f"{need} is not installed: pip install -e '.[dev]'") from None
+            raise BuildError(f"{need} is not installed: pip install -e '.[dev,engines]'") from None
         found[have.name.lower().replace("_", "-")] = have.version
         for line in have.requires or []:
             further = Requirement(line)
