@@ -31,7 +31,7 @@ engines: $(VENV)/.engines
 	@$(BIN)/python -m tests.engines.build
 
 test-engines: engines
-	@$(BIN)/python -m pytest tests/engines -o timeout=900
+	@$(BIN)/python -m pytest tests/engines
 
 flink-demo: engines
 	@$(BIN)/python -m tests.engines.flink_demo
