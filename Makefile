@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 # What the tests on real engines need besides.
-$(VENV)/.engines: $(VENV)/.engines
+$(VENV)/.engines: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,engines]'
 	@touch $@
 

@@ -142,6 +142,7 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
     """What is wrong with options that are not ours, or None. Beam itself would drop a misspelt one with a log line."""
     if not beam_options:
         return None
+    _import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
     importlib.import_module("beam_prep.runners")  # Flink's
@@ -162,9 +163,7 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """What a run gave, in a few lines."""
     ledger, totals = manifest["ledger"], manifest["totals"]
-    shards = "1 shard" if len(manifest["shards"]) == 1 else f"{len(manifest['shards']):,} shards"
-    tokens = sum(totals["tokens"].values())
-    lines = [f"{output}: {totals['rows']:,} rows, {tokens:,} tokens in {shards} ({', '.join(manifest['formats'])})"]
+    lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
     ids_of = {column["name"]: column["of"] for column in manifest["columns"]}
     for column, trained in totals["trained"].items():
         of = totals["tokens"][ids_of[column]]
@@ -183,6 +182,15 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     if "://" not in output:
         lines.append(f"  look at it: beam-prep inspect {output}")
     return "\n".join(lines)
+
+
+def _size(totals: dict[str, Any], shards: int) -> str:
+    tokens = sum(totals["tokens"].values())
+    return f"{totals['rows']:,} rows, {tokens:,} tokens in {_counted(shards, 'shard')}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
@@ -269,12 +277,10 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     for problem in wrong:
         print(problem, file=sys.stderr)
     if wrong:
-        problem_count = "1 problem" if len(wrong) == 1 else f"{len(wrong):,} problems"
-        print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {problem_count}", file=sys.stderr)
+        count = _counted(len(wrong), "problem")
+        print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
         return 1
-    shards = "1 shard" if found["shards"] == 1 else f"{found['shards']:,} shards"
-    tokens = sum(found["tokens"].values())
-    print(f"{given.output}: {found['rows']:,} rows, {tokens:,} tokens in {shards}, all as {MANIFEST} says")
+    print(f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says")
     return 0
 
 

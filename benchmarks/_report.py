@@ -215,11 +215,16 @@ def usage_table(log: Log, name: str, job: Job) -> str:
         numbers = [
             str(len(runs)),
             f"{wall:.1f} ({min(walls):.1f}-{max(walls):.1f})",
-            f"{runs[0].size / 1e6 / wall:.1f}",
+            _speed(runs[0].size / 1e6 / wall),
         ]
         numbers += [f"{_median(runs, 'cpu'):.1f}", *(f"{_median(runs, of) / 1e6:,.0f}" for of in ("pss", "anonymous"))]
         rows.append([f"{runs[0].megabytes:g}", f"`{runs[0].tool}`", runs[-1].done.how, *numbers])
     return table(header, rows, left=(1, 2))
+
+
+def _speed(value: float) -> str:
+    """One decimal; where that would say 0.0, one digit that says more."""
+    return f"{value:.1f}" if value >= 0.1 else f"{value:.1g}"
 
 
 def _median(runs: Sequence[Run], name: str) -> float:

@@ -50,7 +50,7 @@ from beam_prep.core.ragged import Ragged
 from beam_prep.core.schema import Column
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import SIDECAR, Rows, encode_block, read_sidecar
-from beam_prep.transforms._spool import Spool
+from beam_prep.transforms._spool import AT_ONCE, Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
 SEED = 20250811
@@ -143,8 +143,6 @@ class SimulatedSpool(Spool):
 
 
 SPOOL = Spool("gs://bucket/spool", "0123456789abcdef")
-AT_ONCE = 32
-"""Sidecars that `Spool.sidecars` reads at a time."""
 CODER = coders.registry.get_coder(Any)
 """What Beam takes for elements without a declared type, which these are."""
 

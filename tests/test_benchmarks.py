@@ -85,6 +85,13 @@ def test_bounds_are_ratios_of_medians_of_all_logs(tmp_path: Path) -> None:
     assert "some command" in done.stdout
 
 
+def test_a_slow_run_has_a_speed_too(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(line_of("chat_last", 1, "beam-prep chat_last", 50))
+    used = next(cells(line) for line in run_script("--report", log).stdout.splitlines() if "somehow" in line)
+    assert used[5] == "0.02"
+
+
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("{}\n")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,8 @@ from beam_prep.core.hashing import Node, tree_digest
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column
 from beam_prep.errors import RunError
+
+T = TypeVar("T")
 
 REJECTS_PER_FILE = 100_000
 _AT_A_TIME = 10_000
@@ -529,10 +531,23 @@ def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Se
     return found
 
 
-class Shards(Sequence[ShardPlan]):
-    """The shards of a plan, in order of flush, then of domain.
+class _Made(Sequence[T]):
+    """Elements that are made when they are asked for: those of 10 TB have millions of slices."""
 
-    Each is made when it is asked for: those of 10 TB have millions of slices.
+    def _at(self, index: int) -> T:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        places = range(len(self))
+        return [self._at(place) for place in places[index]] if isinstance(index, slice) else self._at(places[index])
+
+
+class Shards(_Made[ShardPlan]):
+    """The shards of a plan, in order of flush, then of domain.
 
     Attributes:
         shards_of: domain -> how many shards it has.
@@ -561,14 +576,7 @@ class Shards(Sequence[ShardPlan]):
     def __len__(self) -> int:
         return len(self._domain)
 
-    @overload
-    def __getitem__(self, index: int) -> ShardPlan: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ShardPlan]: ...
-    def __getitem__(self, index: int | slice) -> ShardPlan | list[ShardPlan]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        index = range(len(self))[index]
+    def _at(self, index: int) -> ShardPlan:
         domain = self._domains[self._domain[index]]
         block, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
         names = self._names.take(pa.array(block)).to_pylist()
@@ -635,8 +643,8 @@ def _rejected(receipts: Receipts, sidecars: _Sidecars, end: Border) -> Array:
     return rejected
 
 
-class Rejects(Sequence[RejectsPlan]):
-    """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order; made when asked for."""
+class Rejects(_Made[RejectsPlan]):
+    """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order."""
 
     def __init__(self, receipts: Receipts, rejected: Array) -> None:
         self._receipts, self._offsets, self._most = receipts, offsets_of(rejected), REJECTS_PER_FILE
@@ -647,14 +655,7 @@ class Rejects(Sequence[RejectsPlan]):
     def __len__(self) -> int:
         return -(-int(self._offsets[-1]) // self._most)
 
-    @overload
-    def __getitem__(self, index: int) -> RejectsPlan: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[RejectsPlan]: ...
-    def __getitem__(self, index: int | slice) -> RejectsPlan | list[RejectsPlan]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        index = range(len(self))[index]
+    def _at(self, index: int) -> RejectsPlan:
         first = index * self._most
         last = min(first + self._most, int(self._offsets[-1]))
         begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1

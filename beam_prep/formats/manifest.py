@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RUN = "run.json"
+FAILURE = "failure.json"
+"""What a failed run leaves in `OUTPUT.failed`, last."""
 FEATURES = "features.json"
 DATASET_DICT = "dataset_dict.json"
 TOKENIZER = "tokenizer"
@@ -134,9 +136,9 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def dump(manifest: Mapping[str, Any]) -> bytes:
+def dump(found: Mapping[str, Any]) -> bytes:
     """Canonical bytes: the same object gives the same bytes."""
-    return (json.dumps(manifest, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "surrogatepass")
+    return (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "surrogatepass")
 
 
 def load(text: bytes | str, path: str) -> dict[str, Any]:

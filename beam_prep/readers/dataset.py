@@ -24,13 +24,11 @@ from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
-from beam_prep.formats.manifest import MANIFEST, TOKENIZER, columns_of, load
+from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, columns_of, load
 from beam_prep.verify import LocalFiles, problems
 
 if TYPE_CHECKING:
     from beam_prep.core.tokenizer import Tokenizer
-
-_FAILURE = "failure.json"
 
 
 def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
@@ -59,10 +57,10 @@ def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
         return (
             f"{path}: only local directories can be opened; copy it to this machine first: {_copying(os.fspath(path))}"
         )
-    if (folder / _FAILURE).is_file():
-        return f"{path} is what a failed run left, not an output: the reason is in {folder / _FAILURE}"
-    if (failed / _FAILURE).is_file():
-        return f"{path} holds no output, its run failed: the reason is in {failed / _FAILURE}"
+    if (folder / FAILURE).is_file():
+        return f"{path} is what a failed run left, not an output: the reason is in {folder / FAILURE}"
+    if (failed / FAILURE).is_file():
+        return f"{path} holds no output, its run failed: the reason is in {failed / FAILURE}"
     if not folder.exists():
         return f"{path}: no such directory; give the directory that `beam-prep run` made with -o"
     if above := next((parent for parent in folder.parents[:3] if (parent / MANIFEST).is_file()), None):

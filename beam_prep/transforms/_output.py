@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beam_prep.errors import OutputError
-from beam_prep.formats.manifest import MANIFEST, RUN, WrittenFile
+from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
 from beam_prep.transforms import _stores
 from beam_prep.transforms._files import join
 from beam_prep.transforms._staging import Files, Staging, temporary_files
 from beam_prep.transforms._stores import is_local, read_bytes
 
 log = logging.getLogger("beam_prep")
-
-FAILURE = "failure.json"
 
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 
@@ -172,7 +170,7 @@ class LocalOutput:
         files = Files(self.staging.path("output"))
         for name, data in others.items():
             files.write(name, data)
-        files.write(RUN, _dump(run))
+        files.write(RUN, dump(run))
         files.write(MANIFEST, text)
         self._swap()
 
@@ -235,7 +233,7 @@ class StoredOutput:
                 "%s was claimed by another launch (%s), which did not end well, or will fail now", self.path, other
             )
         claim = {"launch": self.staging.launch, "host": platform.node(), "started": time.time()}
-        _stores.put(self._claim, _dump(claim))
+        _stores.put(self._claim, dump(claim))
 
     def release(self) -> None:
         if self._claimed_by() == self.staging.launch:
@@ -332,7 +330,7 @@ class StoredOutput:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
         if (there := self.manifest()) is not None and there != text:
             self._put_away(there)
-        _stores.put(join(self.path, RUN), _dump({**run, "launch": self.staging.launch}))
+        _stores.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
         self._check_claim()
         _stores.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
 
@@ -374,9 +372,7 @@ def _parts(path: str) -> Iterator[bytes]:
     found = _stores.find(path)
     if found is None:
         raise OutputError(f"{path} is gone: another launch removed it; run again")
-    reader = _stores.Reader(found)
-    while data := reader.read(8 * 1024 * 1024):
-        yield data
+    yield from _stores.parts(found)
 
 
 def _read(path: str) -> bytes | None:
@@ -384,7 +380,3 @@ def _read(path: str) -> bytes | None:
         return read_bytes(path)
     except FileNotFoundError:
         return None
-
-
-def _dump(found: Mapping[str, Any]) -> bytes:
-    return (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "surrogatepass")

@@ -19,6 +19,7 @@ from beam_prep.formats import FORMATS
 from beam_prep.formats.arrow import dataset_dict
 from beam_prep.formats.manifest import (
     DATASET_DICT,
+    FAILURE,
     FEATURES,
     MANIFEST,
     TOKENIZER,
@@ -155,8 +156,11 @@ class Publisher:
             return f"{self.output} holds the output of another job: {advice}"
         return None
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: Plan) -> bool:
         """Before the first shard is written: makes room where shards are written into the output's place.
+
+        Returns:
+            whether shards are to be written: a plan that will not be published needs none.
 
         Raises:
             OutputError: see `Output.prepare`.
@@ -165,8 +169,10 @@ class Publisher:
         def is_ours(manifest: Mapping[str, Any]) -> bool:
             return bool(self.facts) and same_facts(manifest, self.facts) and manifest["inputs"] == plan.inputs
 
-        if failure(plan, self.max_reject_rate) is None:
-            self.place.prepare(is_ours, self.overwrite)
+        if failure(plan, self.max_reject_rate) is not None:
+            return False
+        self.place.prepare(is_ours, self.overwrite)
+        return True
 
     def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
         """Publishes, or fails and leaves the rejects in `OUTPUT.failed/`. Gives the output's path.
@@ -232,7 +238,7 @@ class Publisher:
         """Leaves the ledger and the rejects in `OUTPUT.failed/`; gives the whole message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
         self.place.fail(dump(report), rejects)
-        where = f"see {self.output}.failed/{'rejects' if rejects else 'failure.json'}"
+        where = f"see {self.output}.failed/{'rejects' if rejects else FAILURE}"
         return f"{problem}; nothing was published, {where}"
 
 

@@ -24,7 +24,8 @@ from beam_prep.formats.spool import (
 from beam_prep.transforms._files import exists, join, read_file, write_file
 from beam_prep.transforms._stores import StoreOptions, is_local
 
-_AT_ONCE = 32
+AT_ONCE = 32
+"""Files that are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,16 @@ class Spool:
 
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """Rejects of several blocks, in order, some fetched at the same time."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for first in range(0, len(names), _AT_ONCE):
-                yield from pool.map(self._rejects, names[first : first + _AT_ONCE])
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for first in range(0, len(names), AT_ONCE):
+                yield from pool.map(self._rejects, names[first : first + AT_ONCE])
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         return read_rejects(read_file(self._path(name, REJECTS)), name)
 
     def sidecars(self, names: Sequence[str]) -> list[Rows]:
         """Sidecars of several blocks, fetched at the same time."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(self._sidecar, names))
 
     def _sidecar(self, name: str) -> Rows:

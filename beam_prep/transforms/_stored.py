@@ -9,11 +9,8 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import FormatError
-from beam_prep.formats.manifest import MANIFEST
+from beam_prep.formats.manifest import FAILURE, MANIFEST
 from beam_prep.transforms import _stores
-from beam_prep.transforms._output import FAILURE
-
-_PIECE = 8 << 20
 
 
 class StoredFiles:
@@ -67,10 +64,8 @@ class StoredFiles:
 
 def _copy(found: _stores.Found, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    reader = _stores.Reader(found)
     try:
         with path.open("wb") as file:
-            while piece := reader.read(_PIECE):
-                file.write(piece)
+            file.writelines(_stores.parts(found))
     except (_stores.Changed, FileNotFoundError):
         raise FormatError(f"{found.path} changed while it was looked at: a job is writing this output") from None

@@ -36,6 +36,7 @@ SHA256 = "sha256"
 
 _PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 _AT_ONCE = 16
+_PART = 8 << 20
 
 T = TypeVar("T")
 
@@ -513,6 +514,17 @@ class Reader(io.RawIOBase):
             have += self._window[: end - start]
         self._at = end
         return have
+
+
+def parts(found: Found) -> Iterator[bytes]:
+    """An object's content, some of it at a time.
+
+    Raises:
+        Changed, FileNotFoundError: it is no longer there as it was.
+    """
+    reader = Reader(found)
+    while data := reader.read(_PART):
+        yield data
 
 
 def read_bytes(path: str) -> bytes:

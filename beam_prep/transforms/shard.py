@@ -34,7 +34,7 @@ from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.transforms._output import Output, normal
-from beam_prep.transforms._publish import Publisher, failure, write_rejects, write_shard
+from beam_prep.transforms._publish import Publisher, write_rejects, write_shard
 from beam_prep.transforms._spool import Spool
 from beam_prep.transforms._staging import Staging
 
@@ -116,8 +116,7 @@ class MakePlan(beam.DoFn):
     def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         plan = make_plan(Receipts(blobs), self.spool.sidecars, self.max_tokens, self.max_items)
-        self.publisher.prepare(plan)
-        if failure(plan, self.publisher.max_reject_rate) is None:
+        if self.publisher.prepare(plan):
             yield from plan.shards
         yield from plan.rejects
         # Publish knows by their counts which shards there must be.

@@ -13,15 +13,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.engines.build import built
+from tests.engines.processes import Server, await_, free_port, listens
 
 BUCKET = "bucket"
 
@@ -47,48 +46,31 @@ class Store:
     command: Sequence[str]
     settings: Mapping[str, str]
     log: Path
-    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    server: Server | None = field(default=None, repr=False)
 
     def start(self) -> None:
         """Starts it, and waits until it answers."""
-        with open(self.log, "ab") as log:
-            environment = {**os.environ, **self.settings}
-            self.process = subprocess.Popen(self.command, env=environment, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while not _answers(self.port):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise RuntimeError(f"{self.command[0]} did not start:\n{self.log.read_text()[-2000:]}")
-            time.sleep(0.02)
+        self.server = Server(self.command, self.log, self.settings)
+        try:
+            await_(lambda: listens(self.port), f"{self.url} to be up", server=self.server)
+        except RuntimeError:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stops it; its data stay."""
-        if self.process is None:
+        if self.server is None:
             return
-        # The emulator writes its index anew with every object: it is asked to end between two requests.
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process = None
+        # The emulator writes its index anew with every object: SIGINT asks it to end between two requests.
+        self.server.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.server.process.wait(10)
+        self.server.stop()
+        self.server = None
 
     def requests(self) -> list[str]:
         """Its log: a line a request (and some of its own)."""
         return self.log.read_text(errors="replace").splitlines()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextlib.contextmanager
