@@ -99,6 +99,17 @@ class Prepare(beam.PTransform):
         return batches
 
 
+def chat_field(config: PipelineConfig, render: Render) -> str | None:
+    """The field of messages of a config whose records need not become objects; None where a step looks at each."""
+    given = config.input
+    if given.tokenized or given.adapter is not None or config.char_filter_fields or render != "auto":
+        return None
+    outputs = given.outputs(joint=config.preprocessing.encode == "joint")
+    sections = outputs[0].sections
+    alone = len(outputs) == len(sections) == 1 and outputs[0].kind == "ids" and outputs[0].conversation
+    return sections[0].field if alone else None
+
+
 _PROBE_BYTES = 4 * CHUNK
 _PROBES = 64
 _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up

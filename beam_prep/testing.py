@@ -37,7 +37,7 @@ def records(rows: Iterable[Record | str | bytes]) -> Records:
 def to_rows(block: Block) -> list[dict[str, Any]]:
     """A block's rows: the records, the texts of each output, or the columns as lists."""
     if isinstance(block, Records):
-        return block.rows
+        return list(block.rows)
     if isinstance(block, Batch):
         columns = {name: rows.to_lists() for name, rows in block.columns.items()}
         return [{name: rows[index] for name, rows in columns.items()} for index in range(len(block))]

@@ -23,7 +23,7 @@ from jinja2 import nodes
 
 from beam_prep.core import render_plan
 from beam_prep.core.block import Reject
-from beam_prep.core.render_plan import Planned, Plans, Rendered
+from beam_prep.core.render_plan import Layout, Planned, Plans, Rendered
 from beam_prep.errors import TokenizerError
 
 Message = dict[str, Any]
@@ -317,6 +317,14 @@ class ChatTemplate:
         planned = self._plans.render(messages, {**variables, "add_generation_prompt": add_generation_prompt})
         self.rendered_by_plan += planned is not None
         return planned
+
+    def settled(self, messages: list[Message], uses: int) -> Layout | None:
+        """The layout of all conversations with the roles and keys of this one: see `Plans.settled`."""
+        if self._plans is None:
+            return None
+        layout = self._plans.settled(messages, uses)
+        self.rendered_by_plan += uses if layout is not None else 0
+        return layout
 
     def render_chat(self, messages: list[Message], /, **variables: Any) -> RenderedChat:
         """The conversation as text, in one rendering, with the places of its messages and generation blocks.

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 import orjson
 
 from beam_prep.core.block import ALIVE, Block, InputFile, Ledger, Origin, Reject
+from beam_prep.core.chats import Chats, read_chats
 from beam_prep.core.hashing import CHUNK, block_digest, tree_nodes
 from beam_prep.core.ragged import Array
 from beam_prep.errors import UserFunctionError
@@ -32,9 +33,32 @@ class Records(Block):
 
     Attributes:
         rows: one dict a row, aligned with `line`.
+        chats: the same as columns, where all of the block are plain chats; then `rows` parses what is asked for.
     """
 
-    rows: list[Record] = field(default_factory=list)
+    rows: Sequence[Record] = field(default_factory=list)
+    chats: Chats | None = None
+
+
+class _Lines(Sequence[Record]):
+    """Records that are parsed when they are asked for, from lines that are known to be right."""
+
+    def __init__(self, raw: bytes, starts: Array, ends: Array) -> None:
+        self._raw, self._starts, self._ends = raw, starts, ends
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        line = self._raw[self._starts[index] : self._ends[index]]
+        row: Record = _parse_carefully(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
+        return row
 
 
 class Readable(Protocol):
@@ -125,19 +149,28 @@ def _finish_line(stream: Readable, buffer: bytes, position: int) -> tuple[bytes,
     return buffer, found + 1
 
 
-def parse(raw: RawBlock, origin: Origin) -> Records:
+def parse(raw: RawBlock, origin: Origin, chats: str | None = None) -> Records:
     """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
+
+    Args:
+        raw: the block.
+        origin: its origin.
+        chats: a field of messages; blocks in which all records are plain chats are parsed as columns.
 
     Reject reasons: `bad_json`, `invalid_utf8`, `duplicate_key`, `bad_number` (beyond a double), `too_deep`,
     `not_an_object`. Integers beyond 64 bits stay exact.
     """
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
     _mark_blank(ledger)
+    lines = np.flatnonzero(ledger.status == ALIVE)
+    if chats is not None:
+        borders = ledger.starts[lines], ledger.ends[lines]
+        if (found := read_chats(raw.data, *borders, chats)) is not None:
+            return Records(origin, ledger, lines.astype(np.int32), rows=_Lines(raw.data, *borders), chats=found)
     long_numbers = _lines_with_long_numbers(ledger)
     escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     view = memoryview(raw.data)
     rows = []
-    lines = np.flatnonzero(ledger.status == ALIVE)
     for line, start, end in zip(
         lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True
     ):

@@ -65,6 +65,8 @@ class Layout:
         blind: a loop whose text is captured came to a message: `marks` do not tell what is written for which.
         content_guards: the plan fits some contents only, since the template decides by what a message says.
         messages: how many there are.
+        simple: the text is constants and contents, and nothing else is looked at.
+        stripped: messages whose content is stripped of white space, where the layout is simple.
     """
 
     constants: tuple[str | None, ...]
@@ -75,6 +77,8 @@ class Layout:
     blind: bool
     content_guards: bool
     messages: int
+    simple: bool
+    stripped: frozenset[int]
 
 
 class Planned(NamedTuple):
@@ -373,6 +377,8 @@ class _Trace:
         self.lines: list[str] = []
         self.functions = functions
         self.clock = self.content_guards = False
+        self.simple = True
+        self.stripped: set[str] = set()  # variables
         self._known: dict[str, _Traced] = {}
         self._guarded: set[str] = set()
         self._names = 0
@@ -399,6 +405,7 @@ class _Trace:
         self, source: str, real: Any, kind: type, sources: frozenset[int], content: int = -1, pure: bool = True
     ) -> _Traced:
         """A line that computes something; once for each expression, unless it is not pure."""
+        self.simple &= content >= 0
         if type(real) is not kind:
             raise Refusal
         if pure and source in self._known:
@@ -415,6 +422,7 @@ class _Trace:
 
     def guard(self, traced: _Traced, source: str, wanted: bool) -> None:
         """Another outcome ends the plan."""
+        self.simple = False
         self.content_guards |= bool(traced.sources)
         line = f"if {'not ' if wanted else ''}({source}): return None"
         if line not in self._guarded:
@@ -475,7 +483,10 @@ def _text_method(trace: _Trace, owner: Any, name: str, arguments: tuple[Any, ...
     sources = _sources(owner, *arguments, *options.values())
     stripped = name == "strip" and not arguments and type(owner) is _Traced
     content = owner.content if stripped else -1
-    return trace.computed(f"{_source(owner)}.{name}({', '.join(given)})", real, kind, sources, content)
+    found = trace.computed(f"{_source(owner)}.{name}({', '.join(given)})", real, kind, sources, content)
+    if stripped:
+        trace.stripped.add(found.name)
+    return found
 
 
 def _plain_constant(value: Any) -> bool:
@@ -984,6 +995,30 @@ class Plans:
                 return Planned(pieces, plan.layout)
         return self._recorded(pattern, plain, variables)
 
+    def settled(self, messages: list[Message], uses: int) -> Layout | None:
+        """The layout that all conversations of the pattern of these messages have, without variables.
+
+        Args:
+            messages: one of them.
+            uses: how many others will be rendered by the layout, if there is one.
+
+        Returns:
+            None where a rendering depends on more than roles and contents, or jinja has not rendered enough of them.
+        """
+        if self._possible is False or self._template.source in _OFF or len(messages) > _LONGEST:
+            return None
+        shape, _ = self._shape(messages)
+        pattern = self._patterns.get((False, shape))
+        # Without a guard, the first plan fits all.
+        if shape is None or pattern is None or not pattern.plans:
+            return None
+        plan = pattern.plans[0]
+        if not plan.layout.simple or plan.compared < _COMPARED:
+            return None
+        pattern.used = True
+        self._hits += uses
+        return plan.layout
+
     def _shape(self, messages: list[Message]) -> tuple[Any, list[Message]]:
         """What a plan may rely on: keys and types of all messages, and their roles. None: not plain data.
 
@@ -1186,15 +1221,19 @@ class _Recording:
                 at[place] = len(pieces)
                 pieces.append(piece)
         at[len(self._pieces)] = len(pieces)
+        contents = tuple(piece.content if type(piece) is _Traced else -1 for piece in pieces)
+        stripped = [type(piece) is _Traced and piece.name in self.trace.stripped for piece in pieces]
         layout = Layout(
             tuple(piece if type(piece) is str else None for piece in pieces),
             tuple(_sources(piece) for piece in pieces),
-            tuple(piece.content if type(piece) is _Traced else -1 for piece in pieces),
+            contents,
             tuple((at[written], place) for written, place in tracker.marks),
             None if captured else tuple((at[start], at[stop]) for start, stop in blocks),
             tracker.blind,
             self.trace.content_guards,
             messages,
+            self.trace.simple,
+            frozenset(content for content, cut in zip(contents, stripped, strict=True) if cut),
         )
         lines = [*self.trace.lines, f"return ({''.join(_source(piece) + ', ' for piece in pieces)})"]
         names = dict(self.trace.functions)

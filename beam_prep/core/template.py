@@ -1,6 +1,7 @@
 """Records -> `Rendered`: pieces of text to encode, each with its role and action."""
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ import numpy as np
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.block import Block, Ledger, Reject
 from beam_prep.core.chat_template import FENCES, ChatTemplate, RenderedChat
+from beam_prep.core.chats import Chats, join
 from beam_prep.core.control import Guard
 from beam_prep.core.conversation import Said, Speech
 from beam_prep.core.ragged import Array, Ragged, offsets_of
@@ -113,10 +115,8 @@ class Pieces:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def take(self, places: Array) -> "Pieces":
-        """Some of the pieces (ascending indexes), each a row of its own."""
-        sizes = np.diff(self.borders)
-        picked = np.zeros(len(self.texts), bool)
-        picked[places] = True
+        """Some of the pieces, each a row of its own."""
+        segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
         each = np.arange(len(places) + 1)
         return Pieces(
             [self.texts[place] for place in places.tolist()],
@@ -125,8 +125,8 @@ class Pieces:
             self.prompt_end[places],
             self.tail[places],
             self.tails,
-            self.segments[np.repeat(picked, sizes)],
-            offsets_of(sizes[places]),
+            self.segments[segments.flat],
+            segments.offsets,
             self.roles,
             each,
             each,
@@ -196,6 +196,7 @@ class _Texts:
         self.by_jinja = False  # something of the present record was not rendered by a plan
         self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
         self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
+        self._in_bulk: list[tuple[_Table, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
 
     def _piece(self, text: str, special: bool, *segments: Segment, prompt: str | None = None) -> None:
         if not text.isascii():
@@ -226,6 +227,28 @@ class _Texts:
             self._end_sequence()
         self.rows.append(len(self.sequences) - 1)
         return len(self.texts) > before
+
+    def add_rendered(self, texts: list[str], groups: "list[tuple[_Table, Array]]") -> None:
+        """Adds conversations, a row each, which nothing takes back.
+
+        Args:
+            texts: as the template writes them.
+            groups: for so many of them as its array has rows, in order: (table, lengths of what each consists of).
+        """
+        at = first = len(self.texts)
+        cuts = np.zeros(len(texts), np.int64)
+        special = False
+        if self.voice.rules.bos != "keep":
+            for place, text in enumerate(texts):
+                texts[place], cuts[place], special = self._cut_bos(text)
+        self.texts += texts
+        self.special += [special] * len(texts)
+        for table, lengths in groups:
+            pieces = np.arange(at, at := at + len(lengths))
+            self._in_bulk.append((table, pieces, lengths, cuts[pieces - first]))
+        self.borders += [self.borders[-1]] * len(texts)
+        self.sequences += range(first + 1, at + 1)
+        self.rows += range(len(self.rows), len(self.rows) + len(texts))
 
     def undo(self, rows: int) -> None:
         """Back to the first `rows` rows."""
@@ -358,10 +381,8 @@ class _Texts:
         if planned is None:
             return False
         pieces, layout = planned
-        key = layout, tuple(map(len, lists))
-        table = self._tables.get(key, _UNKNOWN)
-        if table is _UNKNOWN:
-            table = self._tables[key] = self._table(layout, messages, key[1])
+        counts = tuple(map(len, lists))
+        table = self._table_of(layout, messages, counts)
         if table is None:
             return False
         for place in table.begin:
@@ -371,7 +392,7 @@ class _Texts:
         if not text.isascii() and any(fence in text for fence in FENCES):
             return False
         text, cut, special = self._cut_bos(text)
-        prompt = self._prompt(messages, self._actions(key[1]), {}) if table.asks else None
+        prompt = self._prompt(messages, self._actions(counts), {}) if table.asks else None
         self._measured[len(self.texts)] = table, tuple(map(len, pieces)), cut
         self._piece(text, special, prompt=prompt)
         return True
@@ -380,6 +401,14 @@ class _Texts:
         """Of each message, from the messages of each section."""
         sections = self.output.sections
         return [section.action for section, count in zip(sections, counts, strict=True) for _ in range(count)]
+
+    def _table_of(self, layout: Layout, messages: list[dict[str, Any]], counts: tuple[int, ...]) -> "_Table | None":
+        """See `_table`; made once."""
+        key = layout, counts
+        table: _Table | None = self._tables.get(key, _UNKNOWN)
+        if table is _UNKNOWN:
+            table = self._tables[key] = self._table(layout, messages, counts)
+        return table
 
     def _table(self, layout: Layout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "_Table | None":
         """The segments of all conversations of a layout; None where they depend on what is said."""
@@ -531,13 +560,16 @@ class _Texts:
         for piece, (table, _, _) in self._measured.items():
             by_table.setdefault(table, []).append(piece)
         return [
-            (
-                table,
-                np.array(pieces, np.int64),
-                np.array([self._measured[piece][1] for piece in pieces], np.int64),
-                np.array([self._measured[piece][2] for piece in pieces], np.int64),
-            )
-            for table, pieces in by_table.items()
+            *self._in_bulk,
+            *(
+                (
+                    table,
+                    np.array(pieces, np.int64),
+                    np.array([self._measured[piece][1] for piece in pieces], np.int64),
+                    np.array([self._measured[piece][2] for piece in pieces], np.int64),
+                )
+                for table, pieces in by_table.items()
+            ),
         ]
 
     def _prompt_ends(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> tuple[Array, Array]:
@@ -560,7 +592,8 @@ class _Texts:
         borders = offsets_of(counts)
         segments = np.empty((borders[-1], len(Segment._fields)), np.int64)
         planned = np.zeros(len(counts), bool)
-        planned[list(self._measured)] = True
+        for _, pieces, _, _ in by_table:
+            planned[pieces] = True
         segments[np.repeat(~planned, counts)] = listed
         for table, pieces, lengths, cuts in by_table:
             rows = (borders[pieces][:, None] + np.arange(len(table.spans))).ravel()
@@ -753,7 +786,9 @@ def apply_template(
     ledger = records.ledger
     made = Counter[str]()
     countable = any(output.kind != "ids" for output in outputs)
-    for line, record in zip(records.line.tolist(), records.rows, strict=True):
+    bulk = _Bulk.of(records, collectors)
+    rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
+    for line, record in rows:
         try:
             if voice.rules.implicit_prompt:
                 record = _with_prompt(record, outputs)
@@ -780,6 +815,10 @@ def apply_template(
             collector.undo(len(kept))
     if not agreed:
         made["blocks_rendered_again"] = 1
+    if bulk is not None and (lines := bulk.add()):
+        made["rendered_by_plans"] += len(lines)
+        kept += lines
+        domain += bulk.domains(domain_key)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     rendered.made = dict(made)
     for output, collector in zip(outputs, collectors, strict=True):
@@ -787,7 +826,121 @@ def apply_template(
             rendered.pieces[output.name] = collector.build()
         else:
             rendered.values[output.name] = collector.build()
-    return rendered
+    return rendered if bulk is None else _in_order(rendered)
+
+
+def _in_order(rendered: Rendered) -> Rendered:
+    """The same with its rows, a piece each, in the order of their lines."""
+    order = np.argsort(rendered.line)
+    pieces = {name: pieces.take(order) for name, pieces in rendered.pieces.items()}
+    domain = [rendered.domain[place] for place in order.tolist()]
+    return replace(rendered, line=rendered.line[order], domain=domain, pieces=pieces)
+
+
+_TRIES = 8
+_FEW = 4  # rows: as many are sooner rendered one by one
+
+
+class _Bulk:
+    """Chats that are columns: those of a known layout are rendered all at once, the others one by one."""
+
+    def __init__(self, records: Records, chats: Chats, texts: _Texts) -> None:
+        self._records, self._chats, self._texts = records, chats, texts
+        self._groups: list[tuple[Layout, _Table, Array]] = []
+        self._rows: Array = np.zeros(0, np.int64)
+
+    @classmethod
+    def of(cls, records: Records, collectors: "Sequence[_Texts | _Values]") -> "_Bulk | None":
+        """None where all records have to be looked at."""
+        chats, texts = records.chats, collectors[0]
+        if chats is None or len(collectors) > 1 or not isinstance(texts, _Texts):
+            return None
+        output, rules = texts.output, texts.voice.rules
+        if output.kind != "ids" or not output.conversation or rules.implicit_prompt:
+            return None
+        return cls(records, chats, texts) if [section.field for section in output.sections] == [chats.field] else None
+
+    def others(self) -> Iterator[tuple[int, Record]]:
+        """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
+        chats, alone = self._chats, ~self._chats.whole
+        alone[np.diff(chats.offsets) == 0] = True
+        alone |= self._doubtful()
+        begins, ends = chats.ends()
+        for rows in chats.patterns():
+            rows = rows[~alone[rows]]
+            found = self._layout(rows) if len(rows) >= _FEW else None
+            if found is None:
+                alone[rows] = True
+                continue
+            layout, table = found
+            first = chats.offsets[rows][:, None]
+            end = np.array(sorted(layout.stripped), np.int64)
+            begin = np.append(end, [layout.plain_content[piece] for piece in table.begin]).astype(np.int64)
+            clear = begins[first + begin].all(axis=1) & ends[first + end].all(axis=1)
+            alone[rows[~clear]] = True
+            self._groups.append((layout, table, rows[clear]))
+        yield from map(self._row, np.flatnonzero(alone).tolist())
+
+    def _row(self, row: int) -> tuple[int, Record]:
+        return int(self._records.line[row]), self._records.rows[row]
+
+    def _doubtful(self) -> Array:
+        """bool [rows]: a content may hold what has to be guarded, or a fence."""
+        guard, chats = self._texts.guard, self._chats
+        wanted = list(FENCES) if guard.rule == "keep" else [*FENCES, *guard.controls]
+        return chats.rows_with(re.compile(b"|".join([re.escape(text.encode()) for text in wanted])))
+
+    def _layout(self, rows: Array) -> "tuple[Layout, _Table] | None":
+        """What all of these rows, of one pattern, have in common; None where that is not known."""
+        texts = self._texts
+        template = texts.voice.template
+        assert template is not None
+        for row in rows[:_TRIES].tolist():
+            try:
+                messages = texts.guard(self._records.rows[row][self._chats.field])
+                layout = template.settled(messages, len(rows))
+                if layout is not None:
+                    table = texts._table_of(layout, messages, (len(messages),))
+                    return None if table is None or table.asks else (layout, table)
+            except Reject:  # so is each of them, for its own reason
+                return None
+            template.planned(messages)  # which may record a plan, or have jinja confirm it
+        return None
+
+    def add(self) -> list[int]:
+        """Renders the rows of known layouts; gives their lines."""
+        chats = self._chats
+        constants: dict[str, int] = {}
+        groups, places, widths = [], [], []
+        characters = chats.characters()
+        for layout, table, rows in self._groups:
+            first = chats.offsets[rows][:, None]
+            index = np.zeros((len(rows), len(layout.constants)), np.int64)
+            lengths = np.zeros_like(index)
+            for piece, (text, message) in enumerate(zip(layout.constants, layout.plain_content, strict=True)):
+                if text is None:
+                    index[:, piece] = first[:, 0] + message
+                    lengths[:, piece] = characters[index[:, piece]]
+                else:
+                    index[:, piece] = len(chats.content) + constants.setdefault(text, len(constants))
+                    lengths[:, piece] = len(text)
+            groups.append((table, lengths))
+            places.append(index.ravel())
+            widths += [index.shape[1]] * len(rows)
+        self._rows = np.concatenate([self._rows, *(rows for _, _, rows in self._groups)])
+        if not len(self._rows):
+            return []
+        pieces = Ragged.from_lengths(np.concatenate(places), widths)
+        self._texts.add_rendered(join(chats.content, list(constants), pieces), groups)
+        lines: list[int] = self._records.line[self._rows].tolist()
+        return lines
+
+    def domains(self, key: str | None) -> list[str]:
+        """Of the rows that `add` added."""
+        found = None if key is None else self._chats.strings(key)
+        if found is None:
+            return [DEFAULT_DOMAIN] * len(self._rows)
+        return [DEFAULT_DOMAIN if (name := found[row]) is None else name for row in self._rows.tolist()]
 
 
 _SAMPLED = 16
@@ -809,6 +962,7 @@ def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> bool:
             replace(
                 records,
                 rows=rows,
+                chats=None,
                 line=np.arange(len(rows), dtype=np.int32),
                 ledger=Ledger(b"", np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)),
             ),

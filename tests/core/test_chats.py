@@ -1,0 +1,294 @@
+"""Chats as columns: the same records, and the same texts, as line by line; whatever else a block holds is not taken."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from beam_prep.core import render_plan, template
+from beam_prep.core.block import InputFile
+from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.records import RawBlock, Records, parse
+from beam_prep.core.schema import Output, Section, TextRules
+from beam_prep.core.template import Pieces, Rendered, Voice, apply_template
+from tests.core.test_conversation import CONTROLS, TOKENS
+from tests.core.test_speech_plan import ROLES, SAID, SOURCES
+
+USER = {"role": "user", "content": "hi"}
+CHAT = {"messages": [USER, {"role": "assistant", "content": "x"}]}
+GOOD = json.dumps(CHAT).encode()
+
+
+def read(data: bytes, chats: str | None = "messages") -> Records:
+    raw = RawBlock(0, len(data), 0, data, b"")
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), chats)
+
+
+def lines(*rows: Any) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def assert_same_records(data: bytes) -> bool:
+    """Says whether the block was taken."""
+    wanted, found = read(data, None), read(data)
+    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
+    assert found.ledger.messages == wanted.ledger.messages
+    assert found.line.tolist() == wanted.line.tolist()
+    assert json.dumps(list(found.rows)) == json.dumps(
+        list(wanted.rows)
+    )  # keys in order, and NaN is not equal to itself
+    if found.chats is None:
+        return False
+    chats = found.chats
+    contents, codes = chats.content.to_pylist(), chats.role.tolist()
+    names: dict[int, str] = {}
+    for row, record in enumerate(wanted.rows):
+        messages = record.get("messages") or []
+        first, stop = chats.offsets[row : row + 2].tolist()
+        assert stop - first == len(messages)
+        plain = all(type(m.get("role")) is str and type(m.get("content")) is str for m in messages)
+        seen = [record.get(name) for name in ("tools", "chat_template_kwargs")]
+        assert bool(chats.whole[row]) == (plain and seen == [None, None])
+        if chats.whole[row]:
+            assert contents[first:stop] == [message["content"] for message in messages]
+            for code, message in zip(codes[first:stop], messages, strict=True):
+                assert names.setdefault(code, message["role"]) == message["role"]
+    assert len(set(names.values())) == len(names)
+    return True
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GOOD,
+        GOOD + b"\r\n\n  \t\n" + GOOD + b"\n",
+        b"\xef\xbb\xbf" + GOOD,
+        json.dumps(CHAT, separators=(",", ":")).encode(),
+        lines({"messages": [{"content": "a", "role": "user"}]}, {"messages": [{"content": "", "role": "x"}]}),
+        lines({"id": "2020-01-01", "n": 1, "ok": None, **CHAT}, {"n": 2.5, "ok": True, **CHAT}, CHAT),
+        lines({"n": 123456789012345678901234567890, **CHAT}, {**CHAT, "n": -0.0}),
+        lines({"messages": None}, {}, {"messages": []}, CHAT, {"messages": [{"role": "user"}, USER]}),
+        lines({"tools": None, **CHAT}, {"tools": "[]", **CHAT}, {"chat_template_kwargs": None, **CHAT}),
+        lines({"messages": [{"role": "user", "content": "} nul {\u2028\ud83d\ude00 null\u0000 \"{\\"}]}, CHAT),
+        json.dumps({"messages": [{"role": "r", "content": "\u4f60 \u00e9\u0301"}]}, ensure_ascii=False).encode(),
+    ],
+)  # fmt: skip
+def test_plain_chats_are_taken(data: bytes) -> None:
+    assert assert_same_records(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n \n",
+        GOOD + b"\nnull\n",  # of a null between records Arrow's parser dies
+        GOOD + b" null " + GOOD,
+        GOOD + b"null",
+        GOOD + b"\t\r null{}",
+        GOOD + b" " + GOOD + b"\n",
+        GOOD + b" " + GOOD + b"\n\n",
+        b'{"messages":\n[]}',
+        GOOD[:-1] + b"\n}",
+        GOOD + b"\x00",
+        GOOD + b"\n[1]",
+        GOOD[:-1] + b',"n":NaN}',
+        GOOD[:-1] + b',"n":1.5}\n' + GOOD[:-1] + b',"n":-Infinity}',
+        GOOD[:-1] + b',"n":1e999}',
+        GOOD[:-1] + b',"n":1,"n":2}',
+        GOOD[:-1] + b',"n":null,"n":null}',
+        GOOD[:-1] + b',"messages":null}',
+        GOOD[:-1] + b',"n":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        GOOD + b"\n" + GOOD[:-1] + b',"n":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+        GOOD.replace(b"hi", b"\xff"),
+        GOOD.replace(b"hi", b"\\ud800"),
+        GOOD.replace(b"hi", b"\\udc00"),
+        GOOD.replace(b"hi", b"\t"),
+        GOOD.replace(b'"hi"', b'"hi", "role": "x"'),
+        GOOD.replace(b"}]", b'}, null]'),
+        lines({"messages": [{**USER, "train": True}]}),
+        lines(CHAT, {"messages": [{**USER, "tool_calls": []}]}),
+        lines(CHAT, {"messages": [{"content": "x", "role": "user"}]}),  # a template may write keys in their order
+        lines(CHAT, {"messages": "x"}),
+        lines(CHAT, {"messages": ["x"]}),
+        lines(CHAT, {"messages": [{"role": "user", "content": ["x"]}]}),
+        lines(*[CHAT] * 64, {"source": "x", **CHAT}),
+        lines({"messages": [{"role": "user", "content": "} null"}]}),
+        lines({"tools": [], **CHAT}),
+        lines({"n": True, **CHAT}, {"n": "x", **CHAT}),
+    ],
+)  # fmt: skip
+def test_what_may_be_something_else_is_not_taken(data: bytes) -> None:
+    assert not assert_same_records(data)
+
+
+VALUE = st.sampled_from([None, True, 1, -2.5, 10**30, "", "x", "\u00e9", "2020-01-01", [], {}, [1]])
+MESSAGE = st.one_of(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.sampled_from(SAID)}),
+    st.fixed_dictionaries({"role": st.just("user")}, optional={"content": VALUE, "name": VALUE}),
+)
+RECORD = st.fixed_dictionaries(
+    {"messages": st.lists(MESSAGE, max_size=3)}, optional={"id": VALUE, "tools": VALUE, "messages ": VALUE}
+)
+BYTES = [
+    b"null", b"{", b"}", b'"', b",", b" ", b"\n", b"\t", b"\\", b"\xff", b"[", b"]", b":", b"1", b"e999", b"-", b"NaN",
+    b"\\ud800", b"\x01", b"\r", b"\xef\xbb\xbf", b"{}", b"} {", b"} null {", b'"role"', b"\x0b",
+]  # fmt: skip
+
+
+@given(
+    rows=st.lists(RECORD, min_size=1, max_size=4),
+    ascii_only=st.booleans(),
+    changes=st.lists(st.tuples(st.integers(0, 400), st.sampled_from(BYTES), st.integers(0, 2)), max_size=3),
+)
+@example(rows=[CHAT, CHAT], ascii_only=True, changes=[(76, b" null ", 0)])
+def test_any_block_gives_the_same_records(rows: list[Any], ascii_only: bool, changes: list[Any]) -> None:
+    data = b"".join(json.dumps(row, ensure_ascii=ascii_only).encode() + b"\n" for row in rows)
+    for place, text, gone in changes:
+        place = min(place, len(data))
+        data = data[:place] + text + data[place + gone :]
+    assert_same_records(data)
+
+
+# Rendering
+
+STRIPS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+KEYS = (
+    "{% for m in messages %}{{ '<|im_start|>' }}{% for key in m %}{{ m[key] + '\n' }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CLOCK = "{{ strftime_now('%Y')[:2] }}" + STRIPS
+BOS = "{{ bos_token }}" + STRIPS
+TEMPLATES = {**SOURCES, "strips": STRIPS, "keys": KEYS, "clock": CLOCK, "bos": BOS}
+VOICES = {
+    name: Voice(ChatTemplate(source, TOKENS, True), CONTROLS, "<s>", "</s>") for name, source in TEMPLATES.items()
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def at_once() -> Any:
+    """Layouts are known from the second conversation of a pattern on, and used for every one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        patch.setattr(render_plan, "_COMPARED", 1)
+        patch.setattr(template, "_FEW", 1)
+        yield
+
+
+def render(records: Records, voice: Voice, action: str, domain: str | None = None) -> Rendered:
+    output = Output("sequence", "ids", (Section("messages", action, "conversation"),), "loss_mask")
+    return apply_template(records, (output,), voice, domain)
+
+
+def with_names(pieces: Pieces) -> list[Any]:
+    """Segments with the names of roles, whose numbers are those of their first use."""
+    names = (*pieces.roles, "")
+    return [(*each[:3], names[each[3]], *each[4:]) for each in pieces.segments.tolist()]
+
+
+def assert_same_texts(data: bytes, voice: Voice, action: str, domain: str | None = None) -> dict[str, int]:
+    """Gives what was made in which way."""
+    wanted, found = (render(read(data, chats), voice, action, domain) for chats in (None, "messages"))
+    assert found.line.tolist() == wanted.line.tolist()
+    assert found.domain == wanted.domain
+    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
+    assert found.ledger.messages == wanted.ledger.messages
+    mine, theirs = found.pieces["sequence"], wanted.pieces["sequence"]
+    assert mine.texts == theirs.texts
+    assert with_names(mine) == with_names(theirs)
+    prompts = [{at: pieces.prompt(at) for at in pieces.prompted.tolist()} for pieces in (mine, theirs)]
+    assert prompts[0] == prompts[1]
+    for name in ("special", "borders", "sequences", "rows", "bos"):
+        assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
+    assert sum(found.made.values()) == sum(wanted.made.values())
+    return found.made
+
+
+SPACED = [
+    *SAID,
+    "\u3000x",
+    "x\u3000",
+    "\u00a0",
+    "x\u00a0",
+    "\u2028x\u2029",
+    "\u30a2",
+    "x\u4e80",
+    "\x1fx",
+    "x\x85",
+    "\u1680",
+]
+
+
+@pytest.mark.parametrize("rule", ["keep", "escape", "reject"])
+@pytest.mark.parametrize("action", ["$role", "$last", "train"])
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(
+    roles=ROLES,
+    said=st.lists(st.lists(st.sampled_from(SPACED), min_size=5, max_size=5), min_size=2, max_size=4),
+    content_first=st.booleans(),
+)
+def test_the_same_texts_and_spans(
+    name: str, action: str, rule: Any, roles: list[str], said: list[list[str]], content_first: bool
+) -> None:
+    rows = []
+    for contents in said:
+        pairs = list(zip(roles, contents, strict=False))
+        messages = [{"role": role, "content": text} for role, text in pairs]
+        rows.append({"messages": [dict(reversed(m.items())) for m in messages] if content_first else messages})
+    voice = replace(VOICES[name], rules=TextRules(control_tokens=rule))
+    assert_same_texts(lines(*rows), voice, action)
+
+
+def talk(*contents: str) -> dict[str, Any]:
+    return {"messages": [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(contents)]}
+
+
+@pytest.mark.parametrize("rule", ["keep", "template", "tokenizer"])
+def test_rows_of_all_kinds_stand_in_the_order_of_their_lines(rule: Any) -> None:
+    rows = [
+        {**talk("a", "b"), "d": "one"}, {**talk("a"), "d": None}, {"messages": []}, {**talk("a ", " b"), "d": "x"}, {},
+        {**talk("a", "b", "c", "d"), "d": ""}, {**talk("x", "y"), "tools": "[]"}, {**talk("e", "f"), "d": "one"},
+        {"messages": [USER, {"role": "assistant"}]}, {**talk("g", "h"), "d": "two"}, talk("", ""),
+    ]  # fmt: skip
+    voice = replace(VOICES["bos"], rules=TextRules(bos=rule))
+    for _ in range(2):
+        made = assert_same_texts(lines(*rows), voice, "$role", "d")
+        assert_same_texts(lines(*rows), voice, "$last", "d")
+    assert set(made) == {"rendered_by_plans", "rendered_by_jinja"}
+
+
+def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = lines(*(talk(f"question {at}", f"answer {at}") for at in range(50)))
+    looked_at = []
+    add = template._Texts.add
+
+    def counted(texts: Any, record: Any) -> bool:
+        looked_at.append(record)
+        return bool(add(texts, record))
+
+    render(read(data), VOICES["chatml unmarked"], "$role")
+    monkeypatch.setattr(template._Texts, "add", counted)
+    found = render(read(data), VOICES["chatml unmarked"], "$role")
+    assert (len(found), looked_at, found.made) == (50, [], {"rendered_by_plans": 50})
+
+
+def test_a_block_of_chats_is_the_same_output_as_line_by_line(run: Callable[..., Any]) -> None:
+    config = {
+        "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+        "mask": {"assistant": "train"},
+        "output": {"domain_key": "d"},
+    }
+    rows = [{**talk(f"question {at}", "yes"), "d": "xy"[at % 2]} for at in range(100)]
+    odd = [*rows[:50], {"messages": 3}, *rows[50:]]
+    kept, gone = (run(config, data, name) for name, data in (("rows", rows), ("odd", odd)))
+    one, other = (result.manifest for result in (kept, gone))
+    assert [shard["files"] for shard in one["shards"]] == [shard["files"] for shard in other["shards"]]
+    assert (one["ledger"]["rejected"], other["ledger"]["rejected"]) == ({}, {"wrong_type": 1})
