@@ -78,8 +78,8 @@ def run(
     """Runs a job from scratch; gives its manifest."""
     settings.setdefault("tokenizer_path", ROOT / "examples" / "tokenizer")
     settings.setdefault("block_bytes", BLOCK_BYTES)
-    job = Pipeline(PipelineConfig.from_dict(config), [str(source)], output_dir=output, **settings)
-    manifest = job.run(list(options)).manifest
+    settings["beam_options"] = list(options)  # which say where a store is
+    manifest = Pipeline(PipelineConfig.from_dict(config), [str(source)], output_dir=output, **settings).run().manifest
     assert manifest is not None
     return manifest
 

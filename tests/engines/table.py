@@ -144,14 +144,11 @@ def _staged(made: Engines, work: Task, output: str) -> beam_runner_api_pb2.Pipel
 
 
 def _dataflow_here(made: Engines, work: Task, output: str) -> None:
-    dataflow.run_in_process(_staged(made, work, output), dataclasses.replace(made.gcs, options=work.options))
+    dataflow.run_in_process(_staged(made, work, output), work.options)
 
 
 def _dataflow_on_flink(made: Engines, work: Task, output: str) -> None:
-    (pool,) = (word.partition("=")[2] for word in made.external if word.startswith("--environment_config="))
-    where = dataclasses.replace(made.gcs, options=work.options)
-    more = ["--execution_mode_for_batch=BATCH_FORCED", "--parallelism=2", "--sdk_worker_parallelism=2"]
-    dataflow.run_on_flink(_staged(made, work, output), where, made.flink.endpoint, pool, *more, *made.flink.settings)
+    dataflow.run_on_flink(_staged(made, work, output), [*made.flink.options, *made.external, *work.options])
 
 
 RUNNERS: dict[str, Callable[[Engines, Task, str], None]] = {
@@ -174,6 +171,7 @@ def cell(made: Engines, work: Task, runner: str) -> tuple[str, float]:
     started = time.monotonic()
     RUNNERS[runner](made, work, output)
     seconds = time.monotonic() - started
+    FileSystems.set_options(PipelineOptions(list(work.options)))
     return _checked(output), seconds
 
 
