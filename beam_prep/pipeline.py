@@ -286,6 +286,7 @@ _WAYS = {
     "encoded_by_gigatoken": "encoded by gigatoken",
     "encoded_by_transformers": "encoded by transformers",
     "blocks_encoded_again": "blocks in which gigatoken differed",
+    "rendered_as_columns": "rendered as columns",
     "rendered_by_plans": "rendered by plans",
     "rendered_by_jinja": "rendered by jinja",
     "blocks_rendered_again": "blocks in which plans differed",

@@ -816,7 +816,7 @@ def apply_template(
     if not agreed:
         made["blocks_rendered_again"] = 1
     if bulk is not None and (lines := bulk.add()):
-        made["rendered_by_plans"] += len(lines)
+        made["rendered_as_columns"] += len(lines)
         kept += lines
         domain += bulk.domains(domain_key)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)

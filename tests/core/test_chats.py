@@ -262,7 +262,7 @@ def test_rows_of_all_kinds_stand_in_the_order_of_their_lines(rule: Any) -> None:
     for _ in range(2):
         made = assert_same_texts(lines(*rows), voice, "$role", "d")
         assert_same_texts(lines(*rows), voice, "$last", "d")
-    assert set(made) == {"rendered_by_plans", "rendered_by_jinja"}
+    assert set(made) == {"rendered_as_columns", "rendered_by_plans", "rendered_by_jinja"}
 
 
 def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytes
     render(read(data), VOICES["chatml unmarked"], "$role")
     monkeypatch.setattr(template._Texts, "add", counted)
     found = render(read(data), VOICES["chatml unmarked"], "$role")
-    assert (len(found), looked_at, found.made) == (50, [], {"rendered_by_plans": 50})
+    assert (len(found), looked_at, found.made) == (50, [], {"rendered_as_columns": 50})
 
 
 def test_a_block_of_chats_is_the_same_output_as_line_by_line(run: Callable[..., Any]) -> None:
