@@ -235,7 +235,7 @@ class Pipeline:
         config = self.config
         return (
             pipeline
-            | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.chat_field(config, self.render))
+            | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.columns_of(config, self.render))
             | recipe.Prepare(config, self.tokenizer, self._backend, self.render)
             | Shard(
                 self.output,

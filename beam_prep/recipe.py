@@ -16,6 +16,7 @@ from beam_prep.core.adapters import adapt_records
 from beam_prep.core.backend import Backend
 from beam_prep.core.batch import Batch
 from beam_prep.core.block import InputFile
+from beam_prep.core.columns import Wanted
 from beam_prep.core.hashing import CHUNK
 from beam_prep.core.layout import Layout
 from beam_prep.core.records import Records, filter_by_chars
@@ -99,15 +100,15 @@ class Prepare(beam.PTransform):
         return batches
 
 
-def chat_field(config: PipelineConfig, render: Render) -> str | None:
-    """The field of messages of a config whose records need not become objects; None where a step looks at each."""
-    given = config.input
-    if given.tokenized or given.adapter is not None or config.char_filter_fields or render != "auto":
-        return None
-    outputs = given.outputs(joint=config.preprocessing.encode == "joint")
+def columns_of(config: PipelineConfig, render: Render) -> Wanted | None:
+    """What records of a config need not become objects; None where a step looks at each."""
+    outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
     sections = outputs[0].sections
-    alone = len(outputs) == len(sections) == 1 and outputs[0].kind == "ids" and outputs[0].conversation
-    return sections[0].field if alone else None
+    if config.input.tokenized or config.input.adapter is not None or len(outputs) > 1 or len(sections) > 1:
+        return None
+    if outputs[0].kind != "ids" or (outputs[0].has_template and not (outputs[0].conversation and render == "auto")):
+        return None
+    return Wanted("chats" if outputs[0].conversation else "texts", sections[0].field)
 
 
 _PROBE_BYTES = 4 * CHUNK

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from beam_prep.core.columns import Texts, characters
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
@@ -153,7 +154,7 @@ class Fast:
             return self.tokenizer.encode(texts, add_special_tokens)
         if not texts:
             return Ragged.from_lists([])
-        found = _gigatoken(self.tokenizer).encode_batch(list(texts), parallel=_parallel()).layout
+        found = _gigatoken(self.tokenizer).encode_batch(_inputs(texts), parallel=_parallel()).layout
         ids = Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
         return self._with_special_tokens(ids) if add_special_tokens else ids
 
@@ -164,9 +165,8 @@ class Fast:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
         ids = self.encode(texts, False)
-        ascii_only = np.fromiter(map(str.isascii, texts), bool, len(texts))
-        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-        sizes[~ascii_only] = [len(texts[place].encode()) for place in np.flatnonzero(~ascii_only).tolist()]
+        sizes = _sizes(texts)
+        ascii_only = sizes == characters(texts)
         # A block seldom has 2 GB of text, and sums of half the size take half the time.
         ends = np.cumsum(table.lengths[ids.flat], dtype=np.int32 if sizes.sum() < 2**30 else np.int64)
         totals = np.concatenate([[0], ends])[ids.offsets]
@@ -210,6 +210,26 @@ class Fast:
         order = np.arange(len(texts))
         order[places] = len(texts) + np.arange(len(places))
         return Ragged.concat([ids, found]).take(order), tokens
+
+
+def _inputs(texts: Sequence[str]) -> Any:
+    """Texts as gigatoken takes them; those of one array without a copy."""
+    if not isinstance(texts, Texts):
+        return list(texts)
+    import awkward  # which gigatoken needs
+
+    data, borders = texts.data()
+    layout = awkward.contents
+    letters = layout.NumpyArray(data, parameters={"__array__": "char"})
+    offsets = awkward.index.Index64(borders)
+    return awkward.Array(layout.ListOffsetArray(offsets, letters, parameters={"__array__": "string"}))
+
+
+def _sizes(texts: Sequence[str]) -> Array:
+    """int64: bytes of texts (UTF-8)."""
+    if isinstance(texts, Texts):
+        return np.diff(texts.data()[1])
+    return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
 
 
 def _around(ids: Ragged, before: list[int], behind: list[int]) -> Ragged:

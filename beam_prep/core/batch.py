@@ -1,13 +1,15 @@
 """`Batch`: rows of tokens as named ragged columns; and how pieces of text become one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from beam_prep.core.block import Block, Ledger
+from beam_prep.core.columns import characters
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column, Output
-from beam_prep.core.template import UNSET, Pieces, Rendered, sample
+from beam_prep.core.template import UNSET, Pieces, Rendered, sample, take_texts
 from beam_prep.core.tokenizer import Encoder
 
 
@@ -203,7 +205,7 @@ _SAMPLED_CHARACTERS = 16_384
 
 def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> bool:
     """Whether the reference gives the same for a sample of the pieces: some by a hash of block and place."""
-    sizes = np.fromiter(map(len, pieces.texts), np.int64, len(pieces.texts))
+    sizes = characters(pieces.texts)
     order = sample(digest, len(sizes), 4 * _SAMPLED)
     picked = order[np.cumsum(sizes[order]) <= _SAMPLED_CHARACTERS][:_SAMPLED]
     if len(picked) == 0:
@@ -277,7 +279,7 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
             members = np.flatnonzero((pieces.special == special) & (spanned == with_spans))
             if len(members) == 0:
                 continue
-            texts = [pieces.texts[place] for place in members.tolist()]
+            texts = pieces.texts if len(members) == len(pieces.texts) else take_texts(pieces.texts, members)
             if with_spans:
                 mine = by_piece[pieces.special[spans[by_piece, 0]] == special]
                 wanted = np.column_stack([np.searchsorted(members, spans[mine, 0]), spans[mine, 1:]])
@@ -297,8 +299,8 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
 _SHORT = 1000  # characters: longer texts are seldom equal, and take long to compare
 
 
-def _encode_once(texts: list[str], special: bool, encoder: Encoder) -> Ragged:
-    if sum(map(len, texts)) > _SHORT * len(texts):
+def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragged:
+    if characters(texts).sum() > _SHORT * len(texts):
         return encoder.encode(texts, special)
     places: dict[str, int] = {}
     index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(texts))

@@ -3,14 +3,14 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, overload
 
 import numpy as np
 import orjson
 
 from beam_prep.core.block import ALIVE, Block, InputFile, Ledger, Origin, Reject
-from beam_prep.core.chats import Chats, read_chats
+from beam_prep.core.columns import Columns, Texts, Wanted, read_columns
 from beam_prep.core.hashing import CHUNK, block_digest, tree_nodes
 from beam_prep.core.ragged import Array
 from beam_prep.errors import UserFunctionError
@@ -33,11 +33,11 @@ class Records(Block):
 
     Attributes:
         rows: one dict a row, aligned with `line`.
-        chats: the same as columns, where all of the block are plain chats; then `rows` parses what is asked for.
+        columns: the same as columns, where that was wanted and can be; then `rows` parses what is asked for.
     """
 
     rows: Sequence[Record] = field(default_factory=list)
-    chats: Chats | None = None
+    columns: Columns | None = None
 
 
 class _Lines(Sequence[Record]):
@@ -59,6 +59,9 @@ class _Lines(Sequence[Record]):
         line = self._raw[self._starts[index] : self._ends[index]]
         row: Record = _parse_carefully(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
         return row
+
+    def take(self, rows: Array) -> "_Lines":
+        return _Lines(self._raw, self._starts[rows], self._ends[rows])
 
 
 class Readable(Protocol):
@@ -149,13 +152,13 @@ def _finish_line(stream: Readable, buffer: bytes, position: int) -> tuple[bytes,
     return buffer, found + 1
 
 
-def parse(raw: RawBlock, origin: Origin, chats: str | None = None) -> Records:
+def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Records:
     """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
 
     Args:
         raw: the block.
         origin: its origin.
-        chats: a field of messages; blocks in which all records are plain chats are parsed as columns.
+        wanted: blocks in which all records are plain ones of that kind are parsed as columns.
 
     Reject reasons: `bad_json`, `invalid_utf8`, `duplicate_key`, `bad_number` (beyond a double), `too_deep`,
     `not_an_object`. Integers beyond 64 bits stay exact.
@@ -163,10 +166,10 @@ def parse(raw: RawBlock, origin: Origin, chats: str | None = None) -> Records:
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
     _mark_blank(ledger)
     lines = np.flatnonzero(ledger.status == ALIVE)
-    if chats is not None:
+    if wanted is not None:
         borders = ledger.starts[lines], ledger.ends[lines]
-        if (found := read_chats(raw.data, *borders, chats)) is not None:
-            return Records(origin, ledger, lines.astype(np.int32), rows=_Lines(raw.data, *borders), chats=found)
+        if (found := read_columns(raw.data, *borders, wanted)) is not None:
+            return Records(origin, ledger, lines.astype(np.int32), rows=_Lines(raw.data, *borders), columns=found)
     long_numbers = _lines_with_long_numbers(ledger)
     escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     view = memoryview(raw.data)
@@ -337,7 +340,27 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
             raise _Drop(reason)
         return {name: value for name, value in row.items() if name not in outside}
 
+    if records.columns is not None and fields == (records.columns.field,):
+        return _each_outside(records, records.columns, min_chars, max_chars, work)
     return _each(records, work)
+
+
+def _each_outside(
+    records: Records, columns: Columns, min_chars: int, max_chars: int, work: Callable[[Record], Any]
+) -> Records:
+    """`_each` of the rows whose one text is too short or too long: each of them is dropped."""
+    assert isinstance(records.rows, _Lines)
+    sizes = Texts(columns.text).characters()
+    outside = ((sizes < min_chars) | (sizes > max_chars)) & columns.whole
+    places = np.flatnonzero(outside)
+    if len(places):
+        rows = [records.rows[place] for place in places.tolist()]
+        _each(replace(records, line=records.line[places], rows=rows, columns=None), work)
+        places = np.flatnonzero(~outside)
+        records = replace(
+            records, line=records.line[places], rows=records.rows.take(places), columns=columns.take(places)
+        )
+    return records
 
 
 class _Drop(Exception):

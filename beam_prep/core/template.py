@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.block import Block, Ledger, Reject
 from beam_prep.core.chat_template import FENCES, ChatTemplate, RenderedChat
-from beam_prep.core.chats import Chats, join
+from beam_prep.core.columns import Columns, Texts, end_with, join
 from beam_prep.core.control import Guard
 from beam_prep.core.conversation import Said, Speech
 from beam_prep.core.ragged import Array, Ragged, offsets_of
@@ -55,6 +57,11 @@ class Segment(NamedTuple):
 WHOLE = (0, -1)
 
 
+def take_texts(texts: Sequence[str], places: Array) -> Sequence[str]:
+    """Some texts, in that order."""
+    return texts.take(places) if isinstance(texts, Texts) else [texts[place] for place in places.tolist()]
+
+
 @dataclass(slots=True)
 class Pieces:
     """The texts of one output, in order, and what is known about each.
@@ -74,7 +81,7 @@ class Pieces:
         bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
     """
 
-    texts: list[str]
+    texts: Sequence[str]
     special: Array
     prompts: dict[int, str]
     prompt_end: Array
@@ -119,7 +126,7 @@ class Pieces:
         segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
         each = np.arange(len(places) + 1)
         return Pieces(
-            [self.texts[place] for place in places.tolist()],
+            take_texts(self.texts, places),
             self.special[places],
             {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
             self.prompt_end[places],
@@ -197,6 +204,7 @@ class _Texts:
         self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
         self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
         self._in_bulk: list[tuple[_Table, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
+        self._bulk: pa.StringArray | None = None  # texts behind all others
 
     def _piece(self, text: str, special: bool, *segments: Segment, prompt: str | None = None) -> None:
         if not text.isascii():
@@ -228,27 +236,34 @@ class _Texts:
         self.rows.append(len(self.sequences) - 1)
         return len(self.texts) > before
 
-    def add_rendered(self, texts: list[str], groups: "list[tuple[_Table, Array]]") -> None:
-        """Adds conversations, a row each, which nothing takes back.
+    def add_in_bulk(self, texts: pa.StringArray, groups: "list[tuple[_Table, Array]]") -> None:
+        """Adds texts, a row each, behind all others.
 
         Args:
-            texts: as the template writes them.
+            texts: as a template writes them, or as they are to be encoded.
             groups: for so many of them as its array has rows, in order: (table, lengths of what each consists of).
+                None: text, trained.
         """
         at = first = len(self.texts)
-        cuts = np.zeros(len(texts), np.int64)
-        special = False
-        if self.voice.rules.bos != "keep":
-            for place, text in enumerate(texts):
-                texts[place], cuts[place], special = self._cut_bos(text)
-        self.texts += texts
-        self.special += [special] * len(texts)
+        count = len(texts)
+        cuts = np.zeros(count, np.int64)
+        special = self.output.sections[0].add_special_tokens is not False
+        if self.output.has_template:
+            special = self.voice.rules.bos == "tokenizer"
+            if self.voice.rules.bos != "keep" and self.voice.bos:
+                begin = pc.starts_with(texts, self.voice.bos)
+                cuts = np.asarray(begin).astype(np.int64) * len(self.voice.bos)
+                texts = pc.if_else(begin, pc.utf8_slice_codeunits(texts, len(self.voice.bos)), texts)
         for table, lengths in groups:
             pieces = np.arange(at, at := at + len(lengths))
             self._in_bulk.append((table, pieces, lengths, cuts[pieces - first]))
-        self.borders += [self.borders[-1]] * len(texts)
-        self.sequences += range(first + 1, at + 1)
-        self.rows += range(len(self.rows), len(self.rows) + len(texts))
+        self._bulk = texts
+        self.special += [special] * count
+        segments = [] if groups else [Segment(*WHOLE, TRAIN)] * count
+        self.segments += segments
+        self.borders += range(self.borders[-1] + 1, len(self.segments) + 1) if segments else [self.borders[-1]] * count
+        self.sequences += range(first + 1, first + count + 1)
+        self.rows += range(len(self.rows), len(self.rows) + count)
 
     def undo(self, rows: int) -> None:
         """Back to the first `rows` rows."""
@@ -539,8 +554,11 @@ class _Texts:
         by_table = self._by_table()
         segments, borders = self._all_segments(by_table)
         prompt_end, tail = self._prompt_ends(by_table)
+        texts: Sequence[str] = self.texts
+        if self._bulk is not None:
+            texts = Texts(pa.concat_arrays([pa.array(texts, pa.string()), self._bulk]) if texts else self._bulk)
         return Pieces(
-            self.texts,
+            texts,
             np.asarray(self.special, bool),
             self.prompts,
             prompt_end,
@@ -574,7 +592,7 @@ class _Texts:
 
     def _prompt_ends(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> tuple[Array, Array]:
         """`prompt_end` and `tail` of `Pieces`."""
-        ends, tails = np.full(len(self.texts), -1), np.full(len(self.texts), -1)
+        ends, tails = np.full((2, len(self.special)), -1)
         for table, pieces, lengths, cuts in by_table:
             if table.prompt is not None:
                 ends[pieces] = lengths[:, : table.prompt.piece].sum(axis=1) + table.prompt.characters - cuts
@@ -786,7 +804,7 @@ def apply_template(
     ledger = records.ledger
     made = Counter[str]()
     countable = any(output.kind != "ids" for output in outputs)
-    bulk = _Bulk.of(records, collectors)
+    bulk = _bulk_of(records, collectors)
     rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
     for line, record in rows:
         try:
@@ -816,7 +834,8 @@ def apply_template(
     if not agreed:
         made["blocks_rendered_again"] = 1
     if bulk is not None and (lines := bulk.add()):
-        made["rendered_as_columns"] += len(lines)
+        if voice.template is not None:
+            made["rendered_as_columns"] += len(lines)
         kept += lines
         domain += bulk.domains(domain_key)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
@@ -832,6 +851,8 @@ def apply_template(
 def _in_order(rendered: Rendered) -> Rendered:
     """The same with its rows, a piece each, in the order of their lines."""
     order = np.argsort(rendered.line)
+    if (order[1:] > order[:-1]).all():
+        return rendered
     pieces = {name: pieces.take(order) for name, pieces in rendered.pieces.items()}
     domain = [rendered.domain[place] for place in order.tolist()]
     return replace(rendered, line=rendered.line[order], domain=domain, pieces=pieces)
@@ -841,30 +862,86 @@ _TRIES = 8
 _FEW = 4  # rows: as many are sooner rendered one by one
 
 
-class _Bulk:
-    """Chats that are columns: those of a known layout are rendered all at once, the others one by one."""
+def _bulk_of(records: Records, collectors: "Sequence[_Texts | _Values]") -> "_BulkTexts | _BulkChats | None":
+    """What takes rows that are columns all at once; None where all records have to be looked at."""
+    columns, texts = records.columns, collectors[0]
+    if columns is None or len(collectors) > 1 or not isinstance(texts, _Texts) or texts.voice.rules.implicit_prompt:
+        return None
+    output = texts.output
+    if output.kind != "ids" or [section.field for section in output.sections] != [columns.field]:
+        return None
+    if columns.kind == "chats":
+        return _BulkChats(records, columns, texts) if output.conversation else None
+    train = not output.has_template and output.sections[0].action == "train"
+    return _BulkTexts(records, columns, texts) if train else None
 
-    def __init__(self, records: Records, chats: Chats, texts: _Texts) -> None:
-        self._records, self._chats, self._texts = records, chats, texts
-        self._groups: list[tuple[Layout, _Table, Array]] = []
+
+class _Bulk:
+    """Rows that are columns: most are taken all at once, the others one by one."""
+
+    def __init__(self, records: Records, columns: Columns, texts: _Texts) -> None:
+        self._records, self._columns, self._texts = records, columns, texts
         self._rows: Array = np.zeros(0, np.int64)
 
-    @classmethod
-    def of(cls, records: Records, collectors: "Sequence[_Texts | _Values]") -> "_Bulk | None":
-        """None where all records have to be looked at."""
-        chats, texts = records.chats, collectors[0]
-        if chats is None or len(collectors) > 1 or not isinstance(texts, _Texts):
-            return None
-        output, rules = texts.output, texts.voice.rules
-        if output.kind != "ids" or not output.conversation or rules.implicit_prompt:
-            return None
-        return cls(records, chats, texts) if [section.field for section in output.sections] == [chats.field] else None
+    def _each(self, rows: Array) -> Iterator[tuple[int, Record]]:
+        """(line, record) of the rows of a bool mask."""
+        for row in np.flatnonzero(rows).tolist():
+            yield int(self._records.line[row]), self._records.rows[row]
+
+    def _doubtful(self, *texts: str) -> Array:
+        """bool [rows]: a text may hold one of these, or what has to be guarded."""
+        guard = self._texts.guard
+        wanted = texts if guard.rule == "keep" else (*texts, *guard.controls)
+        if not wanted:
+            return np.zeros(len(self._columns), bool)
+        return self._columns.rows_with(re.compile(b"|".join([re.escape(text.encode()) for text in wanted])))
+
+    def _lines(self) -> list[int]:
+        lines: list[int] = self._records.line[self._rows].tolist()
+        return lines
+
+    def domains(self, key: str | None) -> list[str]:
+        """Of the rows that `add` added."""
+        found = None if key is None else self._columns.strings(key)
+        if found is None:
+            return [DEFAULT_DOMAIN] * len(self._rows)
+        return [DEFAULT_DOMAIN if (name := found[row]) is None else name for row in self._rows.tolist()]
+
+
+class _BulkTexts(_Bulk):
+    """Texts, of one section that is trained."""
 
     def others(self) -> Iterator[tuple[int, Record]]:
         """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
-        chats, alone = self._chats, ~self._chats.whole
-        alone[np.diff(chats.offsets) == 0] = True
-        alone |= self._doubtful()
+        alone = ~self._columns.whole | self._doubtful()
+        if self._texts.voice.rules.eos == "never":
+            begins, _ = self._columns.ends()  # else it may be blank
+            alone |= ~begins
+        self._rows = np.flatnonzero(~alone)
+        yield from self._each(alone)
+
+    def add(self) -> list[int]:
+        """Adds the rest; gives their lines."""
+        texts, voice = self._columns.text, self._texts.voice
+        if len(self._rows) < len(texts):
+            texts = texts.take(pa.array(self._rows))
+        if voice.rules.eos != "never":
+            texts = end_with(texts, voice.eos, voice.rules.eos == "always")
+        self._texts.add_in_bulk(texts, [])
+        return self._lines()
+
+
+class _BulkChats(_Bulk):
+    """Chats: those of a known layout are rendered all at once."""
+
+    def __init__(self, records: Records, columns: Columns, texts: _Texts) -> None:
+        super().__init__(records, columns, texts)
+        self._groups: list[tuple[Layout, _Table, Array]] = []
+
+    def others(self) -> Iterator[tuple[int, Record]]:
+        """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
+        chats = self._columns
+        alone = ~chats.whole | (np.diff(chats.offsets) == 0) | self._doubtful(*FENCES)
         begins, ends = chats.ends()
         for rows in chats.patterns():
             rows = rows[~alone[rows]]
@@ -879,16 +956,7 @@ class _Bulk:
             clear = begins[first + begin].all(axis=1) & ends[first + end].all(axis=1)
             alone[rows[~clear]] = True
             self._groups.append((layout, table, rows[clear]))
-        yield from map(self._row, np.flatnonzero(alone).tolist())
-
-    def _row(self, row: int) -> tuple[int, Record]:
-        return int(self._records.line[row]), self._records.rows[row]
-
-    def _doubtful(self) -> Array:
-        """bool [rows]: a content may hold what has to be guarded, or a fence."""
-        guard, chats = self._texts.guard, self._chats
-        wanted = list(FENCES) if guard.rule == "keep" else [*FENCES, *guard.controls]
-        return chats.rows_with(re.compile(b"|".join([re.escape(text.encode()) for text in wanted])))
+        yield from self._each(alone)
 
     def _layout(self, rows: Array) -> "tuple[Layout, _Table] | None":
         """What all of these rows, of one pattern, have in common; None where that is not known."""
@@ -897,7 +965,7 @@ class _Bulk:
         assert template is not None
         for row in rows[:_TRIES].tolist():
             try:
-                messages = texts.guard(self._records.rows[row][self._chats.field])
+                messages = texts.guard(self._records.rows[row][self._columns.field])
                 layout = template.settled(messages, len(rows))
                 if layout is not None:
                     table = texts._table_of(layout, messages, (len(messages),))
@@ -909,38 +977,28 @@ class _Bulk:
 
     def add(self) -> list[int]:
         """Renders the rows of known layouts; gives their lines."""
-        chats = self._chats
+        chats = self._columns
         constants: dict[str, int] = {}
         groups, places, widths = [], [], []
-        characters = chats.characters()
+        characters = Texts(chats.text).characters()
         for layout, table, rows in self._groups:
-            first = chats.offsets[rows][:, None]
             index = np.zeros((len(rows), len(layout.constants)), np.int64)
             lengths = np.zeros_like(index)
             for piece, (text, message) in enumerate(zip(layout.constants, layout.plain_content, strict=True)):
                 if text is None:
-                    index[:, piece] = first[:, 0] + message
+                    index[:, piece] = chats.offsets[rows] + message
                     lengths[:, piece] = characters[index[:, piece]]
                 else:
-                    index[:, piece] = len(chats.content) + constants.setdefault(text, len(constants))
+                    index[:, piece] = len(chats.text) + constants.setdefault(text, len(constants))
                     lengths[:, piece] = len(text)
             groups.append((table, lengths))
             places.append(index.ravel())
             widths += [index.shape[1]] * len(rows)
         self._rows = np.concatenate([self._rows, *(rows for _, _, rows in self._groups)])
-        if not len(self._rows):
-            return []
-        pieces = Ragged.from_lengths(np.concatenate(places), widths)
-        self._texts.add_rendered(join(chats.content, list(constants), pieces), groups)
-        lines: list[int] = self._records.line[self._rows].tolist()
-        return lines
-
-    def domains(self, key: str | None) -> list[str]:
-        """Of the rows that `add` added."""
-        found = None if key is None else self._chats.strings(key)
-        if found is None:
-            return [DEFAULT_DOMAIN] * len(self._rows)
-        return [DEFAULT_DOMAIN if (name := found[row]) is None else name for row in self._rows.tolist()]
+        if len(self._rows):
+            pieces = Ragged.from_lengths(np.concatenate(places), widths)
+            self._texts.add_in_bulk(join(chats.text, list(constants), pieces), groups)
+        return self._lines()
 
 
 _SAMPLED = 16
@@ -962,7 +1020,7 @@ def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> bool:
             replace(
                 records,
                 rows=rows,
-                chats=None,
+                columns=None,
                 line=np.arange(len(rows), dtype=np.int32),
                 ledger=Ledger(b"", np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)),
             ),

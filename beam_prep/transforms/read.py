@@ -9,6 +9,7 @@ import apache_beam as beam
 import numpy as np
 
 from beam_prep.core.block import InputFile, Ledger, Split
+from beam_prep.core.columns import Wanted
 from beam_prep.core.hashing import CHUNK
 from beam_prep.core.json_list import is_json_file, parse_list
 from beam_prep.core.records import RawBlock, Records, parse, read_blocks
@@ -43,7 +44,7 @@ def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split
 
 
 def read_split(
-    split: Split, block_bytes: int, spool: Spool | None = None, chats: str | None = None
+    split: Split, block_bytes: int, spool: Spool | None = None, columns: Wanted | None = None
 ) -> Iterable[Records]:
     """The blocks of a split. One that the spool already has comes without rows, with its receipt.
 
@@ -55,7 +56,7 @@ def read_split(
     with open_input(split.source, split.start, size) as stream:
         for raw in read_blocks(stream, split.start, split.stop, block_bytes):
             end = raw.start + raw.size
-            yield _block(split, raw, block_bytes, spool, chats)
+            yield _block(split, raw, block_bytes, spool, columns)
     if end < split.stop:
         raise InputError(f"{split.source.path!r} became shorter while the job ran: run again on a file that stays")
     if end == 0:  # an empty file has a block too: the manifest lists it
@@ -77,11 +78,13 @@ def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYT
     return None if raw is None else _block(Split(file, source, 0, -1), raw, block_bytes, None)
 
 
-def _block(split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, chats: str | None = None) -> Records:
+def _block(
+    split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, columns: Wanted | None = None
+) -> Records:
     origin = raw.origin(split.file, split.source, block_bytes)
     receipt = spool.find(origin.digest) if spool is not None else None
     if receipt is None:
-        return parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, chats)
+        return parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
     nothing = np.zeros(0, np.int64)
     return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
 
@@ -98,14 +101,15 @@ class ReadJSONL(beam.PTransform):
         inputs: paths and globs.
         block_bytes: bytes of input a block; a multiple of 65536, so that digests of inputs do not depend on it.
         spool: where blocks of an earlier run may lie; for launchers.
-        chats: a field of messages. Blocks whose records are chats of roles and contents alone are then parsed as
-            columns, which `ApplyTemplate` renders several times faster. Every other step still gets the records.
+        columns: `("chats", FIELD)` or `("texts", FIELD)`: blocks whose records are chats of roles and contents alone,
+            or texts, are parsed as columns, which `ApplyTemplate` renders several times faster. Every other step still
+            gets the records.
     """
 
     inputs: Sequence[str | InputFile]
     block_bytes: int = BLOCK_BYTES
     spool: Spool | None = None
-    chats: str | None = None
+    columns: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -113,6 +117,9 @@ class ReadJSONL(beam.PTransform):
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK}")
         if not self.inputs or not isinstance(self.inputs[0], InputFile):
             self.inputs = list_inputs(self.inputs)  # type: ignore[arg-type]
+
+    def _wanted(self) -> Wanted | None:
+        return None if self.columns is None else Wanted(*self.columns)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         # Beam puts this into the graph, and its own would name every file.
@@ -126,5 +133,6 @@ class ReadJSONL(beam.PTransform):
             | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes).with_output_types(Split)
             # Without this, one process would do all blocks.
             | "Spread" >> beam.Reshuffle()
-            | "Blocks" >> beam.FlatMap(read_split, self.block_bytes, self.spool, self.chats).with_output_types(Records)
+            | "Blocks"
+            >> beam.FlatMap(read_split, self.block_bytes, self.spool, self._wanted()).with_output_types(Records)
         )

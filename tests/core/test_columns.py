@@ -1,4 +1,4 @@
-"""Chats as columns: the same records, and the same texts, as line by line; whatever else a block holds is not taken."""
+"""Records as columns: the same ones, and the same texts, as line by line; whatever else a block holds is not taken."""
 
 import json
 from collections.abc import Callable
@@ -7,15 +7,19 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
 from beam_prep.core import render_plan, template
+from beam_prep.core.backend import Fast
 from beam_prep.core.block import InputFile
 from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.records import RawBlock, Records, parse
+from beam_prep.core.columns import Texts, Wanted
+from beam_prep.core.records import RawBlock, Records, filter_by_chars, parse
 from beam_prep.core.schema import Output, Section, TextRules
 from beam_prep.core.template import Pieces, Rendered, Voice, apply_template
+from tests.core.test_backend import ours
 from tests.core.test_conversation import CONTROLS, TOKENS
 from tests.core.test_speech_plan import ROLES, SAID, SOURCES
 
@@ -24,9 +28,12 @@ CHAT = {"messages": [USER, {"role": "assistant", "content": "x"}]}
 GOOD = json.dumps(CHAT).encode()
 
 
-def read(data: bytes, chats: str | None = "messages") -> Records:
+CHATS, TEXTS = Wanted("chats", "messages"), Wanted("texts", "text")
+
+
+def read(data: bytes, wanted: Wanted | None) -> Records:
     raw = RawBlock(0, len(data), 0, data, b"")
-    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), chats)
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), wanted)
 
 
 def lines(*rows: Any) -> bytes:
@@ -35,17 +42,17 @@ def lines(*rows: Any) -> bytes:
 
 def assert_same_records(data: bytes) -> bool:
     """Says whether the block was taken."""
-    wanted, found = read(data, None), read(data)
+    wanted, found = read(data, None), read(data, CHATS)
     assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
     assert found.ledger.messages == wanted.ledger.messages
     assert found.line.tolist() == wanted.line.tolist()
     assert json.dumps(list(found.rows)) == json.dumps(
         list(wanted.rows)
     )  # keys in order, and NaN is not equal to itself
-    if found.chats is None:
+    if found.columns is None:
         return False
-    chats = found.chats
-    contents, codes = chats.content.to_pylist(), chats.role.tolist()
+    chats = found.columns
+    contents, codes = chats.text.to_pylist(), chats.role.tolist()
     names: dict[int, str] = {}
     for row, record in enumerate(wanted.rows):
         messages = record.get("messages") or []
@@ -188,6 +195,21 @@ def render(records: Records, voice: Voice, action: str, domain: str | None = Non
     return apply_template(records, (output,), voice, domain)
 
 
+def assert_same_rendered(found: Rendered, wanted: Rendered) -> None:
+    assert found.line.tolist() == wanted.line.tolist()
+    assert found.domain == wanted.domain
+    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
+    assert found.ledger.messages == wanted.ledger.messages
+    mine, theirs = found.pieces["sequence"], wanted.pieces["sequence"]
+    assert list(mine.texts) == list(theirs.texts)
+    assert with_names(mine) == with_names(theirs)
+    prompts = [{at: pieces.prompt(at) for at in pieces.prompted.tolist()} for pieces in (mine, theirs)]
+    assert prompts[0] == prompts[1]
+    for name in ("special", "borders", "sequences", "rows", "bos"):
+        assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
+    assert sum(found.made.values()) == sum(wanted.made.values())
+
+
 def with_names(pieces: Pieces) -> list[Any]:
     """Segments with the names of roles, whose numbers are those of their first use."""
     names = (*pieces.roles, "")
@@ -196,19 +218,8 @@ def with_names(pieces: Pieces) -> list[Any]:
 
 def assert_same_texts(data: bytes, voice: Voice, action: str, domain: str | None = None) -> dict[str, int]:
     """Gives what was made in which way."""
-    wanted, found = (render(read(data, chats), voice, action, domain) for chats in (None, "messages"))
-    assert found.line.tolist() == wanted.line.tolist()
-    assert found.domain == wanted.domain
-    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
-    assert found.ledger.messages == wanted.ledger.messages
-    mine, theirs = found.pieces["sequence"], wanted.pieces["sequence"]
-    assert mine.texts == theirs.texts
-    assert with_names(mine) == with_names(theirs)
-    prompts = [{at: pieces.prompt(at) for at in pieces.prompted.tolist()} for pieces in (mine, theirs)]
-    assert prompts[0] == prompts[1]
-    for name in ("special", "borders", "sequences", "rows", "bos"):
-        assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
-    assert sum(found.made.values()) == sum(wanted.made.values())
+    wanted, found = (render(read(data, kind), voice, action, domain) for kind in (None, CHATS))
+    assert_same_rendered(found, wanted)
     return found.made
 
 
@@ -274,9 +285,9 @@ def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytes
         looked_at.append(record)
         return bool(add(texts, record))
 
-    render(read(data), VOICES["chatml unmarked"], "$role")
+    render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
     monkeypatch.setattr(template._Texts, "add", counted)
-    found = render(read(data), VOICES["chatml unmarked"], "$role")
+    found = render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
     assert (len(found), looked_at, found.made) == (50, [], {"rendered_as_columns": 50})
 
 
@@ -292,3 +303,69 @@ def test_a_block_of_chats_is_the_same_output_as_line_by_line(run: Callable[..., 
     one, other = (result.manifest for result in (kept, gone))
     assert [shard["files"] for shard in one["shards"]] == [shard["files"] for shard in other["shards"]]
     assert (one["ledger"]["rejected"], other["ledger"]["rejected"]) == ({}, {"wrong_type": 1})
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lines({"text": "a"}, {"text": None}, {"id": 1, "text": ""}, {}, {"text": " "}),
+        lines({"text": '\u4f60\n"} nul {\u00e9'}, {"text": "2020-01-01"}),
+    ],
+)
+def test_plain_texts_are_taken(data: bytes) -> None:
+    wanted, found = read(data, None), read(data, TEXTS)
+    assert found.columns is not None
+    assert list(found.rows) == list(wanted.rows)
+    assert found.columns.text.to_pylist() == [row.get("text") for row in wanted.rows]
+
+
+@pytest.mark.parametrize("row", [{"text": ["x"]}, {"text": 1}, {"text": "x", "meta": {}}, {"other": "x"}])
+def test_other_records_are_not_taken_for_texts(row: dict[str, Any]) -> None:
+    assert read(lines(row), TEXTS).columns is None
+    if "text" in row:
+        assert read(lines({"text": "x"}, row), TEXTS).columns is None
+
+
+@pytest.mark.parametrize("special", [None, True, False])
+@pytest.mark.parametrize("eos", ["never", "if_missing", "always"])
+@pytest.mark.parametrize("rule", ["keep", "escape", "reject"])
+@given(
+    said=st.lists(st.one_of(st.none(), st.sampled_from([*SPACED, "a</s>"])), min_size=1, max_size=6),
+    limits=st.sampled_from([(0, 100), (1, 3), (2, 100), (0, 0)]),
+)
+def test_texts_are_the_same_texts(
+    special: bool | None, eos: Any, rule: Any, said: list[str | None], limits: tuple[int, int]
+) -> None:
+    data = lines(*({"text": text, "d": "xy"[at % 2]} for at, text in enumerate(said)))
+    voice = Voice(None, CONTROLS, "<s>", "</s>", TextRules(eos=eos, control_tokens=rule))
+    output = Output("sequence", "ids", (Section("text", "train", add_special_tokens=special),), "loss_mask")
+    found, wanted = (
+        apply_template(filter_by_chars(read(data, kind), *limits, ("text",)), (output,), voice, "d")
+        for kind in (TEXTS, None)
+    )
+    assert_same_rendered(found, wanted)
+
+
+def test_ids_of_one_array_are_those_of_its_texts() -> None:
+    tokenizer = ours()
+    texts = [*SPACED, *SAID, "", "a" * 2000]
+    array = pa.concat_arrays([pa.array(["before"]), pa.array(texts)])[1:]
+    spans = np.array([(at, 0, len(text)) for at, text in enumerate(texts) if text], np.int64)
+    for encoder in (Fast(tokenizer, "gigatoken"), Fast(tokenizer, "transformers"), tokenizer):
+        for special in (False, True):
+            one, other = (encoder.encode(each, special) for each in (Texts(array), texts))
+            assert one.to_lists() == other.to_lists()
+            (one, at), (other, there) = (encoder.encode_spans(each, special, spans) for each in (Texts(array), texts))
+            assert one.to_lists() == other.to_lists()
+            assert at.tolist() == there.tolist()
+
+
+def test_texts_are_a_sequence() -> None:
+    texts = Texts(pa.array(["a", "\u00e9", ""]))
+    assert (list(texts), texts[1], texts[1:], len(texts)) == (["a", "\u00e9", ""], "\u00e9", ["\u00e9", ""], 3)
+    assert list(texts.take(np.array([2, 0]))) == ["", "a"]
+    assert texts == ["a", "\u00e9", ""]
+    assert texts != ["a"]
