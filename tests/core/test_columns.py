@@ -1,6 +1,7 @@
 """Records as columns: the same ones, and the same texts, as line by line; whatever else a block holds is not taken."""
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -369,3 +370,11 @@ def test_texts_are_a_sequence() -> None:
     assert list(texts.take(np.array([2, 0]))) == ["", "a"]
     assert texts == ["a", "\u00e9", ""]
     assert texts != ["a"]
+
+
+@pytest.mark.parametrize(("data", "kind"), [(lines(CHAT, CHAT), CHATS), (lines({"text": "a"}, {"text": "b"}), TEXTS)])
+def test_columns_go_from_worker_to_worker(data: bytes, kind: Wanted) -> None:
+    there = pickle.loads(pickle.dumps(read(data, kind)))
+    assert there.columns is not None
+    assert list(there.rows) == list(read(data, None).rows)
+    assert there.columns.text == read(data, kind).columns.text  # type: ignore[union-attr]
