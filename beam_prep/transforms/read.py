@@ -4,12 +4,13 @@ import dataclasses
 import pickle
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import apache_beam as beam
 import numpy as np
 
 from beam_prep.core.block import InputFile, Ledger, Split
-from beam_prep.core.columns import Wanted
+from beam_prep.core.columns import Kind, Wanted
 from beam_prep.core.hashing import CHUNK
 from beam_prep.core.json_list import is_json_file, parse_list
 from beam_prep.core.records import RawBlock, Records, parse, read_blocks
@@ -115,6 +116,8 @@ class ReadJSONL(beam.PTransform):
         super().__init__()
         if self.block_bytes < CHUNK or self.block_bytes % CHUNK:
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK}")
+        if self.columns is not None and self.columns[0] not in get_args(Kind):
+            raise ValueError(f"columns is {self.columns!r}, wanted (KIND, FIELD), KIND {' or '.join(get_args(Kind))}")
         if not self.inputs or not isinstance(self.inputs[0], InputFile):
             self.inputs = list_inputs(self.inputs)  # type: ignore[arg-type]
 
