@@ -17,7 +17,7 @@ ENGINES = Path(os.environ.get("BEAM_PREP_ENGINES", Path.home() / ".cache" / "bea
 
 
 def missing(reason: str) -> NoReturn:
-    """Skips the test with its reason; with REQUIRE_ENGINES=1 fails it."""
+    """Skips the test with its reason; with REQUIRE_ENGINES=1, which CI sets, fails it."""
     if os.environ.get("REQUIRE_ENGINES") == "1":
         pytest.fail(f"REQUIRE_ENGINES=1, but {reason}")
     pytest.skip(reason)
