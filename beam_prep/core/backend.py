@@ -218,7 +218,7 @@ def _inputs(texts: Sequence[str]) -> Any:
         return list(texts)
     import awkward  # which gigatoken needs
 
-    data, borders = texts.data()
+    data, borders = texts.data
     layout = awkward.contents
     letters = layout.NumpyArray(data, parameters={"__array__": "char"})
     offsets = awkward.index.Index64(borders)
@@ -228,7 +228,7 @@ def _inputs(texts: Sequence[str]) -> Any:
 def _sizes(texts: Sequence[str]) -> Array:
     """int64: bytes of texts (UTF-8)."""
     if isinstance(texts, Texts):
-        return np.diff(texts.data()[1])
+        return np.diff(texts.data[1])
     return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
 
 
@@ -249,8 +249,9 @@ def _in_bytes(texts: Sequence[str], ascii_only: Array, spans: Array) -> Array:
     spans = spans.copy()
     for span in np.flatnonzero(~ascii_only[spans[:, 0]]).tolist():
         place, start, stop = spans[span].tolist()
-        first = len(texts[place][:start].encode())
-        spans[span, 1:] = first, first + len(texts[place][start:stop].encode())
+        text = texts[place]
+        first = len(text[:start].encode())
+        spans[span, 1:] = first, first + len(text[start:stop].encode())
     return spans
 
 

@@ -5,6 +5,7 @@ fields of plain values. Whatever else a block holds, and whatever Arrow's parser
 `records.parse` does, sends the whole block there.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -75,13 +76,15 @@ class Texts(Sequence[str]):
         """Some of them, in that order."""
         return Texts(self.array.take(pa.array(places)))
 
+    @functools.cached_property
     def characters(self) -> Array:
         """int64: their lengths."""
-        data, borders = _bytes(self.array)
+        data, borders = self.data
         if (data[borders[0] : borders[-1]] < 0x80).all():
             return np.diff(borders)
         return np.asarray(pc.fill_null(pc.utf8_length(self.array), 0)).astype(np.int64)
 
+    @functools.cached_property
     def data(self) -> tuple[Array, Array]:
         """(UTF-8, uint8 [bytes]; borders of the texts, int64 [texts + 1])."""
         return _bytes(self.array)
@@ -89,7 +92,7 @@ class Texts(Sequence[str]):
 
 def characters(texts: Sequence[str]) -> Array:
     """int64: lengths of texts."""
-    return texts.characters() if isinstance(texts, Texts) else np.fromiter(map(len, texts), np.int64, len(texts))
+    return texts.characters if isinstance(texts, Texts) else np.fromiter(map(len, texts), np.int64, len(texts))
 
 
 def _bytes(array: pa.StringArray) -> tuple[Array, Array]:

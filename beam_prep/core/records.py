@@ -350,7 +350,7 @@ def _each_outside(
 ) -> Records:
     """`_each` of the rows whose one text is too short or too long: each of them is dropped."""
     assert isinstance(records.rows, _Lines)
-    sizes = Texts(columns.text).characters()
+    sizes = Texts(columns.text).characters
     outside = ((sizes < min_chars) | (sizes > max_chars)) & columns.whole
     places = np.flatnonzero(outside)
     if len(places):

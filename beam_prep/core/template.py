@@ -980,7 +980,7 @@ class _BulkChats(_Bulk):
         chats = self._columns
         constants: dict[str, int] = {}
         groups, places, widths = [], [], []
-        characters = Texts(chats.text).characters()
+        characters = Texts(chats.text).characters
         for layout, table, rows in self._groups:
             index = np.zeros((len(rows), len(layout.constants)), np.int64)
             lengths = np.zeros_like(index)
