@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from beam_prep.core.columns import Texts, characters
+from beam_prep.core.columns import Texts, characters, sizes
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
@@ -165,12 +165,12 @@ class Fast:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
         ids = self.encode(texts, False)
-        sizes = _sizes(texts)
-        ascii_only = sizes == characters(texts)
+        in_bytes = sizes(texts)
+        ascii_only = in_bytes == characters(texts)
         # A block seldom has 2 GB of text, and sums of half the size take half the time.
-        ends = np.cumsum(table.lengths[ids.flat], dtype=np.int32 if sizes.sum() < 2**30 else np.int64)
+        ends = np.cumsum(table.lengths[ids.flat], dtype=np.int32 if in_bytes.sum() < 2**30 else np.int64)
         totals = np.concatenate([[0], ends])[ids.offsets]
-        lossless = np.diff(totals) == sizes
+        lossless = np.diff(totals) == in_bytes
         for place in np.flatnonzero(~ascii_only & lossless).tolist():
             lossless[place] = table.keeps(texts[place])
         tokens = _overlapping(ids, ends, totals, _in_bytes(texts, ascii_only, spans))
@@ -223,13 +223,6 @@ def _inputs(texts: Sequence[str]) -> Any:
     letters = layout.NumpyArray(data, parameters={"__array__": "char"})
     offsets = awkward.index.Index64(borders)
     return awkward.Array(layout.ListOffsetArray(offsets, letters, parameters={"__array__": "string"}))
-
-
-def _sizes(texts: Sequence[str]) -> Array:
-    """int64: bytes of texts (UTF-8)."""
-    if isinstance(texts, Texts):
-        return np.diff(texts.data[1])
-    return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
 
 
 def _around(ids: Ragged, before: list[int], behind: list[int]) -> Ragged:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from beam_prep.core.block import Block, Ledger
-from beam_prep.core.columns import characters
+from beam_prep.core.columns import characters, take
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column, Output
-from beam_prep.core.template import UNSET, Pieces, Rendered, sample, take_texts
+from beam_prep.core.template import UNSET, Pieces, Rendered, sample
 from beam_prep.core.tokenizer import Encoder
 
 
@@ -279,7 +279,7 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
             members = np.flatnonzero((pieces.special == special) & (spanned == with_spans))
             if len(members) == 0:
                 continue
-            texts = pieces.texts if len(members) == len(pieces.texts) else take_texts(pieces.texts, members)
+            texts = pieces.texts if len(members) == len(pieces.texts) else take(pieces.texts, members)
             if with_spans:
                 mine = by_piece[pieces.special[spans[by_piece, 0]] == special]
                 wanted = np.column_stack([np.searchsorted(members, spans[mine, 0]), spans[mine, 1:]])

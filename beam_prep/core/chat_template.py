@@ -320,11 +320,7 @@ class ChatTemplate:
 
     def settled(self, messages: list[Message], uses: int) -> Layout | None:
         """The layout of all conversations with the roles and keys of this one: see `Plans.settled`."""
-        if self._plans is None:
-            return None
-        layout = self._plans.settled(messages, uses)
-        self.rendered_by_plan += uses if layout is not None else 0
-        return layout
+        return None if self._plans is None else self._plans.settled(messages, uses)
 
     def render_chat(self, messages: list[Message], /, **variables: Any) -> RenderedChat:
         """The conversation as text, in one rendering, with the places of its messages and generation blocks.

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from beam_prep.core.on_demand import OnDemand
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 
 _KEYS = {"role", "content"}
@@ -31,7 +32,6 @@ _SPACES = np.frombuffer(b" \t\r", np.uint8)
 _SPACE_BEGINS = ((0xC2, 0x85), (0xC2, 0xA0), (0xE1, 0x9A), (0xE2, 0x80), (0xE2, 0x81), (0xE3, 0x80))
 _SPACE_ENDS = (0xC2, 0x9A, 0x80, 0x81)
 
-
 Kind = Literal["texts", "chats"]
 
 
@@ -42,11 +42,11 @@ class Wanted(NamedTuple):
     field: str
 
 
-class Texts(Sequence[str]):
+class Texts(OnDemand[str]):
     """Texts in one array, which become Python's when they are asked for.
 
     Attributes:
-        array: Arrow strings, none of them null.
+        array: Arrow strings. A null counts as empty where lengths are told.
     """
 
     def __init__(self, array: pa.StringArray) -> None:
@@ -55,14 +55,9 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self.array)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        found: str | list[str]
-        found = self.array[index].to_pylist() if isinstance(index, slice) else self.array[index].as_py()
-        return found
+    def _at(self, index: int) -> str:
+        text: str = self.array[index].as_py()
+        return text
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.array.to_numpy(zero_copy_only=False).tolist())
@@ -77,6 +72,13 @@ class Texts(Sequence[str]):
         return Texts(self.array.take(pa.array(places)))
 
     @functools.cached_property
+    def data(self) -> tuple[Array, Array]:
+        """(UTF-8, uint8 [bytes]; borders of the texts, int64 [texts + 1])."""
+        _, offsets, data = self.array.buffers()
+        borders = np.frombuffer(offsets, np.int32, len(self) + 1, 4 * self.array.offset).astype(np.int64)
+        return (np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)), borders
+
+    @functools.cached_property
     def characters(self) -> Array:
         """int64: their lengths."""
         data, borders = self.data
@@ -84,10 +86,8 @@ class Texts(Sequence[str]):
             return np.diff(borders)
         return np.asarray(pc.fill_null(pc.utf8_length(self.array), 0)).astype(np.int64)
 
-    @functools.cached_property
-    def data(self) -> tuple[Array, Array]:
-        """(UTF-8, uint8 [bytes]; borders of the texts, int64 [texts + 1])."""
-        return _bytes(self.array)
+
+# What `Texts` know of themselves, of any texts.
 
 
 def characters(texts: Sequence[str]) -> Array:
@@ -95,11 +95,16 @@ def characters(texts: Sequence[str]) -> Array:
     return texts.characters if isinstance(texts, Texts) else np.fromiter(map(len, texts), np.int64, len(texts))
 
 
-def _bytes(array: pa.StringArray) -> tuple[Array, Array]:
-    """The texts, uint8 [bytes], and their borders, int64 [texts + 1]."""
-    _, offsets, data = array.buffers()
-    borders = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
-    return (np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)), borders
+def sizes(texts: Sequence[str]) -> Array:
+    """int64: bytes of texts (UTF-8)."""
+    if isinstance(texts, Texts):
+        return np.diff(texts.data[1])
+    return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
+
+
+def take(texts: Sequence[str], places: Array) -> Sequence[str]:
+    """Some texts, in that order."""
+    return texts.take(places) if isinstance(texts, Texts) else [texts[place] for place in places.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class Columns:
         field: of each record, which holds its text or its messages.
         table: the records as Arrow parsed them.
         offsets: int64 [rows + 1], borders of rows, in texts.
-        text: Arrow strings [texts]: of each record its text, or the contents of its messages.
+        text: of each record its text, or the contents of its messages.
         role: int32 [texts], codes of the messages' roles.
         whole: bool [rows]: no text is missing, and no field that chat templates see is there.
     """
@@ -120,7 +125,7 @@ class Columns:
     field: str
     table: pa.Table
     offsets: Array
-    text: pa.StringArray
+    text: Texts
     role: Array
     whole: Array
 
@@ -136,8 +141,8 @@ class Columns:
 
     def take(self, rows: Array) -> "Columns":
         """Some of the rows, where each is one text."""
-        picked = pa.array(rows)
-        table, text = self.table.take(picked), self.text.take(picked)
+        table = self.table.take(pa.array(rows))
+        text = Texts(table[self.field].combine_chunks())
         return replace(self, table=table, text=text, offsets=np.arange(len(rows) + 1), whole=self.whole[rows])
 
     def patterns(self) -> list[Array]:
@@ -150,7 +155,7 @@ class Columns:
 
     def ends(self) -> tuple[Array, Array]:
         """bool [texts], twice: the text certainly begins, and ends, with something else than white space."""
-        data, borders = _bytes(self.text)
+        data, borders = self.text.data
         some = np.flatnonzero(borders[1:] > borders[:-1])
         data = np.concatenate([np.zeros(1, np.uint8), data, np.zeros(1, np.uint8)])  # so that each byte has neighbours
         first, second = data[borders[some] + 1], data[borders[some] + 2]
@@ -165,7 +170,7 @@ class Columns:
 
     def rows_with(self, pattern: re.Pattern[bytes]) -> Array:
         """bool [rows]: a text has what a pattern matches, or may have it (it may also lie across two texts)."""
-        data, borders = _bytes(self.text)
+        data, borders = self.text.data
         found = np.zeros(len(self), bool)
         by_row = borders[self.offsets]
         for match in pattern.finditer(data.data):
@@ -209,7 +214,7 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
     values = table[wanted.field].chunk(0)
     if wanted.kind == "texts":
         rows = len(table)
-        return Columns(*wanted, table, np.arange(rows + 1), values, np.zeros(rows, np.int32), ~_nulls(values))
+        return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~_nulls(values))
     messages = values.flatten()
     first = schema.field(wanted.field).type.value_type.field(0).name
     if messages.null_count or _objects_with(view, first) != len(messages):
@@ -221,7 +226,7 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
     for name in set(_SEEN_BY_TEMPLATES) & set(table.column_names):
         whole &= _nulls(table[name])
     codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
-    return Columns(*wanted, table, offsets, contents, codes, whole)
+    return Columns(*wanted, table, offsets, Texts(contents), codes, whole)
 
 
 def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
@@ -285,7 +290,7 @@ def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
 _TYPES = {str: pa.string(), int: pa.float64(), float: pa.float64(), bool: pa.bool_(), type(None): pa.null()}
 
 
-def join(texts: pa.StringArray, constants: Sequence[str], pieces: Ragged) -> pa.StringArray:
+def join(texts: Texts, constants: Sequence[str], pieces: Ragged) -> pa.StringArray:
     """Texts put together.
 
     Args:
@@ -293,7 +298,7 @@ def join(texts: pa.StringArray, constants: Sequence[str], pieces: Ragged) -> pa.
         constants: what stands between them.
         pieces: int64, one row a result: indexes into `texts`, and behind its end into `constants`.
     """
-    values = pa.concat_arrays([texts, pa.array(constants, pa.string())]).take(pa.array(pieces.flat))
+    values = pa.concat_arrays([texts.array, pa.array(constants, pa.string())]).take(pa.array(pieces.flat))
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(pieces.offsets.astype(np.int32)), values), "")
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +18,10 @@ import pyarrow as pa
 from beam_prep.core.block import BlockReceipt, InputFile, Origin, count_outcomes
 from beam_prep.core.domains import folders
 from beam_prep.core.hashing import Node, tree_digest
+from beam_prep.core.on_demand import OnDemand
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column
 from beam_prep.errors import RunError
-
-T = TypeVar("T")
 
 REJECTS_PER_FILE = 100_000
 _AT_A_TIME = 10_000
@@ -531,23 +530,8 @@ def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Se
     return found
 
 
-class _Made(Sequence[T]):
-    """Elements that are made when they are asked for: those of 10 TB have millions of slices."""
-
-    def _at(self, index: int) -> T:
-        raise NotImplementedError
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        places = range(len(self))
-        return [self._at(place) for place in places[index]] if isinstance(index, slice) else self._at(places[index])
-
-
-class Shards(_Made[ShardPlan]):
-    """The shards of a plan, in order of flush, then of domain.
+class Shards(OnDemand[ShardPlan]):
+    """The shards of a plan, in order of flush, then of domain. Those of 10 TB have millions of slices.
 
     Attributes:
         shards_of: domain -> how many shards it has.
@@ -643,7 +627,7 @@ def _rejected(receipts: Receipts, sidecars: _Sidecars, end: Border) -> Array:
     return rejected
 
 
-class Rejects(_Made[RejectsPlan]):
+class Rejects(OnDemand[RejectsPlan]):
     """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order."""
 
     def __init__(self, receipts: Receipts, rejected: Array) -> None:

@@ -4,14 +4,15 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
 
 from beam_prep.core.block import ALIVE, Block, InputFile, Ledger, Origin, Reject
-from beam_prep.core.columns import Columns, Texts, Wanted, read_columns
+from beam_prep.core.columns import Columns, Wanted, read_columns
 from beam_prep.core.hashing import CHUNK, block_digest, tree_nodes
+from beam_prep.core.on_demand import OnDemand
 from beam_prep.core.ragged import Array
 from beam_prep.errors import UserFunctionError
 
@@ -40,7 +41,7 @@ class Records(Block):
     columns: Columns | None = None
 
 
-class _Lines(Sequence[Record]):
+class _Lines(OnDemand[Record]):
     """Records that are parsed when they are asked for, from lines that are known to be right."""
 
     def __init__(self, raw: bytes, starts: Array, ends: Array) -> None:
@@ -49,13 +50,7 @@ class _Lines(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._starts)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
+    def _at(self, index: int) -> Record:
         line = self._raw[self._starts[index] : self._ends[index]]
         row: Record = _parse_carefully(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
         return row
@@ -350,7 +345,7 @@ def _each_outside(
 ) -> Records:
     """`_each` of the rows whose one text is too short or too long: each of them is dropped."""
     assert isinstance(records.rows, _Lines)
-    sizes = Texts(columns.text).characters
+    sizes = columns.text.characters
     outside = ((sizes < min_chars) | (sizes > max_chars)) & columns.whole
     places = np.flatnonzero(outside)
     if len(places):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.block import Block, Ledger, Reject
 from beam_prep.core.chat_template import FENCES, ChatTemplate, RenderedChat
-from beam_prep.core.columns import Columns, Texts, end_with, join
+from beam_prep.core.columns import Columns, Texts, end_with, join, take
 from beam_prep.core.control import Guard
 from beam_prep.core.conversation import Said, Speech
 from beam_prep.core.ragged import Array, Ragged, offsets_of
@@ -55,11 +55,6 @@ class Segment(NamedTuple):
 
 
 WHOLE = (0, -1)
-
-
-def take_texts(texts: Sequence[str], places: Array) -> Sequence[str]:
-    """Some texts, in that order."""
-    return texts.take(places) if isinstance(texts, Texts) else [texts[place] for place in places.tolist()]
 
 
 @dataclass(slots=True)
@@ -126,7 +121,7 @@ class Pieces:
         segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
         each = np.arange(len(places) + 1)
         return Pieces(
-            take_texts(self.texts, places),
+            take(self.texts, places),
             self.special[places],
             {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
             self.prompt_end[places],
@@ -242,7 +237,7 @@ class _Texts:
         Args:
             texts: as a template writes them, or as they are to be encoded.
             groups: for so many of them as its array has rows, in order: (table, lengths of what each consists of).
-                None: text, trained.
+                Empty: each text is one segment, trained.
         """
         at = first = len(self.texts)
         count = len(texts)
@@ -922,7 +917,7 @@ class _BulkTexts(_Bulk):
 
     def add(self) -> list[int]:
         """Adds the rest; gives their lines."""
-        texts, voice = self._columns.text, self._texts.voice
+        texts, voice = self._columns.text.array, self._texts.voice
         if len(self._rows) < len(texts):
             texts = texts.take(pa.array(self._rows))
         if voice.rules.eos != "never":
@@ -980,7 +975,7 @@ class _BulkChats(_Bulk):
         chats = self._columns
         constants: dict[str, int] = {}
         groups, places, widths = [], [], []
-        characters = Texts(chats.text).characters
+        characters = chats.text.characters
         for layout, table, rows in self._groups:
             index = np.zeros((len(rows), len(layout.constants)), np.int64)
             lengths = np.zeros_like(index)

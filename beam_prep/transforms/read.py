@@ -110,19 +110,19 @@ class ReadJSONL(beam.PTransform):
     inputs: Sequence[str | InputFile]
     block_bytes: int = BLOCK_BYTES
     spool: Spool | None = None
-    columns: tuple[str, str] | None = None
+    columns: tuple[Kind, str] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
         if self.block_bytes < CHUNK or self.block_bytes % CHUNK:
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK}")
-        if self.columns is not None and self.columns[0] not in get_args(Kind):
-            raise ValueError(f"columns is {self.columns!r}, wanted (KIND, FIELD), KIND {' or '.join(get_args(Kind))}")
+        if self.columns is not None:
+            if self.columns[0] not in get_args(Kind):
+                kinds = " or ".join(get_args(Kind))
+                raise ValueError(f"columns is {self.columns!r}, wanted (KIND, FIELD), KIND {kinds}")
+            self.columns = Wanted(*self.columns)
         if not self.inputs or not isinstance(self.inputs[0], InputFile):
             self.inputs = list_inputs(self.inputs)  # type: ignore[arg-type]
-
-    def _wanted(self) -> Wanted | None:
-        return None if self.columns is None else Wanted(*self.columns)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         # Beam puts this into the graph, and its own would name every file.
@@ -137,5 +137,5 @@ class ReadJSONL(beam.PTransform):
             # Without this, one process would do all blocks.
             | "Spread" >> beam.Reshuffle()
             | "Blocks"
-            >> beam.FlatMap(read_split, self.block_bytes, self.spool, self._wanted()).with_output_types(Records)
+            >> beam.FlatMap(read_split, self.block_bytes, self.spool, self.columns).with_output_types(Records)
         )

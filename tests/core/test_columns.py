@@ -53,7 +53,7 @@ def assert_same_records(data: bytes) -> bool:
     if found.columns is None:
         return False
     chats = found.columns
-    contents, codes = chats.text.to_pylist(), chats.role.tolist()
+    contents, codes = chats.text.array.to_pylist(), chats.role.tolist()
     names: dict[int, str] = {}
     for row, record in enumerate(wanted.rows):
         messages = record.get("messages") or []
@@ -320,7 +320,7 @@ def test_plain_texts_are_taken(data: bytes) -> None:
     wanted, found = read(data, None), read(data, TEXTS)
     assert found.columns is not None
     assert list(found.rows) == list(wanted.rows)
-    assert found.columns.text.to_pylist() == [row.get("text") for row in wanted.rows]
+    assert found.columns.text.array.to_pylist() == [row.get("text") for row in wanted.rows]
 
 
 @pytest.mark.parametrize("row", [{"text": ["x"]}, {"text": 1}, {"text": "x", "meta": {}}, {"other": "x"}])
