@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import apache_beam as beam
 import filelock
@@ -19,9 +19,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
 
-from beam_prep import errors, recipe
+from beam_prep import errors, recipe, worker
 from beam_prep.config import PipelineConfig
-from beam_prep.core.backend import Backend, choose
+from beam_prep.core.backend import INHERITED, Backend, choose
 from beam_prep.core.block import InputFile
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
@@ -177,10 +177,9 @@ class Pipeline:
             yield
 
     def _run(self, options: PipelineOptions, wait: bool) -> Result:
-        with _single_threaded():
-            # Before the choice of a runner: worker processes that are forked then share the tokenizer.
+        runner, options, how = choose_runner(options, self.inputs, lambda: self._gate[1])
+        if not worker.are_forked():  # else the first of them passes the gate
             _ = self._backend
-        runner, options, how = choose_runner(options, self.inputs)
         here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
@@ -197,7 +196,7 @@ class Pipeline:
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
-                self.apply(pipeline, {"how": how})
+                self.apply(pipeline, {"how": how}, once=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             with progress, _quiet_beam():
@@ -219,19 +218,34 @@ class Pipeline:
         return result
 
     @functools.cached_property
-    def _backend(self) -> Backend:
-        """What encodes: see `choose`. The first records of the input are probes too."""
+    def _gate(self) -> tuple[Backend, str | None]:
+        """See `choose`. The first records of the input are probes too."""
         if self.config.input.tokenized:
-            return "transformers"
-        texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
-        chosen, problem = choose(self.tokenizer, self.tokenizer_backend, texts)
+            return "transformers", None
+        with _single_threaded():
+            texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
+            return choose(self.tokenizer, self.tokenizer_backend, texts)
+
+    @functools.cached_property
+    def _backend(self) -> Backend | Literal["inherited"]:
+        """What encodes."""
+        if worker.are_forked():
+            return INHERITED
+        chosen, problem = self._gate
         if problem is not None:
             log.info("%s", problem)
         return chosen
 
-    def apply(self, pipeline: beam.Pipeline, run: dict[str, Any]) -> beam.PCollection[str]:
-        """Puts the job's steps into a pipeline."""
-        spool = Spool(self.spool or join(self.staging.root, "spool"), recipe.spool_recipe(self.facts))
+    def apply(self, pipeline: beam.Pipeline, run: dict[str, Any], once: bool = False) -> beam.PCollection[str]:
+        """Puts the job's steps into a pipeline.
+
+        Args:
+            pipeline: where to.
+            run: what `run.json` says of this run, beside what is known here.
+            once: see `Spool`.
+        """
+        folder = self.spool or join(self.staging.root, "spool")
+        spool = Spool(folder, recipe.spool_recipe(self.facts), once=once)
         config = self.config
         return (
             pipeline
@@ -366,7 +380,7 @@ def _unwrap(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def _single_threaded() -> Iterator[None]:
-    """No threads of the Rust tokenizers: a process that has some cannot be forked."""
+    """No threads of the Rust tokenizers: a process that has some cannot be forked, and a few texts need none."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import apache_beam as beam
 
@@ -68,7 +68,7 @@ class Prepare(beam.PTransform):
 
     config: PipelineConfig
     tokenizer: Tokenizer
-    tokenizer_backend: Backend = "auto"
+    tokenizer_backend: Backend | Literal["inherited"] = "auto"
     render: Render = "auto"
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Prepare(beam.PTransform):
                 | Tokenize(self.tokenizer, self.tokenizer_backend)
                 | BuildMask(config.mask, config.mask_default)
             )
-        batches |= Truncate(step.max_seq_len, step.truncation_mode, self.tokenizer.id_of("eos_token"))
+        batches |= Truncate(step.max_seq_len, step.truncation_mode, self.tokenizer)
         if config.output.columns == "labels":
             batches |= Shift() if step.shift else Labels()
         if config.pad_multiple is not None:

@@ -53,8 +53,12 @@ class JobOptions(PipelineOptions):
             parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
-def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:
+def choose_runner(
+    options: PipelineOptions, inputs: Sequence[InputFile], prepare: worker.Prepare | None = None
+) -> tuple[Any, PipelineOptions, str]:
     """(runner, options, how it runs in words). Never one that would download something by itself.
+
+    `prepare` is what worker processes that are forked do first: see `worker.environment`.
 
     `DirectRunner` is taken as the in-process runner: Beam's own choice for that name would first fetch a binary.
 
@@ -82,7 +86,7 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
     workers = direct.direct_num_workers = direct.direct_num_workers or len(os.sched_getaffinity(0))
     if direct.direct_running_mode == "multi_threading":
         return FnApiRunner(), options, f"runner: {workers} worker threads"
-    environment = worker.environment(workers)
+    environment = worker.environment(workers, prepare)
     direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
     return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
 

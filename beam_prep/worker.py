@@ -1,9 +1,11 @@
 """Worker processes of the local runner: Beam's own, silent, since the launcher reports what went wrong.
 
-The command line forks them from itself, where it can: they need not import Beam again (a second and a half), and share
-the memory of what they do not change. Elsewhere they are started: `python -m beam_prep.worker`.
+The command line forks them from itself, where it can: they need not import Beam again (half a second), and share the
+memory of what they do not change. The first of them loads the tokenizer, while the launcher makes the pipeline, and
+then forks the others. Elsewhere they are started: `python -m beam_prep.worker`.
 """
 
+import contextlib
 import gc
 import json
 import logging
@@ -11,15 +13,24 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from beam_prep import errors
+from beam_prep.errors import BeamPrepError
 
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """The Rust tokenizers would start a thread a core in every worker."""
 
 _URN = "beam_prep:env:forked:v1"
-_waiting: list["_Forked"] = []
+_waiting: "_Crew | None" = None
 _program = False
+
+log = logging.getLogger("beam_prep")
+
+Prepare = Callable[[], str | None]
+"""Loads what all workers of a run need; gives what the user should know of it, if anything."""
 
 
 def own_program() -> None:
@@ -28,19 +39,31 @@ def own_program() -> None:
     _program = True
 
 
-def environment(workers: int) -> Any:
-    """Of this many worker processes, for `FnApiRunner`. To be called before anything in this process starts threads."""
+def environment(workers: int, prepare: Prepare | None = None) -> Any:
+    """Of this many worker processes, for `FnApiRunner`. To be called before anything in this process starts threads.
+
+    Args:
+        workers: how many.
+        prepare: called in the first of them, where they are forked (`are_forked`); the others are forked from that
+            one. What it gives is logged here, what it raises (a `BeamPrepError`) is raised when the run begins.
+    """
     from apache_beam.transforms import environments
 
     # What resolves tokenizers is large, and no worker needs it.
     if _program and sys.platform == "linux" and threading.active_count() == 1 and "transformers" not in sys.modules:
-        return _forked(workers)
+        return _forked(workers, prepare)
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _SETTINGS.items())
     command = f"export {settings}; exec {shlex.quote(sys.executable)} -m beam_prep.worker"
     return environments.SubprocessSDKEnvironment.from_command_string(command)
 
 
-def _forked(workers: int) -> Any:
+def are_forked() -> bool:
+    """Whether forked workers wait for a run."""
+    return _waiting is not None
+
+
+def _forked(workers: int, prepare: Prepare | None) -> Any:
+    global _waiting
     # Imported here, so that the forked ones have it.
     from apache_beam.runners.portability.fn_api_runner import worker_handlers
     from apache_beam.runners.worker import sdk_worker_main
@@ -65,51 +88,127 @@ def _forked(workers: int) -> Any:
             if logging.getLogger("beam_prep").isEnabledFor(logging.DEBUG):
                 log = self.logging_api_service_descriptor()
                 settings["LOGGING_API_SERVICE_DESCRIPTOR"] = text_format.MessageToString(log)
-            self.worker = _waiting.pop()
-            self.worker.start(settings)
+            crew.start(settings)
 
         def stop_worker(self) -> None:
-            self.worker.wait()
+            crew.stop()
 
-    while _waiting:  # of a run that failed before it began
-        unused = _waiting.pop()
-        unused.start({})
-        unused.wait()
+    if _waiting is not None:  # for a run that failed before it began
+        _waiting.wait()
     environments.Environment.register_urn(_URN, None, lambda payload, *given: Environment(*given[:-1]))
     worker_handlers.WorkerHandler.register_environment(_URN, bytes)(Handler)
     gc.freeze()  # a collection would write to, and so copy, all that is shared
-    _waiting.extend(_Forked(sdk_worker_main.main) for _ in range(workers))
+    crew = _waiting = _Crew(workers, sdk_worker_main.main, prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
 
 
-class _Forked:
-    """A process that waits for its work."""
+class _Crew:
+    """Processes that wait for their work. All but the first are children of the first."""
 
-    def __init__(self, main: Any) -> None:
-        reading, self._writing = os.pipe()
-        self._pid = os.fork()
+    def __init__(self, workers: int, main: Any, prepare: Prepare | None) -> None:
+        pipes = [os.pipe() for _ in range(workers)]
+        self._settings = [writing for _, writing in pipes]
+        self._at_work = 0
+        self._report: int | None
+        self._report, reporting = os.pipe()
+        self._pid: int | None = os.fork()
         if self._pid == 0:
             try:
-                os.dup2(reading, 3)
-                os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # the pipes of the others, the lock of the launcher
-                with open(3, "rb") as pipe:
-                    given = pipe.read()
-                if given and (settings := json.loads(given)):
-                    os.environ.update(settings)
-                    _be_silent()
-                    _work(main)
+                _be_first([reading for reading, _ in pipes], reporting, main, prepare)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(0)
-        os.close(reading)
+        for reading, _ in pipes:
+            os.close(reading)
+        os.close(reporting)
 
     def start(self, settings: Mapping[str, str]) -> None:
-        """Tells it what to work for; nothing: it ends."""
-        with open(self._writing, "wb") as pipe:
+        """Tells the next one what to work for.
+
+        Raises:
+            BeamPrepError: what the first one's preparation raised.
+        """
+        self._at_work += 1
+        self._hear()
+        with open(self._settings.pop(), "wb") as pipe:
             pipe.write(json.dumps(settings).encode())
 
+    def _hear(self) -> None:
+        if self._report is None:
+            return
+        with open(self._report, "rb") as pipe:
+            said = pipe.read()
+        self._report = None
+        if not said:
+            raise RuntimeError("Worker subprocess exited while it loaded the tokenizer")
+        report = json.loads(said)
+        if report["raised"] is not None:
+            raise getattr(errors, report["raised"])(report["words"])
+        if report["words"] is not None:
+            log.info("%s", report["words"])
+
+    def stop(self) -> None:
+        """Told that one of those that were started has no more to do; of the last, waits for the end of all."""
+        self._at_work -= 1
+        if self._at_work == 0:
+            self.wait()
+
     def wait(self) -> None:
-        """Waits for its end."""
-        os.waitpid(self._pid, 0)
+        """Waits for the end of all; those that have nothing to work for end at once."""
+        global _waiting
+        _waiting = None
+        while self._settings:
+            os.close(self._settings.pop())
+        if self._pid is not None:
+            os.waitpid(self._pid, 0)
+            self._pid = None
+
+
+def _be_first(readings: Sequence[int], reporting: int, main: Any, prepare: Prepare | None) -> None:
+    """What the first worker does."""
+    gc.disable()
+    _close_all_but([*readings, reporting])
+    report: dict[str, str | None] = {"raised": None, "words": None}
+    if prepare is not None:
+        try:
+            report["words"] = prepare()
+        except BeamPrepError as error:
+            report = {"raised": type(error).__name__, "words": str(error)}
+    mine, *others = readings
+    gc.freeze()
+    children = []
+    for reading in others:
+        child = os.fork()
+        if child == 0:
+            _close_all_but([reading])
+            _work_when_told(reading, main)
+            os._exit(0)
+        children.append(child)
+    _close_all_but([mine, reporting])
+    # Not before: a launcher that hears of it may kill what it started.
+    with open(reporting, "wb") as pipe:
+        pipe.write(json.dumps(report).encode())
+    _work_when_told(mine, main)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _close_all_but(kept: Sequence[int]) -> None:
+    """The pipes of others, the lock of the launcher: whoever holds them would keep them open."""
+    for name in os.listdir("/proc/self/fd"):
+        if (number := int(name)) > 2 and number not in kept:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(number)
+
+
+def _work_when_told(reading: int, main: Any) -> None:
+    with open(reading, "rb") as pipe:
+        settings = json.loads(pipe.read() or b"{}")
+    if settings:
+        os.environ.update(settings)
+        _be_silent()
+        _work(main)
 
 
 def _be_silent() -> None:
@@ -125,6 +224,7 @@ def _work(main: Any) -> None:
         os.environ.setdefault(name, value)
     # Rows by the hundred thousand are no garbage: to look for it among them takes as long as to parse them.
     gc.freeze()
+    gc.enable()
     gc.set_threshold(200_000, 20, 100)
     main(None)
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Backend = Literal["auto", "transformers", "gigatoken"]
 
+INHERITED: Literal["inherited"] = "inherited"
+"""In place of a backend: the one that `choose` gave in this process, or in the one that it was forked from."""
+
 GIGATOKEN = "0.10.0"
 """The one version that is used: another may give other ids."""
 
@@ -286,6 +289,7 @@ def choose(
         TokenizerError: `gigatoken` was asked for, and cannot be used.
     """
     _bytes_of(tokenizer)  # made once, for worker processes that are forked after this
+    _chosen[tokenizer] = "transformers"
     if backend == "transformers":
         return backend, None
     try:
@@ -296,7 +300,11 @@ def choose(
                 f"--tokenizer_backend gigatoken: {problem}; pass --tokenizer_backend auto (or transformers)"
             ) from None
         return "transformers", f"gigatoken is not used: {problem}"
+    _chosen[tokenizer] = "gigatoken"
     return "gigatoken", None
+
+
+_chosen: dict[Tokenizer, str] = {}
 
 
 def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
@@ -316,6 +324,8 @@ def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
 
 def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
     """What encodes in a worker: the reference where this machine has no gigatoken."""
+    if backend == INHERITED:
+        backend = _chosen[tokenizer]
     if backend == "gigatoken":
         try:
             _gigatoken(tokenizer)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from beam_prep.core.block import BlockReceipt, InputFile, Origin, count_outcomes
 from beam_prep.core.domains import folders
@@ -62,13 +63,21 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """One shard: its rows in order. `shards` is how many its domain has."""
+    """One shard: its rows in order.
+
+    Attributes:
+        domain, folder: where it belongs.
+        shard, shards: its number, and how many its domain has.
+        slices: where its rows lie.
+        last: nobody else reads a block that it takes whole.
+    """
 
     domain: str
     folder: str
     shard: int
     shards: int
     slices: tuple[Slice, ...]
+    last: bool = False
 
 
 class RejectSlice(NamedTuple):
@@ -340,6 +349,11 @@ class Receipts:
         self._counts = ragged("counts")
         self.columns = _one_of(columns.strings)
         self._check()
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no block occurs twice. Equal bytes are one block of the spool."""
+        return bool(pc.count_distinct(self.names).as_py() == len(self))
 
     def __len__(self) -> int:
         return len(self.file)

@@ -420,6 +420,11 @@ class _Texts:
             table = self._tables[key] = self._table(layout, messages, counts)
         return table
 
+    def forget(self, layout: Layout) -> None:
+        """Makes the tables of a layout anew when they are asked for."""
+        for key in [key for key in self._tables if key[0] is layout]:
+            del self._tables[key]
+
     def _table(self, layout: Layout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "_Table | None":
         """The segments of all conversations of a layout; None where they depend on what is said."""
         template = self.voice.template
@@ -962,12 +967,15 @@ class _BulkChats(_Bulk):
             try:
                 messages = texts.guard(self._records.rows[row][self._columns.field])
                 layout = template.settled(messages, len(rows))
-                if layout is not None:
-                    table = texts._table_of(layout, messages, (len(messages),))
-                    return None if table is None or table.asks else (layout, table)
+                if layout is None:
+                    template.planned(messages)  # which may record a plan, or have jinja confirm it
+                    continue
+                table = texts._table_of(layout, messages, (len(messages),))
             except Reject:  # so is each of them, for its own reason
                 return None
-            template.planned(messages)  # which may record a plan, or have jinja confirm it
+            if table is None or not table.asks:
+                return None if table is None else (layout, table)
+            texts.forget(layout)  # there may be a plan of the next one's prompt
         return None
 
     def add(self) -> list[int]:

@@ -83,11 +83,25 @@ class Origin(Protocol):
         ...
 
 
-class _Loaded(NamedTuple):
-    backend: "tokenizers.Tokenizer"
+class _Facts(NamedTuple):
     special_tokens: dict[str, str]
     chat_template: str | None
     max_id: int
+
+
+@functools.lru_cache(maxsize=4)
+def _read_facts(folder: str, fingerprint: str) -> _Facts:
+    base = Path(folder)
+    mark = json.loads((base / _MARK).read_bytes())
+    if mark["fingerprint"] != fingerprint:
+        raise TokenizerError(f"the tokenizer in {folder} changed: fingerprint {mark['fingerprint']}, not {fingerprint}")
+    template = base / "chat_template.jinja"
+    text = template.read_bytes().decode("utf-8") if template.exists() else None
+    return _Facts(mark["special_tokens"], text, mark["max_id"])
+
+
+class _Loaded(NamedTuple):
+    backend: "tokenizers.Tokenizer"
     controls: tuple[str, ...]
 
 
@@ -95,19 +109,11 @@ class _Loaded(NamedTuple):
 def _loaded(folder: str, fingerprint: str) -> _Loaded:
     import tokenizers
 
-    base = Path(folder)
-    mark = json.loads((base / _MARK).read_bytes())
-    if mark["fingerprint"] != fingerprint:
-        raise TokenizerError(f"the tokenizer in {folder} changed: fingerprint {mark['fingerprint']}, not {fingerprint}")
-    template = base / "chat_template.jinja"
-    backend = tokenizers.Tokenizer.from_file(str(base / "tokenizer.json"))
+    _read_facts(folder, fingerprint)  # which checks that it is this one
+    backend = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     added = backend.get_added_tokens_decoder().values()
     return _Loaded(
-        backend,
-        mark["special_tokens"],
-        template.read_bytes().decode("utf-8") if template.exists() else None,
-        mark["max_id"],
-        tuple(sorted((token.content for token in added if token.special), key=len, reverse=True)),
+        backend, tuple(sorted((token.content for token in added if token.special), key=len, reverse=True))
     )
 
 
@@ -142,6 +148,8 @@ def _is_whole(folder: Path, fingerprint: str) -> bool:
 
 class Tokenizer:
     """A resolved tokenizer. Cheap to pickle (a path and a fingerprint); each process loads it once, at first use.
+
+    Its named special tokens, largest id and chat template are known without that.
 
     Args:
         folder: where its files lie.
@@ -203,7 +211,7 @@ class Tokenizer:
     def with_template(self, source: str) -> "Tokenizer":
         """This tokenizer with another chat template; its fingerprint is another, too."""
         text = (Path(self.folder) / "tokenizer.json").read_text("utf-8")
-        return _write(text, self._it.special_tokens, source, self.max_id)
+        return _write(text, self.special_tokens, source, self.max_id)
 
     def files(self) -> list[str]:
         """Names of the files in the folder."""
@@ -214,13 +222,17 @@ class Tokenizer:
         return _loaded(self.folder, self.fingerprint)
 
     @property
+    def _facts(self) -> _Facts:
+        return _read_facts(self.folder, self.fingerprint)
+
+    @property
     def special_tokens(self) -> dict[str, str]:
         """Named special tokens that are set: {"bos_token": "<s>", ...}."""
-        return self._it.special_tokens
+        return self._facts.special_tokens
 
     def id_of(self, name: str) -> int | None:
         """The id of a named special token (`bos_token` ...), None where it is not set."""
-        token = self._it.special_tokens.get(name)
+        token = self.special_tokens.get(name)
         found = None if token is None else self._it.backend.token_to_id(token)
         return None if found is None else int(found)
 
@@ -238,12 +250,12 @@ class Tokenizer:
     @property
     def max_id(self) -> int:
         """The largest id, added tokens included."""
-        return self._it.max_id
+        return self._facts.max_id
 
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template."""
-        return self._it.chat_template
+        return self._facts.chat_template
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -265,7 +277,7 @@ class Tokenizer:
         Raises:
             TokenizerError: the tokenizer has none.
         """
-        if source is None and self._it.chat_template is None:
+        if source is None and self.chat_template is None:
             raise TokenizerError(
                 "this tokenizer has no chat template, and the config asks for one (template: true): put a "
                 "chat_template.jinja into the tokenizer's folder, or use text sections"

@@ -174,10 +174,13 @@ def read_receipt(source: Any, name: str) -> BlockReceipt:
     return BlockReceipt(**found)
 
 
-def read_rows(source: Any, name: str, domain: int, start: int, stop: int) -> dict[str, Ragged]:
-    """Rows [start, stop) of a domain, as views of the source's memory where it is mapped."""
-    batch = _open(source, name).get_batch(domain).slice(start, stop - start)
-    return {column: _ragged(batch.column(column)) for column in batch.schema.names}
+def read_rows(source: Any, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
+    """Rows [start, stop) of a domain, as views of the source's memory where it is mapped; whether these are all."""
+    reader = _open(source, name)
+    whole = reader.get_batch(domain)
+    batch = whole.slice(start, stop - start)
+    are_all = len(batch) == len(whole) and reader.num_record_batches == 1
+    return {column: _ragged(batch.column(column)) for column in batch.schema.names}, are_all
 
 
 def _ragged(array: pa.ListArray) -> Ragged:

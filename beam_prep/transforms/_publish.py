@@ -51,7 +51,7 @@ def write_shard(plan: ShardPlan, spool: Spool, output: Output, formats: Sequence
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
             for name in formats
         ]
-        slices = (spool.rows(piece.name, piece.domain, piece.start, piece.stop) for piece in plan.slices)
+        slices = (spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last) for piece in plan.slices)
         for data, stats in layout.rows(slices):
             for writer in writers:
                 writer.write(data)

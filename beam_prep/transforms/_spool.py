@@ -1,5 +1,6 @@
 """The spool: where tokenised blocks lie between the two phases, and between a run and the next."""
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,11 +37,14 @@ class Spool:
         folder: the folder.
         recipe: digest of all that phase 1 depends on but the block's bytes: config, tokenizer, versions.
         options: for workers.
+        once: for this run alone, on a local disk: a block goes as soon as all of its rows are in a shard. Then less of
+            the disk is in use at a time, and what is not yet on it need not be written there.
     """
 
     folder: str
     recipe: str
     options: StoreOptions = field(default_factory=StoreOptions.current)
+    once: bool = False
 
     def name(self, digest: str) -> str:
         """The name of a block, from the digest of its bytes. The first two digits are a folder."""
@@ -70,9 +74,13 @@ class Spool:
             write_file(self._path(self.name(batch.origin.digest), ending), data)
         return receipt
 
-    def rows(self, name: str, domain: int, start: int, stop: int) -> dict[str, Ragged]:
-        """A slice of a block's rows."""
-        return read_rows(read_file(self._path(name, ROWS)), name, domain, start, stop)
+    def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
+        """A slice of a block's rows. Where it is the `last` use of the block, and all of its rows, the block goes."""
+        path = self._path(name, ROWS)
+        rows, are_all = read_rows(read_file(path), name, domain, start, stop)
+        if last and are_all:
+            os.unlink(path)  # the rows are mapped, and stay as long as they are in use
+        return rows
 
     def receipt(self, name: str) -> BlockReceipt:
         """A block's receipt."""

@@ -115,9 +115,11 @@ class MakePlan(beam.DoFn):
 
     def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
-        plan = make_plan(Receipts(blobs), self.spool.sidecars, self.max_tokens, self.max_items)
+        receipts = Receipts(blobs)
+        plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
         if self.publisher.prepare(plan):
-            yield from plan.shards
+            last = self.spool.once and receipts.distinct
+            yield from (dataclasses.replace(shard, last=last) for shard in plan.shards) if last else plan.shards
         yield from plan.rejects
         # Publish knows by their counts which shards there must be.
         yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))

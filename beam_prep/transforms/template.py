@@ -15,6 +15,16 @@ from beam_prep.errors import TokenizerError
 Render = Literal["auto", "jinja"]
 
 
+def _check(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
+    """Whether these outputs need a chat template. Raises what `voice_of` raises, and does not load the tokenizer."""
+    if rules.eos != "never" and "eos_token" not in tokenizer.special_tokens:
+        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
+    needed = any(output.has_template for output in outputs)
+    if needed:
+        tokenizer.template(rules.chat_template)
+    return needed
+
+
 def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules, render: Render = "jinja") -> Voice:
     """What renders these outputs.
 
@@ -27,10 +37,8 @@ def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules, 
     Raises:
         TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
     """
-    needed = any(output.has_template for output in outputs)
+    needed = _check(outputs, tokenizer, rules)
     tokens = tokenizer.special_tokens
-    if rules.eos != "never" and "eos_token" not in tokens:
-        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
     return Voice(
         tokenizer.template(rules.chat_template, plans=render == "auto") if needed else None,
         tokenizer.controls,
@@ -82,7 +90,7 @@ class ApplyTemplate(beam.PTransform):
         self.outputs = tuple(outputs() if callable(outputs) else self.outputs)
         if self.render not in get_args(Render):
             raise ValueError(f"render is {self.render!r}, wanted {' or '.join(get_args(Render))}")
-        voice_of(self.outputs, self.tokenizer, self.rules)
+        _check(self.outputs, self.tokenizer, self.rules)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Rendered]:
         work = beam.Map(_render, self.outputs, self.tokenizer, self.domain_key, self.rules, self.render)

@@ -2,11 +2,11 @@
 
 import dataclasses
 import logging
-from typing import get_args
+from typing import Literal, get_args
 
 import apache_beam as beam
 
-from beam_prep.core.backend import Backend, choose, encoder_of
+from beam_prep.core.backend import INHERITED, Backend, choose, encoder_of
 from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.records import Records
 from beam_prep.core.schema import Output
@@ -62,16 +62,20 @@ class Tokenize(beam.PTransform):
         tokenizer: loaded once by each process, at its first block.
         backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (`core.backend`);
             `transformers`: always the reference; `gigatoken`: or an error. Changes no byte of the output.
+            `inherited`, for launchers: what `choose` said in the process that the workers are forked from.
 
     Raises:
         TokenizerError: gigatoken was asked for, and cannot be used.
     """
 
     tokenizer: Tokenizer
-    backend: Backend = "auto"
+    backend: Backend | Literal["inherited"] = "auto"
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.chosen: str = self.backend
+        if self.backend == INHERITED:
+            return
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
         self.chosen, problem = choose(self.tokenizer, self.backend)

@@ -5,7 +5,12 @@ import dataclasses
 import apache_beam as beam
 
 from beam_prep.core.batch import Batch
+from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.core.truncate import TruncationMode, truncate
+
+
+def _truncate(batch: Batch, max_seq_len: int, mode: TruncationMode, eos: int | Tokenizer | None) -> Batch:
+    return truncate(batch, max_seq_len, mode, eos.id_of("eos_token") if isinstance(eos, Tokenizer) else eos)
 
 
 @dataclasses.dataclass(eq=False)
@@ -16,12 +21,12 @@ class Truncate(beam.PTransform):
         max_seq_len: tokens.
         mode: what is longer is cut (`keep_start`, `keep_end`), its record dropped (`drop`, counted as `too_long`),
             or the run fails (`error`).
-        eos_id: the token that ends an answer; rows that lose it are counted.
+        eos_id: the token that ends an answer; rows that lose it are counted. A tokenizer stands for its EOS token.
     """
 
     max_seq_len: int
     mode: TruncationMode = "keep_start"
-    eos_id: int | None = None
+    eos_id: int | Tokenizer | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -29,4 +34,4 @@ class Truncate(beam.PTransform):
             raise ValueError(f"max_seq_len is {self.max_seq_len}, wanted at least 1")
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[Batch]:
-        return batches | beam.Map(truncate, self.max_seq_len, self.mode, self.eos_id).with_output_types(Batch)
+        return batches | beam.Map(_truncate, self.max_seq_len, self.mode, self.eos_id).with_output_types(Batch)
