@@ -79,6 +79,7 @@ def choose_runner(
         direct.direct_num_workers = 1 if small else cores
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:
         direct.direct_running_mode = "multi_processing"
+    worker.sample_often()
     if direct.direct_running_mode == "in_memory":
         return FnApiRunner(), options, "runner: in-process"
     # The Rust tokenizers would start a thread a core in every worker.

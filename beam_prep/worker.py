@@ -6,6 +6,7 @@ then forks the others. Elsewhere they are started: `python -m beam_prep.worker`.
 """
 
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -22,6 +23,8 @@ from beam_prep.errors import BeamPrepError
 
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """The Rust tokenizers would start a thread a core in every worker."""
+
+_SAMPLING_MS = 10
 
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_Crew | None" = None
@@ -211,6 +214,17 @@ def _work_when_told(reading: int, main: Any) -> None:
         _work(main)
 
 
+@functools.cache
+def sample_often() -> None:
+    """Has Beam look every few milliseconds at what a bundle does. By default that comes to be a fifth of a second.
+
+    Each bundle ends with the next look, so of the run of a few seconds that would be a tenth.
+    """
+    from apache_beam.runners.worker.statesampler import StateSampler
+
+    StateSampler.__init__ = functools.partialmethod(StateSampler.__init__, sampling_period_ms=_SAMPLING_MS)
+
+
 def _be_silent() -> None:
     # Beam adds a handler that shows everything, unless there is one.
     logging.getLogger().handlers[:] = [logging.NullHandler()]
@@ -226,6 +240,7 @@ def _work(main: Any) -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(200_000, 20, 100)
+    sample_often()
     main(None)
 
 

@@ -20,6 +20,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import OutputError
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.transforms import shard
 from beam_prep.transforms._spool import Spool
 from tests.conftest import shared, tree
 
@@ -368,6 +369,78 @@ def test_the_same_bytes_in_two_files_are_tokenised_once_and_counted_twice(jobs: 
     rows = b"".join(data for name, data in sorted(jobs.tree().items()) if name.endswith("sequence.bin"))
     alone = b"".join(data for name, data in sorted(jobs.tree("single").items()) if name.endswith("sequence.bin"))
     assert rows == alone * 2
+
+
+def rows_in_the_spool(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[int]:
+    """How many blocks have their rows in the spool when a run begins to write, and behind each of its shards."""
+    whole, counts = shard.write_shard, []
+
+    def counted(*given: Any) -> Any:
+        folder = Path(given[1].folder)
+        if not counts:
+            counts.append(len(spooled(folder)))
+        receipt = whole(*given)
+        counts.append(len(spooled(folder)))
+        return receipt
+
+    monkeypatch.setattr(shard, "write_shard", counted)
+    jobs.run("a.jsonl", **options)
+    monkeypatch.setattr(shard, "write_shard", whole)
+    return counts
+
+
+def test_blocks_of_this_run_alone_go_when_all_of_their_rows_are_in_a_shard(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.write("a.jsonl", chat(400))
+    one_shard = changed(output__max_tokens_per_shard=10**9)
+    kept = rows_in_the_spool(jobs, monkeypatch, config=one_shard, output="kept", spool=jobs.spool)
+    assert kept == [kept[0]] * 2
+    assert rows_in_the_spool(jobs, monkeypatch, config=one_shard) == [kept[0], 0]
+    assert jobs.tree() == jobs.tree("kept")
+
+
+def test_blocks_that_several_shards_or_domains_need_stay(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.write("a.jsonl", b"".join(chat(10, topic, first) for first in range(0, 200, 10) for topic in ("one", "two")))
+    config = changed(output__max_tokens_per_shard=10**9)
+    first, *behind = rows_in_the_spool(jobs, monkeypatch, config=config)
+    assert behind == [first] * 2  # all blocks have rows of both domains
+    config = changed(output__domain_key=None, output__max_tokens_per_shard=4_000)
+    counts = rows_in_the_spool(jobs, monkeypatch, config=config, output="small")
+    assert len(counts) > 10
+    assert counts == [counts[0]] * len(counts)  # each block is cut
+    assert jobs.tree("small") == jobs.scratch("a.jsonl", config=config)
+
+
+@pytest.mark.parametrize("max_tokens", [20_000, 10**9])
+def test_equal_blocks_of_this_run_alone_stay(jobs: Jobs, max_tokens: int) -> None:
+    """They are one block of the spool, which more than one place of the output needs."""
+    for name in ("a.jsonl", "b.jsonl"):
+        jobs.write(name, chat(300))
+    config = changed(output__max_tokens_per_shard=max_tokens)
+    jobs.run("a.jsonl", "b.jsonl", config=config)
+    assert jobs.tree() == jobs.scratch("a.jsonl", "b.jsonl", config=config)
+
+
+def test_a_run_that_fails_while_it_writes_is_made_good_by_the_next(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.write("a.jsonl", chat(600))
+    config = changed(output__max_tokens_per_shard=60_000)
+    whole, written = shard.write_shard, []
+
+    def full(*given: Any) -> Any:
+        if written:
+            raise OSError("no space left on device")
+        written.append(whole(*given))
+        return written[-1]
+
+    monkeypatch.setattr(shard, "write_shard", full)
+    with pytest.raises(Exception, match="no space left"):
+        jobs.run("a.jsonl", config=config)
+    monkeypatch.setattr(shard, "write_shard", whole)
+    jobs.run("a.jsonl", config=config)
+    blocks, reused = jobs.told()
+    assert 0 < reused < blocks
+    assert jobs.tree() == jobs.scratch("a.jsonl", config=config)
 
 
 # An output that is there already

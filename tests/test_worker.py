@@ -34,9 +34,12 @@ source, tokenizer, folder, program = sys.argv[1:]
 def note(record):
     import json, os, sys
 
+    from apache_beam.runners.worker import statesampler
+
     with open(os.path.join(folder, f"{os.getpid()}.json"), "w") as file:
         names = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
-        found = {"parent": os.getppid(), "settings": [os.environ.get(name) for name in names]}
+        found = {"pids": [os.getpid(), os.getppid()], "settings": [os.environ.get(name) for name in names]}
+        found["sampling"] = statesampler.get_current_tracker().sampling_period_ms
         json.dump({**found, "modules": sorted(sys.modules)}, file)
     return record
 
@@ -87,8 +90,13 @@ def test_workers_import_neither_transformers_nor_tensorflow(
     assert done.returncode == 0, done.stderr
     notes = [json.loads(path.read_bytes()) for path in tmp_path.glob("*.json")]
     assert len(notes) == 2
+    # Of those that are forked, one is the other's child.
+    tree = {found["pids"][0]: found["pids"][1] for found in notes}
+    parents = sorted(tree.values(), key=lambda pid: pid in tree)
+    assert parents[0] == int(done.stdout)
+    assert (parents[1] in tree) == (program == "yes")
     for found in notes:
-        assert found["parent"] == int(done.stdout)
+        assert found["sampling"] == 10
         assert found["settings"] == ["false", "1"]
         assert "beam_prep.core.tokenizer" in found["modules"]
         assert not {"transformers", "tensorflow", "torch"} & set(found["modules"])
@@ -113,8 +121,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_workers_end_with_a_launcher_that_is_killed(source: Path, tokenizer: Path, tmp_path: Path) -> None:
     process = start(source, tokenizer, tmp_path / "out")
     launcher = psutil.Process(process.pid)
-    wait_for(lambda: len(launcher.children()) == 2 or process.poll() is not None)
-    workers = launcher.children()
+    wait_for(lambda: len(launcher.children(recursive=True)) == 2 or process.poll() is not None)
+    workers = launcher.children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     wait_for(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
@@ -129,6 +137,47 @@ def test_nothing_of_a_forked_worker_is_left(source: Path, tokenizer: Path, tmp_p
     assert "2 worker processes" in errors
     assert "severity" not in errors
     assert "apitools" not in errors + out
+
+
+def without_gigatoken(*options: str) -> "subprocess.CompletedProcess[str]":
+    """The command line, forked workers, where gigatoken is not installed."""
+    code = "import sys; sys.modules['gigatoken'] = None; from beam_prep import cli; sys.exit(cli.main())"
+    return subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_what_the_first_worker_finds_when_it_loads_the_tokenizer_is_said_once(
+    source: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"input": {"sections": [{"field": "text", "action": "train"}]}}))
+    run = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
+    run.append("--direct_num_workers=2")
+    failed = without_gigatoken(*run, "--tokenizer_backend=gigatoken")
+    assert failed.returncode == 1
+    assert failed.stderr.count("--tokenizer_backend gigatoken: it is not installed here") == 1
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "out").exists()
+    done = without_gigatoken(*run)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("gigatoken is not used: it is not installed here") == 1
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["encoded_by_transformers"] == 2500
+
+
+def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
+    source: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import os, signal, sys; from beam_prep import cli; cli._import_beam(); from beam_prep import recipe; "
+        "recipe.first_texts = lambda *given: os.kill(os.getpid(), signal.SIGKILL); sys.exit(cli.main())"
+    )
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"input": {"sections": [{"field": "text", "action": "train"}]}}))
+    run = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
+    run.append("--direct_num_workers=2")
+    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 1
+    assert "a worker process was killed" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_help_is_there_at_once() -> None:

@@ -49,8 +49,11 @@ class Texts(OnDemand[str]):
         array: Arrow strings. A null counts as empty where lengths are told.
     """
 
-    def __init__(self, array: pa.StringArray) -> None:
+    def __init__(self, array: pa.StringArray, characters: Array | None = None) -> None:
+        """Of an array, and the lengths of its texts where they are known."""
         self.array = array
+        if characters is not None:
+            self.characters = characters
 
     def __len__(self) -> int:
         return len(self.array)
@@ -290,19 +293,29 @@ def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
 _TYPES = {str: pa.string(), int: pa.float64(), float: pa.float64(), bool: pa.bool_(), type(None): pa.null()}
 
 
-def join(texts: Texts, constants: Sequence[str], pieces: Ragged) -> pa.StringArray:
+def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Array) -> Texts:
     """Texts put together.
 
     Args:
         texts: of messages.
         constants: what stands between them.
         pieces: int64, one row a result: indexes into `texts`, and behind its end into `constants`.
+        characters: int64, lengths of the results.
     """
     values = pa.concat_arrays([texts.array, pa.array(constants, pa.string())]).take(pa.array(pieces.flat))
-    return pc.binary_join(pa.ListArray.from_arrays(pa.array(pieces.offsets.astype(np.int32)), values), "")
+    lists = pa.ListArray.from_arrays(pa.array(pieces.offsets.astype(np.int32)), values)
+    return Texts(pc.binary_join(lists, ""), characters)
 
 
-def end_with(texts: pa.StringArray, end: str, always: bool) -> pa.StringArray:
+def concat(texts: Sequence[str], others: Texts) -> Texts:
+    """Texts, and others behind them."""
+    array = pa.concat_arrays([pa.array(texts, pa.string()), others.array])
+    return Texts(array, np.concatenate([characters(texts), others.characters]))
+
+
+def end_with(texts: Texts, end: str, always: bool) -> Texts:
     """Texts with an end; those that have it already only if `always`."""
-    ends = pa.scalar(end) if always else pc.if_else(pc.ends_with(texts, end), "", end)
-    return pc.binary_join_element_wise(texts, ends, "")
+    has = np.zeros(len(texts), bool) if always else np.asarray(pc.ends_with(texts.array, end))
+    ends = pa.scalar(end) if always else pc.if_else(pa.array(has), "", end)
+    joined = pc.binary_join_element_wise(texts.array, ends, "")
+    return Texts(joined, texts.characters + np.where(has, 0, len(end)))

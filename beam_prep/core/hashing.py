@@ -30,15 +30,16 @@ def _push(stack: list[Node], node: Node) -> None:
     stack.append(node)
 
 
-def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK) -> tuple[Node, ...]:
-    """The largest whole subtrees over `data`, which begins at byte `start` of its file, a multiple of `chunk`."""
+def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK, head: bytes = b"") -> tuple[Node, ...]:
+    """The largest whole subtrees over `head + data`, which begins at byte `start` of a file, a multiple of `chunk`."""
     if start % chunk:
         raise ValueError(f"start {start} is no multiple of {chunk}")
-    view = memoryview(data)
+    view, before = memoryview(data), len(head)
     stack: list[Node] = []
-    for position in range(0, len(view), chunk):
+    for position in range(0, before + len(view), chunk):
         leaf = hashlib.sha256(b"\x00")
-        leaf.update(view[position : position + chunk])
+        leaf.update(head[position : position + chunk])
+        leaf.update(view[max(0, position - before) : max(0, position - before + chunk)])
         _push(stack, Node((start + position) // chunk, 0, leaf.digest()))
     return tuple(stack)
 

@@ -85,14 +85,17 @@ class RawBlock:
 
     def origin(self, file: int, source: InputFile, block_bytes: int) -> Origin:
         """Digests of the block, and where it stands."""
-        content = self.head + self.data if self.head else self.data
-        covered = memoryview(content)[: self.size]
         # A block size that is no multiple of the chunk is for tests only: its digests depend on it.
         chunk = CHUNK if block_bytes % CHUNK == 0 else block_bytes
-        nodes = tree_nodes(covered, self.start, chunk)
-        bom = self.start == 0 and content.startswith(BOM)
-        digest = block_digest(nodes, self.skip, bom, content[self.size :])
-        return Origin(file, source, self.start, self.skip, len(covered), nodes, digest)
+        mine = self.size - self.skip
+        nodes = tree_nodes(memoryview(self.data)[:mine], self.start, chunk, self.head)
+        bom = self.start == 0 and self.data.startswith(BOM)
+        digest = block_digest(nodes, self.skip, bom, self.data[mine:])
+        return Origin(file, source, self.start, self.skip, self.size, nodes, digest)
+
+
+_LINE_END = CHUNK // 2
+"""Bytes that are read behind a block's range at once: most often the last line ends there."""
 
 
 def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -111,7 +114,7 @@ def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> It
         want = block_bytes if stop < 0 else stop - start
         if len(buffer) - here < want or here > len(buffer) // 2:
             buffer, here = buffer[here:], 0
-            buffer += _read(stream, want - len(buffer))
+            buffer += _read(stream, want + _LINE_END - len(buffer))
         size = min(want, len(buffer) - here)
         if size == 0:
             return

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.block import Block, Ledger, Reject
 from beam_prep.core.chat_template import FENCES, ChatTemplate, RenderedChat
-from beam_prep.core.columns import Columns, Texts, end_with, join, take
+from beam_prep.core.columns import Columns, Texts, concat, end_with, join, take
 from beam_prep.core.control import Guard
 from beam_prep.core.conversation import Said, Speech
 from beam_prep.core.ragged import Array, Ragged, offsets_of
@@ -199,7 +198,7 @@ class _Texts:
         self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
         self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
         self._in_bulk: list[tuple[_Table, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
-        self._bulk: pa.StringArray | None = None  # texts behind all others
+        self._bulk: Texts | None = None  # texts behind all others
 
     def _piece(self, text: str, special: bool, *segments: Segment, prompt: str | None = None) -> None:
         if not text.isascii():
@@ -231,7 +230,7 @@ class _Texts:
         self.rows.append(len(self.sequences) - 1)
         return len(self.texts) > before
 
-    def add_in_bulk(self, texts: pa.StringArray, groups: "list[tuple[_Table, Array]]") -> None:
+    def add_in_bulk(self, texts: Texts, groups: "list[tuple[_Table, Array]]") -> None:
         """Adds texts, a row each, behind all others.
 
         Args:
@@ -246,9 +245,10 @@ class _Texts:
         if self.output.has_template:
             special = self.voice.rules.bos == "tokenizer"
             if self.voice.rules.bos != "keep" and self.voice.bos:
-                begin = pc.starts_with(texts, self.voice.bos)
+                begin = pc.starts_with(texts.array, self.voice.bos)
                 cuts = np.asarray(begin).astype(np.int64) * len(self.voice.bos)
-                texts = pc.if_else(begin, pc.utf8_slice_codeunits(texts, len(self.voice.bos)), texts)
+                cut = pc.utf8_slice_codeunits(texts.array, len(self.voice.bos))
+                texts = Texts(pc.if_else(begin, cut, texts.array), texts.characters - cuts)
         for table, lengths in groups:
             pieces = np.arange(at, at := at + len(lengths))
             self._in_bulk.append((table, pieces, lengths, cuts[pieces - first]))
@@ -556,7 +556,7 @@ class _Texts:
         prompt_end, tail = self._prompt_ends(by_table)
         texts: Sequence[str] = self.texts
         if self._bulk is not None:
-            texts = Texts(pa.concat_arrays([pa.array(texts, pa.string()), self._bulk]) if texts else self._bulk)
+            texts = concat(texts, self._bulk) if texts else self._bulk
         return Pieces(
             texts,
             np.asarray(self.special, bool),
@@ -922,9 +922,9 @@ class _BulkTexts(_Bulk):
 
     def add(self) -> list[int]:
         """Adds the rest; gives their lines."""
-        texts, voice = self._columns.text.array, self._texts.voice
+        texts, voice = self._columns.text, self._texts.voice
         if len(self._rows) < len(texts):
-            texts = texts.take(pa.array(self._rows))
+            texts = texts.take(self._rows)
         if voice.rules.eos != "never":
             texts = end_with(texts, voice.eos, voice.rules.eos == "always")
         self._texts.add_in_bulk(texts, [])
@@ -982,7 +982,7 @@ class _BulkChats(_Bulk):
         """Renders the rows of known layouts; gives their lines."""
         chats = self._columns
         constants: dict[str, int] = {}
-        groups, places, widths = [], [], []
+        groups, places, widths, sizes = [], [], [], []
         characters = chats.text.characters
         for layout, table, rows in self._groups:
             index = np.zeros((len(rows), len(layout.constants)), np.int64)
@@ -997,10 +997,11 @@ class _BulkChats(_Bulk):
             groups.append((table, lengths))
             places.append(index.ravel())
             widths += [index.shape[1]] * len(rows)
+            sizes.append(lengths.sum(axis=1))
         self._rows = np.concatenate([self._rows, *(rows for _, _, rows in self._groups)])
         if len(self._rows):
             pieces = Ragged.from_lengths(np.concatenate(places), widths)
-            self._texts.add_in_bulk(join(chats.text, list(constants), pieces), groups)
+            self._texts.add_in_bulk(join(chats.text, list(constants), pieces, np.concatenate(sizes)), groups)
         return self._lines()
 
 

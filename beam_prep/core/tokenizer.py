@@ -112,9 +112,7 @@ def _loaded(folder: str, fingerprint: str) -> _Loaded:
     _read_facts(folder, fingerprint)  # which checks that it is this one
     backend = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     added = backend.get_added_tokens_decoder().values()
-    return _Loaded(
-        backend, tuple(sorted((token.content for token in added if token.special), key=len, reverse=True))
-    )
+    return _Loaded(backend, tuple(sorted((token.content for token in added if token.special), key=len, reverse=True)))
 
 
 @functools.lru_cache(maxsize=4)

@@ -144,8 +144,7 @@ def _packed(kind: str, values: Array, offsets: Array) -> tuple[Array, Array]:
     """Wire bytes of all values, uint8, and the rows' borders in them."""
     if kind == "float32":
         return cast(values, "float32", "").view(np.uint8), offsets * 4
-    body, starts = varint.encode(values)
-    return body, offsets if starts is None else starts[offsets]
+    return varint.encode_rows(values, offsets)
 
 
 def _field_size(sizes: Array) -> Array:

@@ -6,7 +6,7 @@ complement.
 
 import numpy as np
 
-from beam_prep.core.ragged import Array
+from beam_prep.core.ragged import Array, offsets_of
 
 _LIMITS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.uint64)
 _MAX_SIZE = 10
@@ -63,6 +63,54 @@ def encode(values: Array) -> tuple[Array, Array | None]:
         more = (widths > place + 1).view(np.uint8) << 7
         out[place:][begins] = (low >> (7 * place)).astype(np.uint8) & 127 | more
     return out[: borders[-1]], borders
+
+
+def encode_rows(values: Array, offsets: Array) -> tuple[Array, Array]:
+    """The varints of rows, one after the other.
+
+    Args:
+        values: of all rows, see `encode`.
+        offsets: int64 [rows + 1], borders of rows in them.
+
+    Returns:
+        uint8 [bytes], which may be a view of `values`; int64 [rows + 1], borders of rows in these.
+    """
+    if values.dtype.kind == "i" and len(values):
+        negative = values < 0
+        turns = np.flatnonzero(negative[1:] != negative[:-1]) + 1
+        one = values.min()
+        # Labels: most are -100, many in a row.
+        if one < 0 and len(turns) * _SHORT_RUN < len(values) and ((values == one) == negative).all():
+            return _encode_runs(values, offsets, negative, turns, one)
+    body, starts = encode(values)
+    return body, offsets if starts is None else starts[offsets]
+
+
+_SHORT_RUN = 16
+
+
+def _encode_runs(values: Array, offsets: Array, negative: Array, turns: Array, one: Array) -> tuple[Array, Array]:
+    """`encode_rows` where all that is negative is one value, in runs that begin or end at `turns`."""
+    others, starts = encode(values[~negative])
+    starts = np.arange(len(others) + 1) if starts is None else starts
+    first = np.concatenate([[0], turns])
+    count = np.diff(np.append(first, len(values)))
+    are_negative = negative[first]
+    before = offsets_of(np.where(are_negative, 0, count))  # others before each run
+    sizes = np.where(are_negative, _MAX_SIZE * count, np.diff(starts[before]))
+    at = offsets_of(sizes)
+    out = np.empty(at[-1], np.uint8)
+    target, source = out.data, others.data
+    tiles = memoryview(encode(one[None])[0].tobytes() * int(count[are_negative].max()))
+    runs = (at.tolist(), sizes.tolist(), starts[before].tolist(), are_negative.tolist())
+    for place, size, taken, same in zip(*runs, strict=False):
+        target[place : place + size] = tiles[:size] if same else source[taken : taken + size]
+    run = np.searchsorted(first, offsets, "right") - 1
+    inside = offsets - first[run]
+    other = np.where(
+        are_negative[run], 0, starts[np.minimum(before[run] + inside, len(starts) - 1)] - starts[before[run]]
+    )
+    return out, at[run] + np.where(are_negative[run], _MAX_SIZE * inside, other)
 
 
 def decode(data: Array) -> Array:

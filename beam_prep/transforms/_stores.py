@@ -374,7 +374,7 @@ class StoreOptions:
 
 
 def _restored(given: tuple[tuple[str, Any], ...]) -> StoreOptions:
-    here = dict(StoreOptions.current().given)
+    here = dict(StoreOptions.current().given) if given else {}  # Beam takes its time to say
     if any(here.get(name) != value for name, value in given):
         FileSystems.set_options(PipelineOptions.from_dictionary({**here, **dict(given)}))
     return StoreOptions(given)

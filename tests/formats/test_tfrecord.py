@@ -477,6 +477,23 @@ def test_damaged_examples_only_ever_raise_format_errors(noise: bytes, at: int) -
         assert isinstance(row["sequence"], np.ndarray)
 
 
+runs = st.lists(st.tuples(st.integers(1, 60), st.lists(st.integers(0, 2**40), max_size=4)), min_size=1, max_size=5)
+
+
+@given(runs, st.sampled_from([-100, -1, -(2**31)]), st.data())
+def test_rows_of_labels_are_encoded_as_value_by_value(
+    given: list[tuple[int, list[int]]], ignored: int, data: st.DataObject
+) -> None:
+    """Long runs of one negative value go another way."""
+    values = np.array([value for count, others in given for value in [*[ignored] * count, *others]], np.int64)
+    offsets = np.array([0, *sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=6))), len(values)])
+    body, borders = varint.encode_rows(values, offsets)
+    wanted, starts = varint.encode(values)
+    assert starts is not None  # a negative takes ten bytes
+    assert body.tobytes() == wanted.tobytes()
+    assert borders.tolist() == starts[offsets].tolist()
+
+
 def test_varints_of_more_than_ten_bytes_are_refused() -> None:
     with pytest.raises(ValueError, match="11 bytes"):
         varint.decode(np.array([0xFF] * 10 + [1], np.uint8))
