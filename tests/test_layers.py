@@ -37,8 +37,8 @@ MAY_IMPORT = {
     "recipe": {"_version", "config", "core", "errors", "formats", "transforms"},
     "progress": {"core"},
     "runners": {"core", "errors", "options", "transforms", "worker"},
-    "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "runners", "transforms"},
-    "worker": set(),
+    "pipeline": {"config", "core", "errors", "formats", "progress", "recipe", "runners", "transforms", "worker"},
+    "worker": {"errors"},
     "options": set(),
     "cli": {
         "__init__",

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from beam_prep.core.columns import Texts, characters, sizes
-from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.columns import Texts, characters, sizes, take
+from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
@@ -169,14 +169,15 @@ class Fast:
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
         ids = self.encode(texts, False)
         in_bytes = sizes(texts)
-        ascii_only = in_bytes == characters(texts)
+        wide = np.flatnonzero(in_bytes > characters(texts))
+        others = list(take(texts, wide))
         # A block seldom has 2 GB of text, and sums of half the size take half the time.
-        ends = np.cumsum(table.lengths[ids.flat], dtype=np.int32 if in_bytes.sum() < 2**30 else np.int64)
-        totals = np.concatenate([[0], ends])[ids.offsets]
+        ends = np.cumsum(table.lengths.take(ids.flat), dtype=np.int32 if in_bytes.sum() < 2**30 else np.int64)
+        totals = np.zeros(len(ids) + 1, np.int64)
+        totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
         lossless = np.diff(totals) == in_bytes
-        for place in np.flatnonzero(~ascii_only & lossless).tolist():
-            lossless[place] = table.keeps(texts[place])
-        tokens = _overlapping(ids, ends, totals, _in_bytes(texts, ascii_only, spans))
+        lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
+        tokens = _overlapping(ids, ends, totals, _in_bytes(others, wide, spans))
         if add_special_tokens:
             ids = self._with_special_tokens(ids)
             tokens += len((_around_text(self.tokenizer) or ([], []))[0])
@@ -238,16 +239,23 @@ def _around(ids: Ragged, before: list[int], behind: list[int]) -> Ragged:
     return Ragged.from_lengths(flat, ids.lengths + len(before) + len(behind))
 
 
-def _in_bytes(texts: Sequence[str], ascii_only: Array, spans: Array) -> Array:
-    """Spans with places in bytes (UTF-8) instead of characters."""
-    if ascii_only.all():
+def _in_bytes(texts: Sequence[str], places: Array, spans: Array) -> Array:
+    """Spans with places in bytes (UTF-8) instead of characters.
+
+    Args:
+        texts: those that are not ASCII.
+        places: int64, ascending: their numbers in spans.
+        spans: int64 [spans, 3], see `Encoder`.
+    """
+    mine = np.flatnonzero(np.isin(spans[:, 0], places))
+    if not len(mine):
         return spans
+    data = np.frombuffer("".join(texts).encode(), np.uint8)
+    # Where each character begins, and the last one ends.
+    begins = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
+    first = offsets_of(characters(texts))[np.searchsorted(places, spans[mine, 0])]
     spans = spans.copy()
-    for span in np.flatnonzero(~ascii_only[spans[:, 0]]).tolist():
-        place, start, stop = spans[span].tolist()
-        text = texts[place]
-        first = len(text[:start].encode())
-        spans[span, 1:] = first, first + len(text[start:stop].encode())
+    spans[mine, 1:] = begins[first[:, None] + spans[mine, 1:]] - begins[first][:, None]
     return spans
 
 

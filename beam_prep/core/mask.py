@@ -82,9 +82,16 @@ _UNPROVEN = (
 
 def _cover(segments: Segments, trained: Array, size: int) -> Array:
     """uint8 [size]: 1 on every token of a trained segment."""
+    start, stop = segments.start[trained], segments.stop[trained]
+    borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])
+    lengths = np.diff(borders)
+    if (lengths >= 0).all():  # one behind the other, as most are
+        inside = np.zeros(len(lengths), np.uint8)
+        inside[1::2] = 1
+        return np.repeat(inside, lengths)
     edges = np.zeros(size + 1, np.int32)
-    np.add.at(edges, segments.start[trained], 1)
-    np.add.at(edges, segments.stop[trained], -1)
+    np.add.at(edges, start, 1)
+    np.add.at(edges, stop, -1)
     return (np.cumsum(edges[:-1]) > 0).astype(np.uint8)
 
 
@@ -114,9 +121,11 @@ def reject_equal_sides(batch: Batch) -> Batch:
 
 def settle_untrained(batch: Batch, untrained: Untrained) -> Batch:
     """Rows that have an output with nothing to train on, after all cutting: dropped, kept or rejected."""
+    if untrained == "keep":
+        return batch
     never = {output.mask_name for output in batch.outputs if not output.trains}
     counts = [per_row for name, per_row in trained_tokens(batch).items() if name not in never]
-    if untrained == "keep" or not counts:
+    if not counts:
         return batch
     bare = (np.array(counts) == 0).any(axis=0)
     if untrained == "drop":

@@ -148,9 +148,14 @@ class Ragged:
 
     def sums(self, flat: Array | None = None) -> Array:
         """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them). 0 for an empty row."""
-        totals = offsets_of(self.flat if flat is None else flat)
+        flat = self.flat if flat is None else flat
         borders = self.values.offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
-        return np.diff(totals[borders])
+        some = borders[1:] > borders[:-1]
+        totals = np.zeros(len(self), np.int64)
+        if some.any():
+            # Sums from each border to the next one that is given: rows without values lie between no two.
+            totals[some] = np.add.reduceat(flat, borders[:-1][some], dtype=np.int64)
+        return totals
 
     def to_lists(self) -> list[Any]:
         """Rows as lists of Python numbers; for tests and printing only."""
