@@ -269,7 +269,8 @@ def _overlapping(ids: Ragged, ends: Array, totals: Array, spans: Array) -> Array
         spans: int64 [spans, 3]: text, first byte, one past the last.
     """
     text, start, stop = spans.T
-    start, stop = start + totals[text], stop + totals[text]
+    # In the type of `ends`, which would be copied otherwise.
+    start, stop = (start + totals[text]).astype(ends.dtype), (stop + totals[text]).astype(ends.dtype)
     first = np.searchsorted(ends, start, side="right")
     last = np.searchsorted(ends, stop, side="left") + 1
     return np.asarray(np.stack([first, last], axis=1) - ids.offsets[text][:, None])

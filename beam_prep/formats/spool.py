@@ -1,9 +1,9 @@
 """Spool files: one tokenised block <-> bytes. Arrow IPC, so that a slice of rows is read without copying it.
 
 A block takes up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block's receipt in
-its footer. `<name>.rows.arrow` (small) holds what only shard borders need: each line's outcome, each row's domain and
-tokens. `<name>.rejects.arrow` holds rejected lines, where there are any. The first is written last: where it is
-whole, the others are too.
+its footer; labels that are the ids or -100 take one bit a token. `<name>.rows.arrow` (small) holds what only shard
+borders need: each line's outcome, each row's domain and tokens. `<name>.rejects.arrow` holds rejected lines, where
+there are any. The first is written last: where it is whole, the others are too.
 """
 
 import json
@@ -17,10 +17,10 @@ import pyarrow as pa
 from beam_prep.core.batch import Batch
 from beam_prep.core.block import BlockReceipt, Kind, count_outcomes
 from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.schema import Column
+from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 
-SPOOL_VERSION = 2
+SPOOL_VERSION = 3
 """Goes up with every change of what a spool file holds; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
@@ -83,17 +83,37 @@ def row_tokens(batch: Batch) -> Array:
     return np.zeros(len(batch), np.int64)
 
 
+_OF = b"of"
+"""In the metadata of a column of bits: the column of ids that its labels are of."""
+
+
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> memoryview:
-    schema = pa.schema([(name, _arrow(batch[name]).type) for name in batch.schema])
+    columns = {name: batch[name] for name in batch.schema}
+    fields = {name: pa.field(name, _arrow(rows).type) for name, rows in columns.items()}
+    for name, column in batch.schema.items():
+        if column.of is not None and (trained := _trained(columns[name], columns[column.of], column)) is not None:
+            columns[name] = columns[name].with_flat(trained)
+            fields[name] = pa.field(name, _arrow(columns[name]).type, metadata={_OF: column.of.encode()})
+    schema = pa.schema(fields.values())
     sink = pa.BufferOutputStream()
     footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
     with pa.ipc.new_file(sink, schema, metadata=footer) as writer:
         for index in range(len(receipt.domains)):
             wanted = domain == index
-            writer.write_batch(
-                pa.record_batch([_arrow(batch[name].take(wanted)) for name in batch.schema], schema=schema)
-            )
+            writer.write_batch(pa.record_batch([_arrow(rows.take(wanted)) for rows in columns.values()], schema=schema))
     return memoryview(sink.getvalue())
+
+
+def _trained(labels: Ragged, ids: Ragged, column: Column) -> Array | None:
+    """bool [values]: where labels are the ids; None where they are something else than that or -100."""
+    if column.role != "labels" or column.shifted or labels.flat.dtype != ids.flat.dtype:
+        return None
+    trained: Array = labels.flat != IGNORE_INDEX
+    return trained if np.array_equal(labels.flat, _labels(trained, ids.flat)) else None
+
+
+def _labels(trained: Array, ids: Array) -> Array:
+    return np.where(trained, ids, ids.dtype.type(IGNORE_INDEX))
 
 
 def _arrow(rows: Ragged) -> pa.ListArray:
@@ -175,18 +195,24 @@ def read_receipt(source: Any, name: str) -> BlockReceipt:
 
 
 def read_rows(source: Any, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
-    """Rows [start, stop) of a domain, as views of the source's memory where it is mapped; whether these are all."""
+    """Rows [start, stop) of a domain, views of the source's memory where it is mapped and they lie there so; and
+    whether these are all."""
     reader = _open(source, name)
     whole = reader.get_batch(domain)
     batch = whole.slice(start, stop - start)
     are_all = len(batch) == len(whole) and reader.num_record_batches == 1
-    return {column: _ragged(batch.column(column)) for column in batch.schema.names}, are_all
+    rows = {column: _ragged(batch.column(column)) for column in batch.schema.names}
+    for field in batch.schema:
+        if field.metadata is not None and _OF in field.metadata:
+            ids = rows[field.metadata[_OF].decode()]
+            rows[field.name] = ids.with_flat(_labels(rows[field.name].flat, ids.flat))
+    return rows, are_all
 
 
 def _ragged(array: pa.ListArray) -> Ragged:
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    inner = _ragged(values) if pa.types.is_list(values.type) else values.to_numpy()
+    inner = _ragged(values) if pa.types.is_list(values.type) else values.to_numpy(zero_copy_only=False)
     return Ragged(inner, offsets - offsets[0])
 
 
