@@ -118,7 +118,7 @@ class _Crew:
         if self._pid == 0:
             try:
                 _be_first([reading for reading, _ in pipes], reporting, main, prepare)
-            except BaseException:
+            except Exception:  # else it would end without a word
                 traceback.print_exc()
             finally:
                 os._exit(0)
@@ -189,9 +189,9 @@ def _be_first(readings: Sequence[int], reporting: int, main: Any, prepare: Prepa
             os._exit(0)
         children.append(child)
     _close_all_but([mine, reporting])
-    # Not before: a launcher that hears of it may kill what it started.
-    with open(reporting, "wb") as pipe:
-        pipe.write(json.dumps(report).encode())
+    with contextlib.suppress(BrokenPipeError):  # the launcher found something wrong meanwhile, and has ended
+        os.write(reporting, json.dumps(report).encode())
+    os.close(reporting)
     _work_when_told(mine, main)
     for child in children:
         os.waitpid(child, 0)

@@ -21,8 +21,8 @@ HERE = Path(__file__).resolve().parent
 STEPS = {
     "Beam imported": min,
     "pipeline made: config, inputs, tokenizer": min,
+    "first worker forked": min,
     "gate done: gigatoken's ids are the reference's": min,
-    "workers forked": min,
     "first block begins": min,
     "first block spooled": min,
     "last block spooled": max,
@@ -64,13 +64,8 @@ def watch(log: Path) -> None:
         from beam_prep.transforms import _publish, _spool, shard
 
         around(pipeline.Pipeline, "__init__", behind="pipeline made: config, inputs, tokenizer")
-        around(
-            pipeline,
-            "choose_runner",
-            before="gate done: gigatoken's ids are the reference's",
-            behind="workers forked",
-        )
-        # The gate reads a block as well; only workers write.
+        around(pipeline, "choose_runner", behind="first worker forked")
+        around(pipeline, "choose", behind="gate done: gigatoken's ids are the reference's")  # in the first worker
         around(_spool.Spool, "write", behind="last block spooled")
         around(_spool.Spool, "find", before="first block begins")
         around(_spool.Spool, "write", behind="first block spooled")

@@ -163,6 +163,18 @@ def test_what_the_first_worker_finds_when_it_loads_the_tokenizer_is_said_once(
     assert json.loads((tmp_path / "out" / "run.json").read_bytes())["encoded_by_transformers"] == 2500
 
 
+def test_a_launcher_that_fails_while_the_first_worker_loads_says_so_alone(
+    source: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "somebody's").touch()
+    process = start(source, tokenizer, tmp_path / "out")
+    out, errors = process.communicate(timeout=120)  # of the worker, too
+    assert process.returncode == 1
+    assert "is no output of beam_prep" in errors
+    assert "Traceback" not in out + errors
+
+
 def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
     source: Path, tokenizer: Path, tmp_path: Path
 ) -> None:

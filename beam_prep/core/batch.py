@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from beam_prep.core.block import Block, Ledger
-from beam_prep.core.columns import characters, take
+from beam_prep.core.columns import measure, take
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column, Output
 from beam_prep.core.template import UNSET, Pieces, Rendered, sample
@@ -200,14 +200,14 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
 
 
 _SAMPLED = 16
-_SAMPLED_CHARACTERS = 16_384
+_SAMPLED_SIZE = 16_384  # see `measure`
 
 
 def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> bool:
     """Whether the reference gives the same for a sample of the pieces: some by a hash of block and place."""
-    sizes = characters(pieces.texts)
+    sizes = measure(pieces.texts)
     order = sample(digest, len(sizes), 4 * _SAMPLED)
-    picked = order[np.cumsum(sizes[order]) <= _SAMPLED_CHARACTERS][:_SAMPLED]
+    picked = order[np.cumsum(sizes[order]) <= _SAMPLED_SIZE][:_SAMPLED]
     if len(picked) == 0:
         picked = order[np.argsort(sizes[order], kind="stable")[:1]]
     picked = np.sort(picked)
@@ -296,11 +296,11 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     return _Encoded(encoded, start, stop, *_borders(pieces, encoded, encoder, anchored, found[len(bounded) :]))
 
 
-_SHORT = 1000  # characters: longer texts are seldom equal, and take long to compare
+_SHORT = 1000  # see `measure`: longer texts are seldom equal, and take long to compare
 
 
 def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragged:
-    if characters(texts).sum() > _SHORT * len(texts):
+    if measure(texts).sum() > _SHORT * len(texts):
         return encoder.encode(texts, special)
     places: dict[str, int] = {}
     index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(texts))

@@ -105,6 +105,11 @@ def sizes(texts: Sequence[str]) -> Array:
     return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
 
 
+def measure(texts: Sequence[str]) -> Array:
+    """int64: how long texts are, in bytes or in characters, whichever is known sooner."""
+    return sizes(texts) if isinstance(texts, Texts) else characters(texts)
+
+
 def take(texts: Sequence[str], places: Array) -> Sequence[str]:
     """Some texts, in that order."""
     return texts.take(places) if isinstance(texts, Texts) else [texts[place] for place in places.tolist()]
@@ -310,12 +315,11 @@ def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Arr
 def concat(texts: Sequence[str], others: Texts) -> Texts:
     """Texts, and others behind them."""
     array = pa.concat_arrays([pa.array(texts, pa.string()), others.array])
-    return Texts(array, np.concatenate([characters(texts), others.characters]))
+    known = "characters" in vars(others)
+    return Texts(array, np.concatenate([characters(texts), others.characters]) if known else None)
 
 
 def end_with(texts: Texts, end: str, always: bool) -> Texts:
     """Texts with an end; those that have it already only if `always`."""
-    has = np.zeros(len(texts), bool) if always else np.asarray(pc.ends_with(texts.array, end))
-    ends = pa.scalar(end) if always else pc.if_else(pa.array(has), "", end)
-    joined = pc.binary_join_element_wise(texts.array, ends, "")
-    return Texts(joined, texts.characters + np.where(has, 0, len(end)))
+    ends = pa.scalar(end) if always else pc.if_else(pc.ends_with(texts.array, end), "", end)
+    return Texts(pc.binary_join_element_wise(texts.array, ends, ""))
