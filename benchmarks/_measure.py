@@ -1,7 +1,6 @@
 """Measuring a process and all that it starts. Linux only: memory is read from /proc."""
 
 import contextlib
-import mmap
 import os
 import shlex
 import subprocess
@@ -130,13 +129,6 @@ def prepare_disk(corpus: Path) -> None:
     with open(corpus, "rb", buffering=0) as file:
         while file.read(1 << 24):
             pass
-
-
-def prepare_memory(gigabytes: float) -> None:
-    """Takes memory and gives it back, so that a virtual machine has it from its host before a run, not in the run."""
-    if gigabytes:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        mmap.mmap(-1, int(gigabytes * 1e9), flags=flags).close()
 
 
 def make_corpus(shared: Path, kind: str, megabytes: float, cache: Path) -> Path:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _jobs import JOBS, LIMIT, OURS, PACKED, TOOLS, Job, Place, marking, trl_python
-from _measure import ROOT, BenchmarkError, check_material, make_corpus, prepare_disk, prepare_memory, say
+from _measure import ROOT, BenchmarkError, check_material, make_corpus, prepare_disk, say
 from _page import machine, split_at_markers, write_markdown
 from _report import Log, Run, report, run_line
 
@@ -50,7 +50,6 @@ def run_job(name: str, given: argparse.Namespace, place: Place) -> None:
         outputs = {tool: place.work / f"output_{number}" for number, tool in enumerate(tools)}
         for tool, output in outputs.items():
             prepare_disk(corpus)
-            prepare_memory(given.touch)
             run = Run(name, megabytes, corpus.stat().st_size, tool, TOOLS[tool](corpus, output, place))
             runs.append(run)
             keep(given.log, run_line(run))
@@ -124,13 +123,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--log", type=Path, metavar="FILE", help="finished runs are added to it (default: a new one in --cache)")
     add("--report", type=Path, nargs="+", metavar="FILE", help="run nothing: the tables of these logs")
     add("--markdown", type=Path, metavar="FILE", help=f"also put the tables into FILE, behind <!-- {MARKER}: begin -->")
-    add(
-        "--touch",
-        type=float,
-        default=0,
-        metavar="GB",
-        help="touch so much memory before each run, of all tools: some virtual machines get it slowly from their host",
-    )
     add("--quick", action="store_true", help=f"a smoke test: --sizes {QUICK:g} --repeats 1")
     given = parser.parse_args(arguments)
     if given.quick:
