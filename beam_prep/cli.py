@@ -118,15 +118,16 @@ def _import_beam() -> None:
 
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     gc.disable()  # nothing that is imported is garbage, and to look for some takes a tenth of the time
-    _import_beam()
-    if problem := unknown_beam_options(beam_options):
-        print(f"beam-prep run: {problem}", file=sys.stderr)
-        return 2
-    from beam_prep.config import PipelineConfig
-    from beam_prep.pipeline import Pipeline
-
-    gc.freeze()
-    gc.enable()
+    try:
+        _import_beam()
+        if problem := unknown_beam_options(beam_options):
+            print(f"beam-prep run: {problem}", file=sys.stderr)
+            return 2
+        from beam_prep.config import PipelineConfig
+        from beam_prep.pipeline import Pipeline
+    finally:
+        gc.freeze()
+        gc.enable()
     in_line = given.config_json is not None
     result = Pipeline(
         PipelineConfig.from_text(given.config_json, "--config_json") if in_line else given.config,

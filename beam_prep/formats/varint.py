@@ -102,8 +102,8 @@ def _encode_runs(values: Array, offsets: Array, negative: Array, turns: Array, o
     out = np.empty(at[-1], np.uint8)
     target, source = out.data, others.data
     tiles = memoryview(encode(one[None])[0].tobytes() * int(count[are_negative].max()))
-    runs = (at.tolist(), sizes.tolist(), starts[before].tolist(), are_negative.tolist())
-    for place, size, taken, same in zip(*runs, strict=False):
+    runs = (at[:-1].tolist(), sizes.tolist(), starts[before[:-1]].tolist(), are_negative.tolist())
+    for place, size, taken, same in zip(*runs, strict=True):
         target[place : place + size] = tiles[:size] if same else source[taken : taken + size]
     run = np.searchsorted(first, offsets, "right") - 1
     inside = offsets - first[run]
