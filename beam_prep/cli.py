@@ -4,6 +4,7 @@ import argparse
 import difflib
 import gc
 import importlib
+import importlib.abc
 import json
 import logging
 import os
@@ -98,21 +99,30 @@ def _set_up_log(verbose: bool) -> None:
     logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-_UNUSED = ("pandas", "pymongo")
+_UNUSED = ("pandas", "pymongo", "apache_beam.io.gcp.bigquery")
+
+
+class _Absent(importlib.abc.MetaPathFinder):
+    """Finds that some libraries are not installed."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname in _UNUSED:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 def _import_beam() -> None:
     """Imports Beam as it is where some libraries are not installed: with them it takes half as long again.
 
     It would take them in for types and connectors that no job of ours has. (And it complains, in the log, of what its
-    cloud extras would bring.)
+    cloud extras would bring.) So does pyarrow, with the first array, for arrays of pandas; it asks only once.
     """
     logging.disable(logging.WARNING)
-    absent = [name for name in _UNUSED if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    absent = _Absent()
+    sys.meta_path.insert(0, absent)
     importlib.import_module("apache_beam")
-    for name in absent:
-        del sys.modules[name]
+    if worker.is_own_program():
+        importlib.import_module("pyarrow").array([])
+    sys.meta_path.remove(absent)
     logging.disable(logging.NOTSET)
 
 

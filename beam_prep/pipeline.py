@@ -222,9 +222,11 @@ class Pipeline:
         """See `choose`. The first records of the input are probes too."""
         if self.config.input.tokenized:
             return "transformers", None
+        columns = recipe.columns_of(self.config, self.render)
         with _single_threaded():
             texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
-            return choose(self.tokenizer, self.tokenizer_backend, texts)
+            spans = columns is None or columns.kind != "texts"
+            return choose(self.tokenizer, self.tokenizer_backend, texts, spans)
 
     @functools.cached_property
     def _backend(self) -> Backend | Literal["inherited"]:

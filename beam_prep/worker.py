@@ -42,6 +42,11 @@ def own_program() -> None:
     _program = True
 
 
+def is_own_program() -> bool:
+    """Whether nothing but the command line runs in this process."""
+    return _program
+
+
 def environment(workers: int, prepare: Prepare | None = None) -> Any:
     """Of this many worker processes, for `FnApiRunner`. To be called before anything in this process starts threads.
 

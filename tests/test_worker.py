@@ -192,6 +192,16 @@ def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_pandas_is_not_imported_with_the_first_arrow_array_of_the_command_line(own: bool) -> None:
+    """A third of a second in each worker. Callers of `cli.main` keep a pyarrow that knows pandas."""
+    pytest.importorskip("pandas")
+    code = "import sys; from beam_prep import cli, worker; " + "worker.own_program(); " * own
+    code += "cli._import_beam(); import pyarrow; pyarrow.array([1]); print('pandas' in sys.modules); import pandas"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(not own)
+
+
 def test_help_is_there_at_once() -> None:
     """Nothing large is imported for it (it takes 0.05 s)."""
     code = "import sys, beam_prep.cli; print(*{'apache_beam', 'numpy', 'pyarrow', 'tokenizers'} & set(sys.modules))"

@@ -282,7 +282,7 @@ def _parallel() -> bool:
 
 
 def choose(
-    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = ()
+    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True
 ) -> tuple[Literal["transformers", "gigatoken"], str | None]:
     """The gate when a pipeline is built: which backend encodes.
 
@@ -290,6 +290,7 @@ def choose(
         tokenizer: the reference.
         backend: `auto`: gigatoken where its ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
+        spans: whether tokens of spans will be asked for.
 
     Returns:
         `gigatoken` or `transformers`; and why it is not gigatoken, where that was wanted.
@@ -297,7 +298,8 @@ def choose(
     Raises:
         TokenizerError: `gigatoken` was asked for, and cannot be used.
     """
-    _bytes_of(tokenizer)  # made once, for worker processes that are forked after this
+    if spans:
+        _bytes_of(tokenizer)  # made once, for worker processes that are forked after this
     _chosen[tokenizer] = "transformers"
     if backend == "transformers":
         return backend, None
