@@ -14,6 +14,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -320,17 +321,19 @@ _chosen: dict[Tokenizer, str] = {}
 
 def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
     fast = Fast(tokenizer, "gigatoken")
-    _gigatoken(tokenizer)
-    if _around_text(tokenizer) is None:
-        raise _Unsupported("this tokenizer does more than put special tokens around a text")
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
-    for special in (False, True):
-        mine, theirs = fast.encode(texts, special).to_lists(), tokenizer.encode(texts, special).to_lists()
-        for place, text in enumerate(texts):
-            if mine[place] != theirs[place]:
-                raise _Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
+    with ThreadPoolExecutor(1) as thread:  # the reference encodes while gigatoken loads
+        reference = [(special, thread.submit(tokenizer.encode, texts, special)) for special in (False, True)]
+        _gigatoken(tokenizer)
+        if _around_text(tokenizer) is None:
+            raise _Unsupported("this tokenizer does more than put special tokens around a text")
+        for special, encoded in reference:
+            mine, theirs = fast.encode(texts, special).to_lists(), encoded.result().to_lists()
+            for place, text in enumerate(texts):
+                if mine[place] != theirs[place]:
+                    raise _Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
 
 
 def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
