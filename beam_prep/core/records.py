@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from beam_prep.core.block import ALIVE, Block, InputFile, Ledger, Origin, Reject
-from beam_prep.core.columns import Columns, Wanted, read_columns
+from beam_prep.core.columns import Columns, Wanted, read_columns, sizes
 from beam_prep.core.hashing import CHUNK, block_digest, tree_nodes
 from beam_prep.core.on_demand import OnDemand
 from beam_prep.core.ragged import Array
@@ -348,13 +348,15 @@ def _each_outside(
 ) -> Records:
     """`_each` of the rows whose one text is too short or too long: each of them is dropped."""
     assert isinstance(records.rows, _Lines)
-    sizes = columns.text.characters
-    outside = ((sizes < min_chars) | (sizes > max_chars)) & columns.whole
-    places = np.flatnonzero(outside)
+    # A character takes one to four bytes, so most need not be counted.
+    in_bytes = sizes(columns.text)
+    unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.whole)
+    lengths = columns.text.take(unsure).characters
+    places = unsure[(lengths < min_chars) | (lengths > max_chars)]
     if len(places):
         rows = [records.rows[place] for place in places.tolist()]
         _each(replace(records, line=records.line[places], rows=rows, columns=None), work)
-        places = np.flatnonzero(~outside)
+        places = np.delete(np.arange(len(in_bytes)), places)
         records = replace(
             records, line=records.line[places], rows=records.rows.take(places), columns=columns.take(places)
         )

@@ -350,6 +350,20 @@ def test_texts_are_the_same_texts(
     assert_same_rendered(found, wanted)
 
 
+@given(
+    said=st.lists(st.text("a\u00e9\u4f60\U0001f600 ", max_size=12), min_size=1, max_size=6),
+    limits=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+)
+def test_the_limits_count_characters_not_bytes(said: list[str], limits: tuple[int, int]) -> None:
+    data = lines(*({"text": text} for text in said))
+    found, wanted = (filter_by_chars(read(data, kind), *limits, ("text",)) for kind in (TEXTS, None))
+    assert found.columns is not None
+    assert list(found.rows) == list(wanted.rows)
+    assert found.columns.text == [text for text in said if limits[0] <= len(text) <= limits[1]]
+    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
+    assert found.ledger.outcomes == wanted.ledger.outcomes
+
+
 def test_ids_of_one_array_are_those_of_its_texts() -> None:
     tokenizer = ours()
     texts = [*SPACED, *SAID, "", "a" * 2000]
