@@ -44,7 +44,9 @@ def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
     if values.dtype == target:
         return values, np.ones(1, bool)
     with np.errstate(over="ignore", invalid="ignore"):
-        cast = values.astype(target)
+        # The bits are the same, and need no copy.
+        same = values.dtype.kind in "iu" and target.kind in "iu" and values.dtype.itemsize == target.itemsize
+        cast = values.view(target) if same else values.astype(target)
     if target.kind == "f":
         return cast, np.isfinite(cast)
     limits = np.iinfo(target)
