@@ -111,18 +111,20 @@ class _Absent(importlib.abc.MetaPathFinder):
 
 
 def _import_beam() -> None:
-    """Imports Beam as it is where some libraries are not installed: with them it takes half as long again.
+    """Imports Beam; in a program of our own, as it is where some libraries are not installed.
 
-    It would take them in for types and connectors that no job of ours has. (And it complains, in the log, of what its
-    cloud extras would bring.) So does pyarrow, with the first array, for arrays of pandas; it asks only once.
+    With them it takes half as long again, for types and connectors that no job of ours has. So does pyarrow, which
+    looks for pandas with the first array that it makes, and asks only once.
     """
-    logging.disable(logging.WARNING)
-    absent = _Absent()
-    sys.meta_path.insert(0, absent)
-    importlib.import_module("apache_beam")
+    logging.disable(logging.WARNING)  # Beam complains of what its cloud extras would bring
     if worker.is_own_program():
+        absent = _Absent()
+        sys.meta_path.insert(0, absent)
+        importlib.import_module("apache_beam")
         importlib.import_module("pyarrow").array([])
-    sys.meta_path.remove(absent)
+        sys.meta_path.remove(absent)
+    else:
+        importlib.import_module("apache_beam")
     logging.disable(logging.NOTSET)
 
 
