@@ -223,9 +223,9 @@ class Pipeline:
         if self.config.input.tokenized:
             return "transformers", None
         columns = recipe.columns_of(self.config, self.render)
+        spans = columns is None or columns.kind != "texts"
         with _single_threaded():
             texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
-            spans = columns is None or columns.kind != "texts"
             return choose(self.tokenizer, self.tokenizer_backend, texts, spans)
 
     @functools.cached_property
