@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 import os
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,13 +64,10 @@ class _Bytes:
     Attributes:
         lengths: int32 [ids].
         normalised: the tokenizer normalises to NFC.
-        cut_behind: see `Encoder`. Such tokens are looked for before all else, and what stands between two of them is
-            encoded by itself.
     """
 
     lengths: Array
     normalised: bool
-    cut_behind: frozenset[str]
 
     def keeps(self, text: str) -> bool:
         """Whether the normaliser leaves a text alone."""
@@ -94,12 +91,9 @@ def _bytes_of(tokenizer: Tokenizer) -> _Bytes | None:
     lengths = np.zeros(tokenizer.max_id + 1, np.int32)
     vocabulary = backend.get_vocab(with_added_tokens=False)
     lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
-    cut_behind = set()
     for number, token in backend.get_added_tokens_decoder().items():
         lengths[number] = len(token.content.encode())
-        if token.special and not (token.lstrip or token.rstrip or token.single_word or token.normalized):
-            cut_behind.add(token.content)
-    return _Bytes(lengths, normaliser is not None, frozenset(cut_behind))
+    return _Bytes(lengths, normaliser is not None)
 
 
 def _state(part: Any) -> Any:
@@ -186,16 +180,6 @@ class Fast:
         if lossless.all():
             return ids, tokens
         return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
-
-    @property
-    def cut_behind(self) -> Collection[str]:
-        """Special tokens behind which a text can be cut: see `Encoder`."""
-        table = _bytes_of(self.tokenizer)
-        return () if table is None else table.cut_behind
-
-    def id_of_token(self, token: str) -> int:
-        """The id of a special token, from its text."""
-        return self.tokenizer.id_of_token(token)
 
     def _with_special_tokens(self, ids: Ragged) -> Ragged:
         around = _around_text(self.tokenizer)

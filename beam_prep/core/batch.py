@@ -145,13 +145,15 @@ class _Encoded:
     Attributes:
         ids: of each piece.
         start, stop: int64 [segments]: first token and one past the last of each segment, counted in its piece.
-        border: int64 [prompted pieces]: tokens that a piece and its prompt have in common, from the first on.
-        whole: bool [prompted pieces]: these are all tokens of the prompt.
+        prompted: int64: the pieces with a prompt, ascending.
+        border: int64 [pieces]: tokens that a piece and its prompt text have in common, from the first on.
+        whole: bool [pieces]: the tokens of the prompt are the first of the piece.
     """
 
     ids: Ragged
     start: Array
     stop: Array
+    prompted: Array
     border: Array
     whole: Array
 
@@ -194,8 +196,8 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
-    if any(len(pieces.prompted) for pieces in rendered.pieces.values()):
-        _begin_behind_prompts(batch, rendered, encoded)
+    if any(len(each.prompted) for each in encoded.values()):
+        _begin_after_prompts(batch, rendered, encoded)
     return _drop_empty(batch, np.array(enough))
 
 
@@ -213,7 +215,6 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
     picked = np.sort(picked)
     theirs = _encode(pieces.take(picked), reference)
     segments = np.isin(_piece_of_segment(pieces), picked)
-    prompted = np.isin(pieces.prompted, picked)
     return all(
         np.array_equal(one, other)
         for one, other in (
@@ -221,8 +222,8 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
             (encoded.ids.lengths[picked], theirs.ids.lengths),
             (encoded.start[segments], theirs.start),
             (encoded.stop[segments], theirs.stop),
-            (encoded.border[prompted], theirs.border),
-            (encoded.whole[prompted], theirs.whole),
+            (encoded.border[picked], theirs.border),
+            (encoded.whole[picked], theirs.whole),
         )
     )
 
@@ -232,23 +233,24 @@ def _piece_of_segment(pieces: Pieces) -> Array:
     return np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
 
 
-def _begin_behind_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _Encoded]) -> None:
-    """Moves the start of what is trained behind the prompt; in preference rows, behind the shorter of both borders."""
+def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _Encoded]) -> None:
+    """Moves the start of what is trained after a prompt text; in preference rows, after the shorter of both borders."""
     short = np.zeros(len(batch), np.int64)
     border = np.full(len(batch), np.iinfo(np.int64).max)
-    prompted = {name: pieces.prompted for name, pieces in rendered.pieces.items() if len(pieces.prompted)}
-    for name, owners in prompted.items():
-        row = _row_of_piece(rendered.pieces[name])[owners]
-        np.minimum.at(border, row, encoded[name].border)
-        short[row[~encoded[name].whole]] = 1
+    for name, each in encoded.items():
+        if len(each.prompted):
+            row = _row_of_piece(rendered.pieces[name])
+            short[row[each.prompted[~each.whole[each.prompted]]]] = 1
+            texts = sorted(rendered.pieces[name].prompts)
+            np.minimum.at(border, row[texts], each.border[texts])
     batch.count("prompt_not_prefix", short)
-    for name, owners in prompted.items():
+    for name in encoded:
         pieces, segments = rendered.pieces[name], batch.segments[name]
-        first = pieces.borders[:-1][owners]  # the piece's first segment is the one behind its prompt
-        some = first < pieces.borders[owners + 1]
-        behind = first[some][pieces.segments[first[some], 1] < 0]
+        owners = np.array(sorted(pieces.prompts), np.int64)
+        first = pieces.borders[:-1][owners]  # the piece's first segment is the one after its prompt
+        after = first[first < pieces.borders[owners + 1]]
         start = segments.start.copy()
-        start[behind] += border[segments.sequence[behind]]
+        start[after] += border[segments.sequence[after]]
         batch.segments[name] = replace(segments, start=np.minimum(start, segments.stop))
 
 
@@ -261,12 +263,12 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
     part = _piece_of_segment(pieces)
     bounded = np.flatnonzero(pieces.segments[:, 1] >= 0)
-    anchored = _anchored(pieces, encoder)
-    token = np.array([len(token) for token, _ in pieces.tails], np.int64)[pieces.tail[anchored]]
+    begun = np.flatnonzero(pieces.prompt_end > 0)
+    ends = pieces.prompt_end[begun]
     spans = np.concatenate(
         [
             np.column_stack([part[bounded], pieces.segments[bounded, :2]]),
-            np.column_stack([anchored, pieces.cut[anchored] - token, pieces.cut[anchored]]),
+            np.column_stack([begun, ends - 1, ends]),
         ]
     )
     by_piece = np.argsort(spans[:, 0], kind="stable")
@@ -293,7 +295,13 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
         encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
     start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
     start[bounded], stop[bounded] = found[: len(bounded)].T
-    return _Encoded(encoded, start, stop, *_borders(pieces, encoded, encoder, anchored, found[len(bounded) :]))
+    prompted, border, whole = _borders(pieces, encoded, encoder)
+    # The last token of the prompt is not the first of what follows it.
+    whole[begun] = True
+    first = pieces.borders[begun]
+    followed = np.flatnonzero(first < pieces.borders[begun + 1])
+    whole[begun[followed]] = found[len(bounded) + followed, 1] <= start[first[followed]]
+    return _Encoded(encoded, start, stop, prompted, border, whole)
 
 
 _SHORT = 1000  # see `measure`: longer texts are seldom equal, and take long to compare
@@ -308,54 +316,22 @@ def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragge
     return ids if len(places) == len(texts) else ids.take(index)
 
 
-def _anchored(pieces: Pieces, encoder: Encoder) -> Array:
-    """int64: the pieces whose prompt need not be encoded, but for its tail.
+def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array, Array]:
+    """The pieces with a prompt, and `border` and `whole` of `_Encoded`, an entry each piece.
 
-    Behind some special tokens a text can be cut without changing an id. A prompt that is the beginning of its piece
-    then has the piece's ids up to the last of these, and those of its tail behind it.
+    Where the prompt is a text, these are from the longest common beginning of its ids and the piece's.
     """
-    cuts = np.array([token in encoder.cut_behind for token, _ in pieces.tails], bool)
-    places = np.flatnonzero(pieces.tail >= 0)
-    return np.asarray(places[cuts[pieces.tail[places]] & ~pieces.special[places]])
-
-
-def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder, anchored: Array, anchors: Array) -> tuple[Array, Array]:
-    """`border` and `whole` of `_Encoded`: the longest common beginning of each prompt's ids and its piece's.
-
-    Args:
-        pieces: the pieces.
-        encoded: their ids.
-        encoder: encodes prompts.
-        anchored: see `_anchored`.
-        anchors: int64 [anchored, 2]: the tokens that overlap the special token behind which the tail begins.
-    """
-    owners = pieces.prompted
-    border, whole = np.zeros(len(pieces.texts), np.int64), np.zeros(len(pieces.texts), bool)
-    todo = np.zeros(len(pieces.texts), bool)
-    todo[owners] = True
-    tails = [encoder.encode([tail], False).flat for _, tail in pieces.tails]
-    lengths = encoded.lengths
-    for kind, ((token, _), tail) in enumerate(zip(pieces.tails, tails, strict=True)):
-        mine = np.flatnonzero(pieces.tail[anchored] == kind)
-        # One token, of that very id: then it is the special token, and the tail begins behind it.
-        first = encoded.offsets[anchored[mine]] + anchors[mine, 0]
-        is_token = anchors[mine, 1] - anchors[mine, 0] == 1
-        is_token[is_token] = encoded.flat[first[is_token]] == encoder.id_of_token(token)
-        mine = mine[is_token]
-        pieces_, at = anchored[mine], anchors[mine, 1]
-        same, common = np.ones(len(mine), bool), np.zeros(len(mine), np.int64)
-        for place, wanted in enumerate(tail.tolist()):
-            same &= at + place < lengths[pieces_]
-            same[same] = encoded.flat[encoded.offsets[pieces_[same]] + at[same] + place] == wanted
-            common += same
-        border[pieces_], whole[pieces_], todo[pieces_] = at + common, common == len(tail), False
+    border, whole = np.zeros(len(pieces.special), np.int64), pieces.prompt_end == 0
+    owners = np.array(sorted(pieces.prompts), np.int64)
     for special in (True, False):
-        rest = np.flatnonzero(todo & (pieces.special == special))
-        if len(rest):
-            prompts = _encode_once([pieces.prompt(place) for place in rest.tolist()], special, encoder)
-            border[rest] = _common(prompts, encoded.take(rest))
-            whole[rest] = border[rest] == prompts.lengths
-    return border[owners], whole[owners]
+        some = owners[pieces.special[owners] == special]
+        if len(some):
+            prompts = _encode_once([pieces.prompts[place] for place in some.tolist()], special, encoder)
+            border[some] = _common(prompts, encoded.take(some))
+            whole[some] = border[some] == prompts.lengths
+    has = pieces.prompt_end >= -1
+    has[owners] = True
+    return np.flatnonzero(has), border, whole
 
 
 def _common(one: Ragged, other: Ragged) -> Array:

@@ -127,12 +127,14 @@ class RenderedChat:
             that is not known for certain.
         generations: ranges of the `{% generation %}` blocks; None where they could not be told for certain.
         guessed: the first region is what was written before all others, in no message's turn.
+        planned: the same in pieces, where a plan rendered it.
     """
 
     text: str
     regions: list[tuple[int, int] | None]
     generations: list[tuple[int, int]] | None
     guessed: bool = False
+    planned: Planned | None = field(default=None, compare=False)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -260,6 +262,7 @@ class ChatTemplate:
 
     Attributes:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
+        frames: what `conversation` knows of the template, by its variables.
 
     Raises:
         TokenizerError: the template has a syntax error.
@@ -269,7 +272,9 @@ class ChatTemplate:
         self._compiled = _compile(source)
         self._tokens = dict(special_tokens)
         self._prompts: dict[str, str] = {}
-        self._plans = self._new_plans(source) if plans else None
+        self._tracer = self._new_plans(source)
+        self._plans = self._tracer if plans else None
+        self.frames: dict[str, Any] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 
     @property
@@ -278,9 +283,9 @@ class ChatTemplate:
         return self._compiled.generation
 
     @property
-    def tokens(self) -> Collection[str]:
-        """The texts of the special tokens that it is given."""
-        return self._tokens.values()
+    def tokens(self) -> Mapping[str, str]:
+        """The special tokens that it is given: name -> text."""
+        return self._tokens
 
     # Variables may come from data: `/` leaves all names to them.
 
@@ -301,7 +306,7 @@ class ChatTemplate:
             self.rendered_by_plan += 1
             return "".join(planned.pieces)
         self.rendered_by_jinja += 1
-        return self._run([_plain(message) for message in messages], None, variables)
+        return self._run([plain(message) for message in messages], None, variables)
 
     def planned(
         self, messages: list[Message], /, add_generation_prompt: bool = False, **variables: Any
@@ -335,10 +340,10 @@ class ChatTemplate:
             self.rendered_by_plan += 1
             return chat
         self.rendered_by_jinja += 1
-        plain = [_plain(message) for message in messages]
-        rendered = self._marked(plain, variables)
+        given = [plain(message) for message in messages]
+        rendered = self._marked(given, variables)
         if self._compiled.captured:
-            fenced = self._run(plain, _Tracker({}, fenced=True), variables)
+            fenced = self._run(given, _Tracker({}, fenced=True), variables)
             rendered = rendered._replace(generations=_unfence(fenced, rendered.text))
         return self._chat(rendered, len(messages))
 
@@ -346,17 +351,35 @@ class ChatTemplate:
         """A planned conversation as `render_chat` gives it; None where its generation blocks cannot be told."""
         if planned.layout.generations is None:
             return None
-        return self._chat(render_plan.in_characters(planned), planned.layout.messages)
+        return self._chat(render_plan.in_characters(planned), planned.layout.messages, planned)
 
-    def _chat(self, rendered: Rendered, messages: int) -> RenderedChat:
+    def _chat(self, rendered: Rendered, messages: int, planned: Planned | None = None) -> RenderedChat:
         text, marks, generations, blind = rendered
         if blind:
-            return RenderedChat(text, [None] * messages, generations)
+            return RenderedChat(text, [None] * messages, generations, planned=planned)
         regions = _regions(marks, messages, text, self._tokens.values())
         guess = _guess(regions, len(text))
         if guess is None:
-            return RenderedChat(text, regions, generations)
-        return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True)
+            return RenderedChat(text, regions, generations, planned=planned)
+        return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True, planned=planned)
+
+    def provenance(self, messages: list[Message], text: str, /, **variables: Any) -> Planned | None:
+        """The rendering `text` in pieces, each with what it is computed from.
+
+        Returns:
+            None where the template does something that is not modelled.
+        """
+        planned = self._tracer.provenance(messages, {**variables, "add_generation_prompt": False})
+        return planned if planned is not None and "".join(planned.pieces) == text else None
+
+    def turns(self, messages: list[Message], /, **variables: Any) -> list[str | None]:
+        """What the template writes for each message; None where that is not known, or the template refuses them."""
+        try:
+            given = [plain(message) for message in messages]
+            chat = self._chat(self._marked(given, {**variables, "add_generation_prompt": False}), len(messages))
+        except Reject:
+            return [None] * len(messages)
+        return [None if region is None else chat.text[region[0] : region[1]] for region in chat.regions]
 
     def contents(self, messages: list[Message], text: str, /, **variables: Any) -> list[list[tuple[int, int]]] | None:
         """Where each message's content is written in the rendering `text`: by rendering once more, with marks in it.
@@ -369,10 +392,10 @@ class ChatTemplate:
         """
         if len(messages) > 0xFFFF or any(fence in text for fence in FENCES):
             return None
-        plain = [_plain(message) for message in messages]
+        given = [plain(message) for message in messages]
         variables = {**variables, "add_generation_prompt": False}
         for trimmed, blanks in ((False, True), (True, True), (True, False)):
-            marked = [_between_fences(message, place, trimmed, blanks) for place, message in enumerate(plain)]
+            marked = [_between_fences(message, place, trimmed, blanks) for place, message in enumerate(given)]
             try:
                 fenced = self._run(marked, None, variables)
             except Reject:
@@ -407,23 +430,23 @@ class ChatTemplate:
             captured=compiled.captured,
             hooks=(_MARK, _ENTER, _LEAVE, _SPAN),
             tracker=_Tracker,
-            plain=_plain,
+            plain=plain,
         )
         return Plans(template, self._tokens, self._marked)
 
-    def _marked(self, plain: list[Message], variables: Mapping[str, Any]) -> Rendered:
-        plain = [dict(message) for message in plain]  # copies: one and the same may stand there twice
-        tracker = _Tracker({id(message): place for place, message in enumerate(plain)})
-        text = self._run(plain, tracker, variables)
+    def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> Rendered:
+        given = [dict(message) for message in given]  # copies: one and the same may stand there twice
+        tracker = _Tracker({id(message): place for place, message in enumerate(given)})
+        text = self._run(given, tracker, variables)
         return Rendered(text, tracker.marks, tracker.generations, tracker.blind)
 
-    def _run(self, plain: list[Message], tracker: _Tracker | None, variables: Mapping[str, Any]) -> str:
+    def _run(self, messages: list[Message], tracker: _Tracker | None, variables: Mapping[str, Any]) -> str:
         given = {
             "tools": None,
             "documents": None,
             **self._tokens,
             **variables,
-            "messages": plain,
+            "messages": messages,
             _MARK: _ignore if tracker is None else tracker.mark,
             _ENTER: _ignore if tracker is None else tracker.enter,
             _LEAVE: _ignore if tracker is None else tracker.leave,
@@ -510,7 +533,7 @@ def _unfence(fenced: str, text: str) -> list[tuple[int, int]] | None:
     return ranges
 
 
-def _plain(message: Message) -> Message:
+def plain(message: Message) -> Message:
     """A message as transformers hands it to a template: no null keys, reasoning under both of its names."""
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}

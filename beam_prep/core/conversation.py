@@ -1,22 +1,21 @@
 """Whole conversations: rendered once, and told apart into what each message says.
 
-Where a template marks generation with `{% generation %}`, that is what the assistant says. Elsewhere it is derived:
-the template reports, while it renders, where it comes to each message; inside what it writes for a message, what is
-said runs from the end of the generation prompt to the last special token. A span counts as proven when the message's
-own content lies in it, and no other's. Mostly that can be seen: the content stands once in what was written for the
-message, and nothing that another says stands beside it. Where it cannot, the conversation is rendered again, with
-marks around the contents.
+Where a template marks generation with `{% generation %}`, that is what the assistant says. Elsewhere it is derived,
+from what each piece of the text is computed from: see `spans`. A template that does something that cannot be traced is
+rendered once more, with marks around the contents; then a message is told apart where what the template writes around
+it is what it writes around any message.
 """
 
 import bisect
 import functools
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from beam_prep.core.chat_template import ChatTemplate, Message, RenderedChat
+from beam_prep.core.chat_template import ChatTemplate, Message, RenderedChat, plain
+from beam_prep.core.render_plan import Layout, Planned
+from beam_prep.core.spans import Characters, Frame, SpanFinder, end_of_answer, frame_of
 
 
 class Said(NamedTuple):
@@ -35,79 +34,65 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Contents:
-    """The contents of a rendered conversation."""
-
-    template: ChatTemplate
-    chat: RenderedChat
-    messages: Sequence[Message]
-    variables: dict[str, Any]
-
-    @functools.cached_property
-    def places(self) -> list[list[tuple[int, int]]] | None:
-        """Where each is written, as `ChatTemplate.contents` tells: rendered when first asked for."""
-        return self.template.contents(list(self.messages), self.chat.text, **self.variables)
-
-    @functools.cached_property
-    def _said(self) -> set[str]:
-        contents = [message.get("content") or "" for message in self.messages]
-        return {core for content in contents for core in (content.strip(), _answer(content)) if core}
-
-    @functools.cached_property
-    def _silent(self) -> dict[str, bool]:
-        return {}
-
-    def silent(self, around: str) -> bool:
-        """Whether none of the contents stands in a text. (What stands around contents is mostly the same.)"""
-        if around not in self._silent:
-            self._silent[around] = not any(core in around for core in self._said)
-        return self._silent[around]
-
-    @functools.cached_property
-    def _ranges(self) -> list[tuple[int, int, int]]:
-        return sorted((start, stop, place) for place, at in enumerate(self.places or []) for start, stop in at)
-
-    def others(self, place: int, start: int, stop: int) -> bool:
-        """Whether some of another message's content is written in that range, or may be."""
-        if self.places is None:
-            return True
-        at = max(bisect.bisect_left(self._ranges, (start,)) - 1, 0)
-        inside = itertools.takewhile(lambda found: found[0] < stop, itertools.islice(self._ranges, at, None))
-        return any(end > start and other != place for _, end, other in inside)
-
-
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """Finds what each message says.
+class Conversation:
+    """A rendered conversation.
 
     Attributes:
         template: the chat template.
         controls: texts of the tokenizer's special tokens.
+        chat: the rendering.
+        messages: the messages.
+        variables: what else the template was given.
     """
 
     template: ChatTemplate
     controls: tuple[str, ...]
+    chat: RenderedChat
+    messages: Sequence[Message]
+    variables: dict[str, Any]
 
-    def find(self, chat: RenderedChat, messages: Sequence[Message], variables: dict[str, Any]) -> list[Said]:
-        """One or more ranges a message, in order of the messages."""
-        marked = self._marked(chat, messages) if self.template.has_generation else {}
-        prompt = self.template.generation_prompt(**variables)
-        contents = _Contents(self.template, chat, messages, variables)
+    def spans(self) -> list[Said]:
+        """What each message says: one or more ranges a message, in order of the messages."""
+        marks = self.template.has_generation
         said: list[Said] = []
-        for place, message in enumerate(messages):
-            if self.template.has_generation and message["role"] == "assistant":
-                said += marked.get(place, [Said(place, 0, 0, chat.generations is not None)])
+        for place, message in enumerate(self.messages):
+            if marks and message["role"] == "assistant":
+                said += self._marked.get(place, [Said(place, 0, 0, self.chat.generations is not None)])
             else:
-                said.append(self._derived(chat, place, message, prompt, contents))
+                said.append(self._derived(place))
         return said
 
-    def _marked(self, chat: RenderedChat, messages: Sequence[Message]) -> dict[int, list[Said]]:
+    def after_prompt(self, first: int, prompt: str) -> Said:
+        """What follows the prompt: the messages from `first` on.
+
+        Args:
+            first: index of the first message after the prompt.
+            prompt: the messages before it, rendered with the generation prompt.
+        """
+        text, last = self.chat.text, len(self.messages) - 1
+        begins = text.startswith(prompt)
+        if self._finder is not None:
+            finder, characters = self._finder
+            span = finder.prompted(first, characters.place(len(prompt)) if begins else None)
+            if span is not None:
+                return Said(last, characters.of(span.start), characters.of(span.stop), True)
+        if not self.template.has_generation:
+            return Said(last, 0, len(text), False)
+        starts = [said.start for said in self._marked.get(first, ()) if said.proven]
+        stops = [said.stop for said in self._marked.get(last, ()) if said.proven]
+        if not starts or not stops:
+            return Said(last, 0, len(text), False)
+        start = max(starts[0], len(prompt)) if begins else starts[0]
+        return Said(last, start, end_of_answer(text, stops[-1], self.controls, self._frame.eos), True)
+
+    @functools.cached_property
+    def _marked(self) -> dict[int, list[Said]]:
         """Generation blocks by the message in whose region they begin; in order of the assistant's turns otherwise."""
         found: dict[int, list[Said]] = {}
-        blocks = chat.generations or []
-        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        starts = [(region[0], place) for place, region in enumerate(chat.regions) if region is not None]
-        certain = all(chat.regions[place] is not None for place in turns)
+        blocks = self.chat.generations or []
+        turns = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        starts = [(region[0], place) for place, region in enumerate(self.chat.regions) if region is not None]
+        certain = all(self.chat.regions[place] is not None for place in turns)
         for number, (start, stop) in enumerate(blocks):
             if certain:
                 place = max((entry for entry in starts if entry[0] <= start), default=(0, -1))[1]
@@ -119,81 +104,86 @@ class Speech:
                 found.setdefault(place, []).append(Said(place, start, stop, True))
         return found
 
-    def _derived(self, chat: RenderedChat, place: int, message: Message, prompt: str, contents: _Contents) -> Said:
-        region = chat.regions[place]
-        if region is None:
-            return Said(place, 0, 0, False)
-        first, last = region
-        text = chat.text[first:last]
-        answers = message["role"] == "assistant" and bool(prompt)
-        header = _common(text, prompt) if answers else 0
-        guessed = chat.guessed and place == 0
-        body = self._find(text, message, header) if answers and not guessed else None
-        if body is None:
-            body = self._find_exactly(text, message, header, first, place, contents, guessed)
-        if body is None:
-            return Said(place, first, last, False)
-        begin, end = body
-        # Without a generation prompt an answer begins with its content (or with its tool calls).
-        start, stop = header if answers else begin, self._end(text, end)
-        beside = (text[start:begin], text[end:stop])
-        if not all(map(contents.silent, beside)) and contents.others(place, first + start, first + stop):
-            return Said(place, first, last, False)
-        return Said(place, first + start, first + stop, start < stop)
+    def _derived(self, place: int) -> Said:
+        if self._finder is not None:
+            finder, characters = self._finder
+            span = finder.derived(place)
+            if span is not None:
+                return Said(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
+        return Said(place, *(self.chat.regions[place] or (0, 0)), False)
 
-    @staticmethod
-    def _find(text: str, message: Message, header: int) -> tuple[int, int] | None:
-        """Where an answer's content lies behind its header: as it is, or as templates trim it."""
-        content = message.get("content") or ""
-        if not content.strip():
-            return header, header
-        for form in dict.fromkeys((content, content.strip())):
-            at = text.find(form, header)
-            if at >= 0:
-                return at, at + len(form)
-        # Reasoning that stands in the content is often written apart: then what follows it must be there.
-        answer = _answer(content)
-        at = text.find(answer, header)
-        return (at, at + len(answer)) if answer and at >= 0 else None
+    @functools.cached_property
+    def _frame(self) -> Frame:
+        return frame_of(self.template, self.controls, self.variables)
 
-    @staticmethod
-    def _find_exactly(
-        text: str, message: Message, header: int, first: int, place: int, contents: _Contents, guessed: bool
-    ) -> tuple[int, int] | None:
-        """Where a content lies behind a header that is not known: the header, or the end, may look like it."""
-        content = message.get("content") or ""
-        core = content.rstrip()
-        at = text.find(core)
-        if not guessed and core and not core[0].isspace() and at >= 0 and text.find(core, at + 1) < 0:
-            return at, at + len(content if text.startswith(content, at) else core)
-        own = [] if contents.places is None else contents.places[place]
-        if len(own) == 1 and first <= own[0][0] and own[0][1] <= first + len(text):
-            return own[0][0] - first, own[0][1] - first
-        return (header, header) if not core and not own and message.get("tool_calls") else None
+    @functools.cached_property
+    def _finder(self) -> tuple[SpanFinder, Characters] | None:
+        """Finds the spans; None where it is not known what the text is computed from."""
+        planned = (
+            self.chat.planned
+            or self.template.provenance(list(self.messages), self.chat.text, **self.variables)
+            or self._fenced()
+        )
+        if planned is None:
+            return None
+        roles = [message["role"] for message in self.messages]
+        messages = [plain(message) for message in self.messages]
+        finder = SpanFinder(
+            planned.layout,
+            planned.pieces,
+            roles,
+            self._frame,
+            self.template.generation_prompt(**self.variables),
+            self.controls,
+            self.template.tokens,
+            messages,
+        )
+        return finder, Characters(planned.pieces)
 
-    def _end(self, text: str, content_end: int) -> int:
-        """One past the last special token behind the content; the content's own end where there is none."""
-        ends = [found.end() for found in control_pattern(self.controls).finditer(text, content_end)]
-        return ends[-1] if ends else max(content_end, len(text.rstrip()))
+    def _fenced(self) -> Planned | None:
+        """The pieces as marks around the contents show them: see `ChatTemplate.contents`."""
+        if any(
+            message.get(key) for message in map(plain, self.messages) for key in ("reasoning_content", "tool_calls")
+        ):
+            return None  # no marks are put around these
+        places = self.template.contents(list(self.messages), self.chat.text, **self.variables)
+        return None if places is None else _fenced(self.chat, places)
 
 
-def _answer(content: str) -> str:
-    """What follows the reasoning that stands in a content; "" where none does."""
-    return content.split("</think>")[-1].strip() if "</think>" in content else ""
-
-
-_PATTERNS: dict[tuple[str, ...], re.Pattern[str]] = {}
-
-
-def control_pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches any of the special tokens."""
-    if controls not in _PATTERNS:
-        _PATTERNS[controls] = re.compile("|".join(map(re.escape, controls)) or r"(?!)")
-    return _PATTERNS[controls]
-
-
-def _common(text: str, other: str) -> int:
-    """Length of the common beginning."""
-    if text.startswith(other):
-        return len(other)
-    return next(i for i, (a, b) in enumerate(zip(text + "\0", other + "\1", strict=False)) if a != b)
+def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> Planned:
+    """A rendering in pieces, from the ranges of its contents."""
+    regions = chat.regions
+    contents = [(start, stop, message) for message, ranges in enumerate(places) for start, stop in ranges]
+    borders = {0, len(chat.text), *(at for each in regions if each is not None for at in each)}
+    borders |= {at for start, stop, _ in contents for at in (start, stop)}
+    # (first character, order among pieces that begin there, one past the last, messages)
+    pieces = [
+        (start, 2, stop, tuple(message for first, last, message in contents if first <= start and stop <= last))
+        for start, stop in itertools.pairwise(sorted(borders))
+    ]
+    for start, stop, message in contents:
+        if start == stop:  # at a border it belongs to the message whose turn it is
+            region = regions[message]
+            pieces.append((start, 1 if region is not None and region[0] == start < region[1] else 0, stop, (message,)))
+    pieces.sort()
+    marks = []
+    for message, region in enumerate(regions):
+        if region is not None and not (chat.guessed and message == 0):
+            first, last = (bisect.bisect_left(pieces, (at, 1)) for at in region)
+            marks += [(first, 1, message), (last, 0, -1)]
+    texts = tuple(chat.text[start:stop] for start, _, stop, _ in pieces)
+    layout = Layout(
+        constants=tuple(None if piece[3] else text for piece, text in zip(pieces, texts, strict=True)),
+        sources=tuple(frozenset((message, "content") for message in piece[3]) for piece in pieces),
+        mixed=(False,) * len(pieces),
+        plain_content=(-1,) * len(pieces),
+        marks=tuple((at, message) for at, _, message in sorted(marks)),
+        generations=None,
+        blind=not marks,
+        content_guards=True,
+        messages=len(regions),
+        simple=False,
+        stripped=frozenset(),
+        assumed=True,
+    )
+    return Planned(texts, layout)

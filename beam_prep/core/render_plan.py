@@ -32,7 +32,10 @@ from jinja2.utils import _PassArg
 
 Message = dict[str, Any]
 
-_NONE_OF_THEM: frozenset[int] = frozenset()
+Source = tuple[int, str]
+"""A message's index and its key; the key is "" for what is computed from a message and is no text of it (a length)."""
+
+_NONE_OF_THEM: frozenset[Source] = frozenset()
 _COMPARED = 4  # first uses of a plan that jinja renders as well
 _SIGHTINGS = 4  # of a pattern, before it is traced: a trace costs what ten renderings cost
 _PATTERNS = 4096
@@ -57,7 +60,8 @@ class Layout:
 
     Attributes:
         constants: per piece its text where it is constant, else None.
-        sources: per piece the messages that it is computed from: none for constants, tools and the date.
+        sources: per piece the messages and keys that it is computed from: none for constants, tools and the date.
+        mixed: per piece whether text of the template itself is in a piece that is computed from messages.
         plain_content: per piece the message whose content it is, as it is or stripped of white space; else -1.
         marks: (pieces written, message) whenever a loop comes to a message or ends: then -1, or the message of the
             loop around it.
@@ -67,10 +71,12 @@ class Layout:
         messages: how many there are.
         simple: the text is constants and contents, and nothing else is looked at.
         stripped: messages whose content is stripped of white space, where the layout is simple.
+        assumed: only contents are known for what they are. All else counts as constant, and may not be.
     """
 
     constants: tuple[str | None, ...]
-    sources: tuple[frozenset[int], ...]
+    sources: tuple[frozenset[Source], ...]
+    mixed: tuple[bool, ...]
     plain_content: tuple[int, ...]
     marks: tuple[tuple[int, int], ...]
     generations: tuple[tuple[int, int], ...] | None
@@ -79,6 +85,7 @@ class Layout:
     messages: int
     simple: bool
     stripped: frozenset[int]
+    assumed: bool = False
 
 
 class Planned(NamedTuple):
@@ -139,19 +146,21 @@ class _Traced:
         real: the value in the conversation that is traced.
         name: its variable in the plan; "" for a text that was only put together so far, from `parts`.
         parts: of such a text: constants and tracers.
-        sources: the messages it is computed from.
+        sources: the messages and keys it is computed from.
+        mixed: text of the template itself went into it.
         content: the message whose content it is (or that, stripped); -1 otherwise.
         message: the message that it is; -1 otherwise.
     """
 
-    __slots__ = ("content", "kind", "message", "name", "parts", "real", "sources", "trace")
+    __slots__ = ("content", "kind", "message", "mixed", "name", "parts", "real", "sources", "trace")
 
     trace: "_Trace"
     kind: type
     real: Any
     name: str
     parts: "tuple[Any, ...]"
-    sources: frozenset[int]
+    sources: frozenset[Source]
+    mixed: bool
     content: int
     message: int
 
@@ -195,7 +204,8 @@ class _Traced:
         if not all(bound is None or type(bound) is int for bound in bounds):
             raise Refusal
         written = ":".join("" if bound is None else repr(bound) for bound in bounds)
-        return self.trace.computed(f"{_source(self)}[{written}]", self.real[index], self.kind, self.sources)
+        source = f"{_source(self)}[{written}]"
+        return self.trace.computed(source, self.real[index], self.kind, self.sources, mixed=_mixed(self))
 
     def __contains__(self, item: Any) -> Any:
         if self.kind is dict and type(item) is str and self.message >= 0:
@@ -218,7 +228,8 @@ def _arithmetic(sign: str, left: Any, right: Any) -> Any:
     if kinds == (int, int) or (sign == "*" and kinds in ((str, int), (int, str))):
         real = _OPERATORS[sign](_real(left), _real(right))
         kind = str if str in kinds else int
-        return trace.computed(f"{_source(left)} {sign} {_source(right)}", real, kind, _sources(left, right))
+        source = f"{_source(left)} {sign} {_source(right)}"
+        return trace.computed(source, real, kind, _sources(left, right), mixed=_mixed(left, right))
     raise Refusal
 
 
@@ -332,8 +343,22 @@ def _inside(value: Any) -> Iterator[_Traced]:
         raise Refusal
 
 
-def _sources(*values: Any) -> frozenset[int]:
-    return frozenset[int]().union(*(traced.sources for value in values for traced in _inside(value)))
+def _sources(*values: Any) -> frozenset[Source]:
+    return frozenset[Source]().union(*(traced.sources for value in values for traced in _inside(value)))
+
+
+def _mixed(*values: Any) -> bool:
+    """Whether text of the template, more than white space, goes into what is made of these."""
+    return any(map(_has_constant, values))
+
+
+def _has_constant(value: Any) -> bool:
+    kind = type(value)
+    if kind is _Traced:
+        return value.mixed or (value.kind is str and _mixed(*value.parts))
+    if kind is str:
+        return bool(value.strip())
+    return _mixed(*chain(value, value.values())) if kind is dict else kind in (list, tuple) and _mixed(*value)
 
 
 def _holds(*values: Any) -> bool:
@@ -364,7 +389,8 @@ def _element(owner: _Traced, key: Any) -> Any:
     if kind not in _KINDS:
         raise Refusal
     content = owner.message if key == "content" and kind is str else -1
-    found = trace.computed(source, real, kind, owner.sources, content)
+    sources = owner.sources if owner.message < 0 else frozenset(((owner.message, key),))
+    found = trace.computed(source, real, kind, sources, content, element=True, mixed=owner.mixed)
     if owner.message < 0:  # the types in a message are part of the pattern
         trace.guard(owner, f"type({_source(found)}) is {kind.__name__}", True)
     return found
@@ -388,29 +414,50 @@ class _Trace:
         name: str,
         real: Any,
         kind: type,
-        sources: frozenset[int],
+        sources: frozenset[Source],
         content: int = -1,
         message: int = -1,
         parts: tuple[Any, ...] = (),
+        mixed: bool = False,
     ) -> _Traced:
         traced = object.__new__(_Traced)
-        given = (self, name, real, kind, sources, content, message, parts)
+        given = (self, name, real, kind, sources, content, message, parts, mixed)
         for slot, value in zip(
-            ("trace", "name", "real", "kind", "sources", "content", "message", "parts"), given, strict=True
+            ("trace", "name", "real", "kind", "sources", "content", "message", "parts", "mixed"), given, strict=True
         ):
             object.__setattr__(traced, slot, value)
         return traced
 
     def computed(
-        self, source: str, real: Any, kind: type, sources: frozenset[int], content: int = -1, pure: bool = True
+        self,
+        source: str,
+        real: Any,
+        kind: type,
+        sources: frozenset[Source],
+        content: int = -1,
+        pure: bool = True,
+        element: bool = False,
+        mixed: bool = False,
     ) -> _Traced:
-        """A line that computes something; once for each expression, unless it is not pure."""
+        """A line that computes something; once for each expression, unless it is not pure.
+
+        Args:
+            source: the expression.
+            real, kind: what it gives, and its type.
+            sources: what it is computed from.
+            content: see `_Traced`.
+            pure: it gives the same whenever it is computed.
+            element: it is a value of the data, not computed from one. (A computed number is no text of a message.)
+            mixed: see `_Traced`.
+        """
         self.simple &= content >= 0
+        if kind in (int, float, bool) and not element:
+            sources = frozenset((message, "") for message, _ in sources)
         if type(real) is not kind:
             raise Refusal
         if pure and source in self._known:
             return self._known[source]
-        traced = self.tracer(self._line(source), real, kind, sources, content)
+        traced = self.tracer(self._line(source), real, kind, sources, content, mixed=mixed)
         if pure:
             self._known[source] = traced
         return traced
@@ -441,14 +488,16 @@ class _Trace:
     def written(self, parts: tuple[Any, ...]) -> str:
         """The variable of a text that was put together."""
         inside = ", ".join(map(_source, parts))
-        return self.computed(f"''.join(({inside}))", "".join(map(_real, parts)), str, _sources(*parts)).name
+        real = "".join(map(_real, parts))
+        return self.computed(f"''.join(({inside}))", real, str, _sources(*parts), mixed=_mixed(*parts)).name
 
     def called(self, function: str, arguments: tuple[Any, ...], kind: type, **options: Any) -> _Traced:
         """A call of a pure function, of those the plan is given."""
         given = [_source(argument) for argument in arguments]
         given += [f"{name}={_source(value)}" for name, value in options.items()]
         real = self.functions[function](*map(_real, arguments), **{k: _real(v) for k, v in options.items()})
-        return self.computed(f"{function}({', '.join(given)})", real, kind, _sources(*arguments, *options.values()))
+        sources = _sources(*arguments, *options.values())
+        return self.computed(f"{function}({', '.join(given)})", real, kind, sources, mixed=_mixed(arguments[0]))
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
@@ -483,7 +532,9 @@ def _text_method(trace: _Trace, owner: Any, name: str, arguments: tuple[Any, ...
     sources = _sources(owner, *arguments, *options.values())
     stripped = name == "strip" and not arguments and type(owner) is _Traced
     content = owner.content if stripped else -1
-    found = trace.computed(f"{_source(owner)}.{name}({', '.join(given)})", real, kind, sources, content)
+    # Only these write what they are given.
+    mixed = _mixed(owner, *((*arguments, *options.values()) if name in ("replace", "join") else ()))
+    found = trace.computed(f"{_source(owner)}.{name}({', '.join(given)})", real, kind, sources, content, mixed=mixed)
     if stripped:
         trace.stripped.add(found.name)
     return found
@@ -577,7 +628,7 @@ def _text(trace: _Trace, value: Any) -> Any:
         return value
     if not _holds(value):
         return str(value)
-    return trace.computed(f"str({_source(value)})", str(_real(value)), str, _sources(value))
+    return trace.computed(f"str({_source(value)})", str(_real(value)), str, _sources(value), mixed=_mixed(value))
 
 
 def _same_text(name: str) -> Callable[..., Any]:
@@ -1095,7 +1146,7 @@ class Plans:
             plan = None
             if self._possible:
                 try:
-                    plan = self._traced(plain, variables)
+                    plan = self._traced(plain, variables)[1]()
                 except Refusal:
                     pattern.tries = _PLANS
                 except Exception:  # the template refuses this conversation, perhaps not all of the pattern
@@ -1127,12 +1178,32 @@ class Plans:
         module["str"], module["str_join"] = environment.text, environment.joined
         return True
 
-    def _traced(self, plain: list[Message], variables: Mapping[str, Any]) -> _Plan:
+    def provenance(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+        """One conversation traced, for what each piece of its text is computed from. No plan is kept.
+
+        Returns:
+            None where the template does something with it that is not modelled, or raises.
+        """
+        plain = [self._template.plain(message) for message in messages]
+        with self._lock:
+            if self._possible is None:
+                self._possible = self._prepared()
+            if not self._possible:
+                return None
+            try:
+                return self._traced(plain, variables)[0]
+            except Refusal:
+                return None
+            except Exception:  # whatever the template's own code raises: jinja raises it, too
+                return None
+
+    def _traced(self, plain: list[Message], variables: Mapping[str, Any]) -> "tuple[Planned, Callable[[], _Plan]]":
+        """A conversation in pieces, and what compiles its plan."""
         environment, compiled = self._environment, self._compiled
         assert compiled is not None
         trace = environment.trace = _Trace(self._functions)
         messages = [
-            trace.tracer(f"messages[{place}]", message, dict, frozenset((place,)), message=place)
+            trace.tracer(f"messages[{place}]", message, dict, frozenset(((place, ""),)), message=place)
             for place, message in enumerate(plain)
         ]
         tools = variables.get("tools")
@@ -1154,7 +1225,7 @@ class Plans:
         try:
             for part in compiled.root_render_func(compiled.new_context(given)):
                 recording.write(part)
-            return recording.plan(len(messages), self._template.captured)
+            return recording.planned(len(messages), self._template.captured)
         finally:
             environment.trace, environment.hooks = _Trace({}), ()  # they hold the conversation
 
@@ -1205,8 +1276,8 @@ class _Recording:
         self._pieces += _parts(part)
         self.tracker.written = len(self._pieces)
 
-    def plan(self, messages: int, captured: bool) -> _Plan:
-        """The plan, and how its pieces lie: constants side by side are one, but for marks between them."""
+    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], _Plan]]:
+        """How its pieces lie (constants side by side are one, but for marks between them), and what compiles them."""
         tracker = self.tracker
         if self._awaited is not None:
             raise Refusal
@@ -1226,6 +1297,7 @@ class _Recording:
         layout = Layout(
             tuple(piece if type(piece) is str else None for piece in pieces),
             tuple(_sources(piece) for piece in pieces),
+            tuple(type(piece) is _Traced and _mixed(piece) for piece in pieces),
             contents,
             tuple((at[written], place) for written, place in tracker.marks),
             None if captured else tuple((at[start], at[stop]) for start, stop in blocks),
@@ -1235,10 +1307,15 @@ class _Recording:
             self.trace.simple,
             frozenset(content for content, cut in zip(contents, stripped, strict=True) if cut),
         )
-        lines = [*self.trace.lines, f"return ({''.join(_source(piece) + ', ' for piece in pieces)})"]
-        names = dict(self.trace.functions)
-        exec("def plan(messages, tools):\n " + "\n ".join(lines), names)
-        return _Plan(names["plan"], layout, self.trace.clock)
+        trace = self.trace
+
+        def compiled() -> _Plan:
+            written = f"return ({''.join(_source(piece) + ', ' for piece in pieces)})"
+            names = dict(trace.functions)
+            exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
+            return _Plan(names["plan"], layout, trace.clock)
+
+        return Planned(tuple(map(_real, pieces)), layout), compiled
 
 
 def _functions(environment: jinja2.Environment) -> dict[str, Any]:

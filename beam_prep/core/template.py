@@ -1,6 +1,5 @@
 """Records -> `Rendered`: pieces of text to encode, each with its role and action."""
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,15 +11,16 @@ import pyarrow.compute as pc
 
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.block import Block, Ledger, Reject
-from beam_prep.core.chat_template import FENCES, ChatTemplate, RenderedChat
+from beam_prep.core.chat_template import ChatTemplate, RenderedChat
 from beam_prep.core.columns import Columns, Texts, concat, end_with, join, take
 from beam_prep.core.control import Guard
-from beam_prep.core.conversation import Said, Speech
+from beam_prep.core.conversation import Conversation, Said
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.records import Record, Records, _describe
 from beam_prep.core.render_plan import Layout
 from beam_prep.core.schema import Output, Section, TextRules
-from beam_prep.core.speech_plan import Place, PlacedSaid, place_prompt, place_speech
+from beam_prep.core.spans import Place, Span
+from beam_prep.core.speech_plan import place_answer, place_spans
 
 DEFAULT_DOMAIN = "__default__"
 
@@ -64,9 +64,8 @@ class Pieces:
         texts: one text a piece; each is encoded alone.
         special: bool [pieces]: encoded with the tokenizer's own special tokens.
         prompts: piece -> its prompt's text: the piece is trained behind the longest common beginning of both's ids.
-        prompt_end: int64 [pieces]: the prompt is the beginning of the piece, so many characters; -1 otherwise.
-        tail: int64 [pieces]: index into `tails`: how such a prompt ends; -1 where nothing is known of that.
-        tails: (text of a special token, text behind it to the end of the prompt).
+        prompt_end: int64 [pieces]: one past the last character of the prompt that a conversation begins with; -1: it
+            does not begin with its prompt; -2: it has none.
         segments: int64 [segments, 7]: see `Segment`.
         borders: int64 [pieces + 1]: borders of pieces, in segments.
         roles: the names of the roles of this block.
@@ -79,8 +78,6 @@ class Pieces:
     special: Array
     prompts: dict[int, str]
     prompt_end: Array
-    tail: Array
-    tails: tuple[tuple[str, str], ...]
     segments: Array
     borders: Array
     roles: tuple[str, ...]
@@ -88,31 +85,11 @@ class Pieces:
     rows: Array
     bos: Array
 
-    @property
-    def prompted(self) -> Array:
-        """int64: the pieces with a prompt, ascending."""
-        has = self.prompt_end >= 0
-        has[list(self.prompts)] = True
-        return np.flatnonzero(has)
-
-    @property
-    def cut(self) -> Array:
-        """int64 [pieces]: the character at which the tail of the prompt begins; only where it has one."""
-        sizes = np.array([len(tail) for _, tail in self.tails] or [0], np.int64)
-        return np.asarray(self.prompt_end - sizes[self.tail])
-
-    def prompt(self, piece: int) -> str:
-        """The text of a piece's prompt."""
-        return self.prompts[piece] if piece in self.prompts else self.texts[piece][: self.prompt_end[piece]]
-
     def equals(self, other: "Pieces") -> bool:
         """Whether both hold the same."""
-        if (self.texts, self.roles) != (other.texts, other.roles):
+        if (self.texts, self.roles, self.prompts) != (other.texts, other.roles, other.prompts):
             return False
-        mine, theirs = ({place: each.prompt(place) for place in each.prompted.tolist()} for each in (self, other))
-        if mine != theirs:
-            return False
-        names = ("special", "segments", "borders", "sequences", "rows", "bos")
+        names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def take(self, places: Array) -> "Pieces":
@@ -124,8 +101,6 @@ class Pieces:
             self.special[places],
             {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
             self.prompt_end[places],
-            self.tail[places],
-            self.tails,
             self.segments[segments.flat],
             segments.offsets,
             self.roles,
@@ -189,11 +164,11 @@ class _Texts:
         self.texts: list[str] = []
         self.special: list[bool] = []
         self.prompts: dict[int, str] = {}
+        self.prompt_end: dict[int, int] = {}
         self.segments: list[Segment] = []
         self.borders = [0]
         self.sequences = [0]
         self.rows = [0]
-        self.tails: dict[tuple[str, str], int] = {}
         self.by_jinja = False  # something of the present record was not rendered by a plan
         self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
         self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
@@ -267,6 +242,7 @@ class _Texts:
         pieces = self.sequences[-1]
         for piece in range(pieces, len(self.texts)):
             self.prompts.pop(piece, None)
+            self.prompt_end.pop(piece, None)
             self._measured.pop(piece, None)
         del self.texts[pieces:], self.special[pieces:], self.borders[pieces + 1 :]
         del self.segments[self.borders[-1] :]
@@ -363,13 +339,18 @@ class _Texts:
         assert template is not None
         variables = self.guard(_variables(record))
         chat = self._rendered(template, messages, variables)
+        conversation = Conversation(template, self.voice.controls, chat, messages, variables)
         text, cut, special = self._cut_bos(chat.text)
-        prompt = self._prompt(messages, actions, variables)
-        speech = functools.partial(Speech(template, self.voice.controls).find, chat, messages, variables)
-        segments = list(self._segments(speech, messages, actions, prompt is not None))
+        answer = None
+        if (masked := self._masked(messages, actions)) is not None:
+            prompt = self._render(template, messages[:masked], True, variables)
+            answer = conversation.after_prompt(masked, prompt)
+            begins = chat.text.startswith(prompt)
+            self.prompt_end[len(self.texts)] = max(len(prompt) - cut, 0) if begins else -1
+        segments = list(self._segments(conversation.spans, messages, actions, answer))
         if cut:
             segments = [_moved(segment, cut) for segment in segments]
-        self._piece(text, special, *segments, prompt=prompt)
+        self._piece(text, special, *segments)
 
     def _plain_conversation(self, record: Record) -> bool:
         """The same for messages of a role and a content alone that a plan renders; says whether it did.
@@ -395,16 +376,9 @@ class _Texts:
         table = self._table_of(layout, messages, counts)
         if table is None:
             return False
-        for place in table.begin:
-            if not pieces[place][:1].strip():
-                return False
-        text = "".join(pieces)
-        if not text.isascii() and any(fence in text for fence in FENCES):
-            return False
-        text, cut, special = self._cut_bos(text)
-        prompt = self._prompt(messages, self._actions(counts), {}) if table.asks else None
+        text, cut, special = self._cut_bos("".join(pieces))
         self._measured[len(self.texts)] = table, tuple(map(len, pieces)), cut
-        self._piece(text, special, prompt=prompt)
+        self._piece(text, special)
         return True
 
     def _actions(self, counts: Sequence[int]) -> list[str]:
@@ -413,17 +387,15 @@ class _Texts:
         return [section.action for section, count in zip(sections, counts, strict=True) for _ in range(count)]
 
     def _table_of(self, layout: Layout, messages: list[dict[str, Any]], counts: tuple[int, ...]) -> "_Table | None":
-        """See `_table`; made once."""
+        """See `_table`; made once, but for layouts whose prompt has no plan yet."""
         key = layout, counts
         table: _Table | None = self._tables.get(key, _UNKNOWN)
         if table is _UNKNOWN:
-            table = self._tables[key] = self._table(layout, messages, counts)
+            try:
+                table = self._tables[key] = self._table(layout, messages, counts)
+            except _NoPlanError:
+                return None
         return table
-
-    def forget(self, layout: Layout) -> None:
-        """Makes the tables of a layout anew when they are asked for."""
-        for key in [key for key in self._tables if key[0] is layout]:
-            del self._tables[key]
 
     def _table(self, layout: Layout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "_Table | None":
         """The segments of all conversations of a layout; None where they depend on what is said."""
@@ -432,44 +404,41 @@ class _Texts:
         if not _are_plain(messages):  # nor is any other that is rendered so
             return None
         actions = self._actions(counts)
-        prompted = self._masked(messages, actions) is not None
-        placed: list[PlacedSaid] = []
+        roles = tuple(message["role"] for message in messages)
+        placed: list[Span] = []
+        prompt: Place | None = None
+        answer: Said | None = None
+        if (masked := self._masked(messages, actions)) is not None:
+            planned = template.planned(messages[:masked], add_generation_prompt=True)
+            if planned is None:
+                raise _NoPlanError
+            found = place_answer(layout, roles, template, self.voice.controls, planned.layout, masked)
+            if found is None:
+                return None
+            prompt, span = found
+            placed.append(span)
+            answer = Said(span.message, 0, 0, True)
 
-        def speech() -> list[Said]:
-            roles = tuple(message["role"] for message in messages)
-            found = place_speech(layout, roles, template, self.voice.controls)
+        def spans() -> list[Said]:
+            found = place_spans(layout, roles, template, self.voice.controls)
             if found is None:
                 raise _NoTableError
+            first = len(placed)
             placed.extend(found)
-            return [Said(said.message, number, number, True) for number, said in enumerate(found)]
+            return [Said(span.message, number, number, True) for number, span in enumerate(found, first)]
 
         try:
-            segments = list(self._segments(speech, messages, actions, prompted))
+            segments = list(self._segments(spans, messages, actions, answer))
         except _NoTableError:
             return None
-        places = [(*said.start, *said.stop) for said in placed]
-        spans = [places[segment.start] if segment.stop >= 0 else (-1,) * 4 for segment in segments]
-        # An answer's begin is where the header ends; any other's is where its content begins.
-        begin = [said.start.piece for said in placed if layout.plain_content[said.start.piece] == said.message]
-        prompt, tail = self._placed_prompt(layout, messages, actions) if prompted else (None, None)
+        places = [(*span.start, *span.stop) for span in placed]
         return _Table(
-            np.array(spans, np.int64).reshape(-1, 4),
+            np.array(
+                [places[segment.start] if segment.stop >= 0 else (-1,) * 4 for segment in segments], np.int64
+            ).reshape(-1, 4),
             np.array([segment[2:] for segment in segments], np.int64).reshape(-1, len(Segment._fields) - 2),
-            tuple(begin),
             prompt,
-            -1 if tail is None else self.tails.setdefault(tail, len(self.tails)),
-            prompted and prompt is None,
         )
-
-    def _placed_prompt(
-        self, layout: Layout, messages: list[dict[str, Any]], actions: list[str]
-    ) -> tuple[Place | None, tuple[str, str] | None]:
-        """Where the prompt ends, in pieces, if it is the beginning of every conversation of a layout; and its tail."""
-        template = self.voice.template
-        assert template is not None
-        masked = self._masked(messages, actions)
-        prompt = template.planned(messages[:masked], add_generation_prompt=True)
-        return (None, None) if prompt is None else place_prompt(layout, prompt.layout, self.voice.controls)
 
     def _render(
         self, template: ChatTemplate, messages: list[dict[str, Any]], add_prompt: bool, variables: dict[str, Any]
@@ -517,31 +486,22 @@ class _Texts:
             raise Reject("no_prompt", "no message stands before the answer, wanted at least one")
         return masked
 
-    def _prompt(self, messages: list[dict[str, Any]], actions: list[str], variables: dict[str, Any]) -> str | None:
-        """The prompt's text with the generation prompt, where what follows the prompt is trained."""
-        masked = self._masked(messages, actions)
-        if masked is None:
-            return None
-        assert self.voice.template is not None
-        rendered = self._render(self.voice.template, messages[:masked], True, variables)
-        return self._cut_bos(rendered)[0]
-
     def _segments(
-        self, speech: Callable[[], list[Said]], messages: list[dict[str, Any]], actions: list[str], prompted: bool
+        self, spans: Callable[[], list[Said]], messages: list[dict[str, Any]], actions: list[str], answer: Said | None
     ) -> Iterator[Segment]:
         """What of the conversation can be trained: by message, or the whole."""
         own = [_own(message) for message in messages]
         roles = [self.roles.setdefault(message["role"], len(self.roles)) for message in messages]
         last = len(messages) - 1
-        if prompted and own[last] != 0:
-            # The part behind the prompt: where it begins is known when both are encoded.
-            yield Segment(*WHOLE, TRAIN, roles[last], last)
+        prompted = answer is not None
+        if answer is not None and own[last] != 0:
+            yield Segment(answer.start, answer.stop, TRAIN, roles[last], last, UNSET, int(answer.proven))
         if all(action == "train" for action in actions) and set(own) <= {UNSET, 1}:
             yield Segment(*WHOLE, TRAIN)
             return
         if "$role" not in actions and set(own) == {UNSET}:
             return
-        for said in speech():
+        for said in spans():
             place = said.message
             if (prompted and own[place] != 1) or actions[place] == "mask":
                 continue
@@ -553,7 +513,6 @@ class _Texts:
         bos = self.output.kind == "ids" and self.output.has_template and not self.output.conversation
         by_table = self._by_table()
         segments, borders = self._all_segments(by_table)
-        prompt_end, tail = self._prompt_ends(by_table)
         texts: Sequence[str] = self.texts
         if self._bulk is not None:
             texts = concat(texts, self._bulk) if texts else self._bulk
@@ -561,9 +520,7 @@ class _Texts:
             texts,
             np.asarray(self.special, bool),
             self.prompts,
-            prompt_end,
-            tail,
-            tuple(self.tails),
+            self._prompt_ends(by_table),
             segments,
             borders,
             tuple(self.roles),
@@ -590,14 +547,15 @@ class _Texts:
             ),
         ]
 
-    def _prompt_ends(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> tuple[Array, Array]:
-        """`prompt_end` and `tail` of `Pieces`."""
-        ends, tails = np.full((2, len(self.special)), -1)
+    def _prompt_ends(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> Array:
+        """`prompt_end` of `Pieces`."""
+        ends = np.full(len(self.special), -2)
+        ends[list(self.prompt_end)] = list(self.prompt_end.values())
         for table, pieces, lengths, cuts in by_table:
             if table.prompt is not None:
-                ends[pieces] = lengths[:, : table.prompt.piece].sum(axis=1) + table.prompt.characters - cuts
-                tails[pieces] = table.tail
-        return ends, tails
+                end = lengths[:, : table.prompt.piece].sum(axis=1) + table.prompt.characters - cuts
+                ends[pieces] = np.maximum(end, 0)
+        return ends
 
     def _all_segments(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> tuple[Array, Array]:
         """(segments, their borders), those of plans put between the others."""
@@ -623,6 +581,10 @@ class _NoTableError(Exception):
     """What messages say depends on more than the layout."""
 
 
+class _NoPlanError(Exception):
+    """There is no plan of the prompt, or none yet."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
     """The segments of every conversation of a layout.
@@ -630,18 +592,12 @@ class _Table:
     Attributes:
         spans: int64 [segments, 4]: piece and characters behind its begin, of a segment's begin and end; -1 = the whole.
         rest: int64 [segments, 5]: the other fields of `Segment`.
-        begin: pieces that must not begin with white space, or be empty, for this to hold.
-        prompt: where the prompt ends.
-        tail: how it ends: see `Pieces`.
-        asks: there is a prompt, and it is rendered for each conversation.
+        prompt: where the prompt ends, if there is one.
     """
 
     spans: Array
     rest: Array
-    begin: tuple[int, ...]
     prompt: Place | None
-    tail: int
-    asks: bool
 
     def segments(self, lengths: Array, cuts: Array) -> Array:
         """int64 [conversations * segments, 7].
@@ -888,13 +844,12 @@ class _Bulk:
         for row in np.flatnonzero(rows).tolist():
             yield int(self._records.line[row]), self._records.rows[row]
 
-    def _doubtful(self, *texts: str) -> Array:
-        """bool [rows]: a text may hold one of these, or what has to be guarded."""
+    def _doubtful(self) -> Array:
+        """bool [rows]: a text may hold what has to be guarded."""
         guard = self._texts.guard
-        wanted = texts if guard.rule == "keep" else (*texts, *guard.controls)
-        if not wanted:
+        if guard.rule == "keep" or not guard.controls:
             return np.zeros(len(self._columns), bool)
-        return self._columns.rows_with(re.compile(b"|".join([re.escape(text.encode()) for text in wanted])))
+        return self._columns.rows_with(re.compile(b"|".join([re.escape(text.encode()) for text in guard.controls])))
 
     def _lines(self) -> list[int]:
         lines: list[int] = self._records.line[self._rows].tolist()
@@ -941,7 +896,7 @@ class _BulkChats(_Bulk):
     def others(self) -> Iterator[tuple[int, Record]]:
         """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
         chats = self._columns
-        alone = ~chats.whole | (np.diff(chats.offsets) == 0) | self._doubtful(*FENCES)
+        alone = ~chats.whole | (np.diff(chats.offsets) == 0) | self._doubtful()
         begins, ends = chats.ends()
         for rows in chats.patterns():
             rows = rows[~alone[rows]]
@@ -951,9 +906,8 @@ class _BulkChats(_Bulk):
                 continue
             layout, table = found
             first = chats.offsets[rows][:, None]
-            end = np.array(sorted(layout.stripped), np.int64)
-            begin = np.append(end, [layout.plain_content[piece] for piece in table.begin]).astype(np.int64)
-            clear = begins[first + begin].all(axis=1) & ends[first + end].all(axis=1)
+            stripped = np.array(sorted(layout.stripped), np.int64)
+            clear = begins[first + stripped].all(axis=1) & ends[first + stripped].all(axis=1)
             alone[rows[~clear]] = True
             self._groups.append((layout, table, rows[clear]))
         yield from self._each(alone)
@@ -973,9 +927,8 @@ class _BulkChats(_Bulk):
                 table = texts._table_of(layout, messages, (len(messages),))
             except Reject:  # so is each of them, for its own reason
                 return None
-            if table is None or not table.asks:
-                return None if table is None else (layout, table)
-            texts.forget(layout)  # there may be a plan of the next one's prompt
+            if table is not None:
+                return layout, table  # else there may be a plan of the next one's prompt
         return None
 
     def add(self) -> list[int]:

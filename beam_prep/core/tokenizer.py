@@ -14,7 +14,7 @@ import socket
 import tempfile
 import urllib.parse
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -57,15 +57,6 @@ class Encoder(Protocol):
             The ids, and int64 [spans, 2]: first token and one past the last, counted in their text. An empty span
             overlaps nothing: both are equal.
         """
-        ...
-
-    @property
-    def cut_behind(self) -> Collection[str]:
-        """Special tokens behind which a text can be cut: the ids of both parts are those of the whole."""
-        ...
-
-    def id_of_token(self, token: str) -> int:
-        """The id of a special token, from its text."""
         ...
 
 
@@ -314,18 +305,6 @@ class Tokenizer:
         sizes = [len(row) for row in ids]
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes))
         return Ragged.from_lengths(flat, sizes), places
-
-    @property
-    def cut_behind(self) -> Collection[str]:
-        """None: the reference is always asked for the whole. See `Encoder`."""
-        return ()
-
-    def id_of_token(self, token: str) -> int:
-        """The id of a special token, from its text."""
-        found = self._it.backend.token_to_id(token)
-        if found is None:
-            raise TokenizerError(f"this tokenizer has no token {token!r}")
-        return int(found)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""

@@ -25,11 +25,6 @@ class Chars:
         ends = (BOS, EOS) if add_special_tokens else ("", "")
         return Ragged.from_lists([[ord(character) for character in ends[0] + text + ends[1]] for text in texts])
 
-    cut_behind = ()
-
-    def id_of_token(self, token: str) -> int:
-        return ord(token)
-
     def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
         return self.encode(texts, add_special_tokens), spans[:, 1:] + int(add_special_tokens)
 

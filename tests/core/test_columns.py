@@ -204,9 +204,8 @@ def assert_same_rendered(found: Rendered, wanted: Rendered) -> None:
     mine, theirs = found.pieces["sequence"], wanted.pieces["sequence"]
     assert list(mine.texts) == list(theirs.texts)
     assert with_names(mine) == with_names(theirs)
-    prompts = [{at: pieces.prompt(at) for at in pieces.prompted.tolist()} for pieces in (mine, theirs)]
-    assert prompts[0] == prompts[1]
-    for name in ("special", "borders", "sequences", "rows", "bos"):
+    assert mine.prompts == theirs.prompts
+    for name in ("special", "prompt_end", "borders", "sequences", "rows", "bos"):
         assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
     assert sum(found.made.values()) == sum(wanted.made.values())
 

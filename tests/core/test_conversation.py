@@ -198,11 +198,12 @@ def test_other_roles_begin_with_their_content(content: str) -> None:
 def test_a_folded_system_message_is_nobodys() -> None:
     messages = talk("hello", "hi", "more", "ok", system="be kind")
     assert said(plain(FOLDED), messages) == ["hi</s>", "ok</s>"]
-    assert said(plain(FOLDED), messages, user="train") == ["hello [/INST]", "more [/INST]"]
+    # " [/INST]" is no special token, and no word of the user's.
+    assert said(plain(FOLDED), messages, user="train") == ["hello", "more"]
     assert said(plain(FOLDED), messages, system="train") == "spans_unproven"
     assert said(FOLDED, messages, system="train") == "spans_unproven"
     same = talk("be kind", "be kind", system="be kind")
-    assert said(plain(FOLDED), same, user="train") == ["be kind [/INST]"]
+    assert said(plain(FOLDED), same, user="train") == ["be kind"]
     assert said(plain(FOLDED), talk("s", "s", system="s"), system="train") == "spans_unproven"
 
 
@@ -235,12 +236,6 @@ ASTRAY = {
         "{% set all %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
         "{% endfor %}{% endset %}{{ all }}"
     ),
-    "the next one's too": (
-        "{% for m in messages %}{% if loop.index0 % 2 == 1 %}{{ m.content + '</s>' }}"
-        "{% if not loop.last %}{{ messages[loop.index0 + 1].content + '</s>' }}{% endif %}"
-        "{% elif loop.first %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ ' ' }}{% endif %}"
-    ),
     "the question kept for the answer": (
         "{% set ns = namespace(q='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.q = m.content %}"
         "{% else %}{{ 'Q: ' + ns.q + ' A: ' + m.content + '</s>' }}{% endif %}{% endfor %}"
@@ -253,6 +248,18 @@ ASTRAY = {
 @pytest.mark.parametrize("messages", [talk("yes", "no", "yes", "no"), talk("yes", "yes", "yes", "yes")])
 def test_what_cannot_be_proven_is_rejected(name: str, messages: list[dict[str, Any]]) -> None:
     assert said(ASTRAY[name], messages) == "spans_unproven"
+
+
+def test_the_next_message_in_this_ones_turn_is_not_trained() -> None:
+    template = (
+        "{% for m in messages %}{% if loop.index0 % 2 == 1 %}{{ m.content + '</s>' }}"
+        "{% if not loop.last %}{{ messages[loop.index0 + 1].content + '</s>' }}{% endif %}"
+        "{% elif loop.first %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ ' ' }}{% endif %}"
+    )
+    assert said(template, talk("yes", "no", "yes", "no")) == ["no</s>", "no</s>"]
+    assert said(template, talk("yes", "yes", "yes", "yes")) == ["yes</s>", "yes</s>"]
+    assert said(template, talk("yes", "no", "yes", "no"), user="train") == "spans_unproven"
 
 
 @pytest.mark.parametrize("name", ["by index", "a loop in a macro", "collected, then written"])
@@ -276,10 +283,11 @@ def test_what_follows_the_loop_is_not_the_last_messages() -> None:
         "{% for m in messages[:-1] %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
         "{{ messages[-1].role + ':' + messages[-1].content + '</s>' }}"
     )
-    assert said(template, talk("a", "b", "c")) == ["b;"]
+    assert said(template, talk("a", "b", "c")) == ["b"]
     assert said(template, talk("a", "b", "c"), user="train") == "spans_unproven"
     ends = "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}{{ eos_token }}"
-    assert said(ends, talk("a", "b")) == ["b;</s>"]
+    assert said(ends, talk("a", "b")) == "spans_unproven"  # is ";" the end of the answer, or the "</s>"?
+    assert said(ends.replace(" + ';'", ""), talk("a", "b")) == ["b</s>"]
 
 
 def test_a_first_loop_that_only_looks() -> None:
@@ -346,10 +354,12 @@ def test_contents_that_hold_the_fences_themselves() -> None:
     for content in ("\ufdd0", "a\ufdd1b\ufdd0", "\ufdd0\U000f0001x\ufdd1\U000f0001"):
         assert said(plain(CHATML), talk(content, content)) == [content + "<|im_end|>"]
         assert said(plain(FOLDED), talk(content, content)) == [content + "</s>"]
-        # Where a second look would be needed, there is none: it is not guessed.
         assert said(plain(CHATML), talk(content, ""), user="train") == [content + "<|im_end|>"]
-        assert said(plain(FOLDED), talk(content, "")) == "spans_unproven"
-        assert said(plain(FOLDED), talk(content, "s")) == "spans_unproven"
+        assert said(plain(FOLDED), talk(content, "")) == ["</s>"]
+        assert said(plain(FOLDED), talk(content, "s")) == ["s</s>"]
+        # Where marks are needed, and a content holds them, it is not guessed.
+        untraced = plain(CHATML).replace("m.content", "'%s' % m.content")
+        assert said(untraced, talk(content, "a")) == "spans_unproven"
 
 
 @pytest.mark.parametrize("template", [CHATML, plain(CHATML)])
@@ -386,7 +396,8 @@ def test_rendering_is_linear_in_turns(template: str, content: str, monkeypatch: 
         assert outcome(template, messages, default="train")[0] == ""
         counts.append((len(written), sum(written)))
     (few, short), (many, long) = counts
-    assert many == few <= 6  # the whole, the generation prompt (two, once a template), and three at the most
+    # The whole, the generation prompt (two), and what the template writes around any message (two).
+    assert many == few <= 6
     assert long < 2.1 * short
 
 

@@ -358,6 +358,9 @@ def test_other_containers_than_lists_get_no_plan() -> None:
 # What a plan says of its text
 
 
+FIRST, SECOND = {(0, "content")}, {(1, "content")}
+
+
 def test_pieces_and_layout_of_a_plan() -> None:
     source = (
         "{{ bos_token }}{{ '-' }}"
@@ -372,7 +375,7 @@ def test_pieces_and_layout_of_a_plan() -> None:
     assert planned.pieces == ("<s>-", "<user>", "a", "</s>", ".", "<assistant>", "b", "</s>", ".")
     layout = planned.layout
     assert layout.constants == ("<s>-", "<user>", None, "</s>", ".", "<assistant>", None, "</s>", ".")
-    assert [*map(set, layout.sources)] == [set(), set(), {0}, set(), set(), set(), {1}, set(), set()]
+    assert [*map(set, layout.sources)] == [set(), set(), FIRST, set(), set(), set(), SECOND, set(), set()]
     assert layout.plain_content == (-1, -1, 0, -1, -1, -1, 1, -1, -1)
     assert layout.marks == ((1, 0), (5, 1), (9, -1))
     assert layout.generations == ((2, 4), (6, 8))
@@ -397,7 +400,7 @@ def test_a_layout_tells_computed_contents_and_guards() -> None:
     assert planned is not None
     assert planned.pieces[:5] == ("a", "b", "A", "a", "b")
     assert planned.layout.plain_content == (0, 1, -1, -1, -1, -1, -1)
-    assert [*map(set, planned.layout.sources)] == [{0}, {1}, {0}, {0}, {1}, set(), {0}]
+    assert [*map(set, planned.layout.sources)] == [FIRST, SECOND, FIRST, FIRST, SECOND, set(), {(0, "")}]
     assert planned.layout.constants[5] is None
     assert planned.layout.content_guards
 

@@ -1,4 +1,4 @@
-"""Chats that a plan renders: pieces, segments and prompts as `Speech` and jinja give them, whatever is said."""
+"""Chats that a plan renders: pieces, segments and prompts as `Conversation` and jinja give them, whatever is said."""
 
 import functools
 from typing import Any
@@ -10,12 +10,12 @@ from hypothesis import given
 
 from beam_prep import testing
 from beam_prep.core import render_plan
-from beam_prep.core.backend import Fast
-from beam_prep.core.batch import _encode, tokenize
+from beam_prep.core.batch import tokenize
 from beam_prep.core.chat_template import FENCES, ChatTemplate
+from beam_prep.core.ragged import Ragged
 from beam_prep.core.schema import Output, Section
 from beam_prep.core.template import Rendered, Voice, apply_template
-from tests.core.test_backend import ours
+from tests.core.chars import Chars
 from tests.core.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
 
 # A default system message; the system's own text before all others.
@@ -85,7 +85,7 @@ def at_once() -> Any:
 @pytest.mark.parametrize("action", ROWS)
 @pytest.mark.parametrize("name", SOURCES)
 @given(roles=ROLES, said=st.lists(st.lists(st.sampled_from(SAID), min_size=5, max_size=5), min_size=3, max_size=3))
-def test_as_speech_and_jinja_give_them(name: str, action: str, roles: list[str], said: list[list[str]]) -> None:
+def test_as_conversations_and_jinja_give_them(name: str, action: str, roles: list[str], said: list[list[str]]) -> None:
     rows = []
     for contents in said:
         messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
@@ -106,34 +106,43 @@ def test_plain_chats_need_no_look_at_the_text(name: str, action: str, monkeypatc
         )
     wanted = rendered(name, rows, action, False)
     rendered(name, rows, action, True)  # plans are recorded, and compared with jinja
-    monkeypatch.setattr("beam_prep.core.template.Speech.find", None)
+    monkeypatch.setattr("beam_prep.core.template.Conversation.spans", None)
     monkeypatch.setattr(ChatTemplate, "render", None)
     assert_same(rendered(name, rows, action, True), wanted)
 
 
-@given(said=st.lists(st.lists(st.sampled_from(SAID), min_size=4, max_size=4), min_size=2, max_size=4))
-def test_prompts_by_their_tails_are_the_whole_prompts(said: list[list[str]]) -> None:
-    """The border of a prompt, from its tail alone and from all of it."""
-    rows = [{"messages": talk(*contents)} for contents in said]
-    pieces = rendered("chatml unmarked", rows, "$last", True).pieces["sequence"]
-    mine, theirs = (_encode(pieces, encoder) for encoder in (Fast(ours(), "gigatoken"), ours()))
-    assert mine.border.tolist() == theirs.border.tolist()
-    assert mine.whole.tolist() == theirs.whole.tolist()
-    assert mine.ids.to_lists() == theirs.ids.to_lists()
-
-
-def test_a_prompt_of_a_plain_chat_is_not_encoded_but_for_its_tail() -> None:
+@pytest.mark.parametrize("plans", [True, False])
+def test_a_prompt_is_not_encoded(plans: bool) -> None:
     rows = [{"messages": talk(f"question {number}", f"answer {number}")} for number in range(8)]
-    rendered("chatml unmarked", rows, "$last", True)
-    block = rendered("chatml unmarked", rows, "$last", True)
+    rendered("chatml unmarked", rows, "$last", plans)
+    block = rendered("chatml unmarked", rows, "$last", plans)
     asked: list[str] = []
 
-    class Noted(Fast):
+    class Noted(Chars):
         def encode(self, texts: Any, add_special_tokens: bool) -> Any:
             asked.extend(texts)
             return super().encode(texts, add_special_tokens)
 
-    batch = tokenize(block, Noted(ours(), "gigatoken"), None)
-    assert [text for text in asked if text not in block.pieces["sequence"].texts] == ["assistant\n"]
-    wanted = tokenize(block, ours(), None)
-    assert np.array_equal(batch.segments["sequence"].start, wanted.segments["sequence"].start)
+    batch = tokenize(block, Noted(), None)
+    assert asked == list(block.pieces["sequence"].texts)
+    starts = [text.index("answer") for text in asked]
+    assert (batch.segments["sequence"].start - batch["sequence"].offsets[:-1]).tolist() == starts
+
+
+def test_a_token_over_the_end_of_the_prompt_is_trained_and_counted() -> None:
+    class Pairs(Chars):
+        """Two characters are a token."""
+
+        def encode(self, texts: Any, add_special_tokens: bool) -> Any:
+            return Ragged.from_lists([[ord(text[at]) for at in range(0, len(text), 2)] for text in texts])
+
+        def encode_spans(self, texts: Any, add_special_tokens: bool, spans: Any) -> Any:
+            places = np.column_stack([spans[:, 1] // 2, (spans[:, 2] + 1) // 2])
+            return self.encode(texts, add_special_tokens), places
+
+    for question in ("q", "qq"):
+        block = rendered("chatml unmarked", [{"messages": talk(question, "answer")}], "$last", False)
+        batch = tokenize(block, Pairs(), None)
+        start = block.pieces["sequence"].texts[0].index("answer")
+        assert batch.segments["sequence"].start.tolist() == [start // 2]
+        assert ("prompt_not_prefix" in batch.counters) == bool(start % 2)

@@ -1,0 +1,466 @@
+"""Spans: which characters of a rendered conversation are what a message says, and where they are certain.
+
+A conversation comes as pieces (`render_plan.Layout`): constants of the template, and texts that the template computed,
+each with the messages and keys that it is computed from. A span is the message's own text (content, reasoning, tool
+calls, with the constants that the template writes around them) and the end token right after it, with an EOS that
+follows at once. It begins where the generation prompt ends, if the template wrote the entire prompt for this message;
+else with the message's own text. Everything in it must be the message's own, or a constant that begins and ends no
+turn; otherwise there is no span, and the record is rejected.
+"""
+
+import functools
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from beam_prep.core.chat_template import ChatTemplate, Message
+from beam_prep.core.render_plan import Layout
+
+TEXT_KEYS = frozenset(("content", "reasoning_content", "thinking", "reasoning", "tool_calls"))
+"""Keys of a message whose values are its own text. A name, or an id of a call, is none of it."""
+
+
+class Place(NamedTuple):
+    """A place in the text: so many characters after the beginning of a piece."""
+
+    piece: int
+    characters: int
+
+
+class Span(NamedTuple):
+    """What a message says, between two places."""
+
+    message: int
+    start: Place
+    stop: Place
+
+
+class Unclear(Exception):
+    """It depends on what the messages say, which is not known here."""
+
+
+@functools.lru_cache(maxsize=64)
+def control_pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches any of the special tokens."""
+    return re.compile("|".join(map(re.escape, controls)) or r"(?!)")
+
+
+@functools.lru_cache(maxsize=64)
+def _ending(controls: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches white space and a special token."""
+    return re.compile(rf"\s*({control_pattern(controls).pattern})")
+
+
+# Two conversations that have no word in common: what a template writes in both is no word of theirs.
+_MADE_UP = (
+    ("Vqozjy kwxpf?", "Jzhxqv wkygb.", "Pgvwx zzhqk?", "Xxyqwj bvzk."),
+    ("hjJxk 4071 qzvbw", "wfgQz 8823 kkxvj", "zqxhG 5190 wvjkp", "gkqZw 6642 vhxjz"),
+)
+
+
+class Frame:
+    """What a template writes around any message, learned from made-up conversations when it is first asked for.
+
+    Args:
+        template: the chat template.
+        controls: texts of the tokenizer's special tokens.
+        variables: what it is given besides messages.
+    """
+
+    def __init__(self, template: ChatTemplate, controls: tuple[str, ...], variables: Mapping[str, Any]) -> None:
+        self._template, self._controls, self._variables = template, controls, variables
+        self._found: dict[tuple[str, bool], list[dict[str, tuple[str, str]]]] = {}
+        self.eos = template.tokens.get("eos_token", "")
+
+    @functools.cached_property
+    def gaps(self) -> frozenset[str]:
+        """Constants from the beginning of an answer's turn to its first words, an empty think block included."""
+        shapes = [(shape, history) for shape in ("plain", "reasoned", "embedded") for history in (False, True)]
+        return frozenset(self._constants(shapes, "assistant", 0))
+
+    @functools.cached_property
+    def leads(self) -> dict[str, frozenset[str]]:
+        """Role -> constants before a plain answer or question, from the beginning of its turn."""
+        return {role: frozenset(self._constants(_PLAIN, role, 0)) for role in ("user", "assistant")}
+
+    @functools.cached_property
+    def tails(self) -> frozenset[str]:
+        """White space and end tokens right after a content."""
+        texts = [text for role in ("user", "assistant") for text in self._constants(_PLAIN, role, 1)]
+        ends = [(text, end) for text in texts if (end := _ending(self._controls).match(text)) is not None]
+        return frozenset(text[: _with_eos(text, end.end(), self.eos)] for text, end in ends)
+
+    @functools.cached_property
+    def turns(self) -> frozenset[str]:
+        """Special tokens that begin or end a turn."""
+        texts = [self._template.generation_prompt(**self._variables)]
+        texts += [
+            text for role in ("user", "assistant") for side in (0, 1) for text in self._constants(_PLAIN, role, side)
+        ]
+        found = {first[0] for text in texts if (first := control_pattern(self._controls).search(text)) is not None}
+        named = {self._template.tokens.get(name, "") for name in ("bos_token", "eos_token")} - {""}
+        return frozenset(found | named)
+
+    def _constants(self, shapes: Sequence[tuple[str, bool]], role: str, side: int) -> Iterator[str]:
+        """What is written before (side 0) or after (1) the words of a role, where it is the same around other words."""
+        for shape in shapes:
+            one, other = self._turns(shape)
+            if role in one and role in other and one[role][side] == other[role][side]:
+                yield one[role][side]
+
+    def _turns(self, shape: tuple[str, bool]) -> list[dict[str, tuple[str, str]]]:
+        if shape not in self._found:
+            self._found[shape] = [_made_up(self._template, words, *shape, self._variables) for words in _MADE_UP]
+        return self._found[shape]
+
+
+_PLAIN = (("plain", False), ("plain", True))
+
+
+def _made_up(
+    template: ChatTemplate, words: Sequence[str], shape: str, history: bool, variables: Mapping[str, Any]
+) -> dict[str, tuple[str, str]]:
+    """Role -> what is written before and after its words in its turn.
+
+    Args:
+        template: renders a question and an answer.
+        words: theirs.
+        shape: of the answer: `plain`, `reasoned`, or `embedded` (reasoning in the content).
+        history: other messages follow.
+        variables: for the template.
+    """
+    question, answer, more, thought = words
+    embedded = f"<think>\n{thought}\n</think>\n\n{answer}"
+    message: Message = {"role": "assistant", "content": embedded if shape == "embedded" else answer}
+    if shape == "reasoned":
+        message["reasoning_content"] = thought
+    later = [{"role": "user", "content": more}, {"role": "assistant", "content": more}] if history else []
+    turns = template.turns([{"role": "user", "content": question}, message, *later], **variables)
+    found = {}
+    for role, turn, texts in (("user", turns[0], (question,)), ("assistant", turns[1], (embedded, thought, answer))):
+        text = next((text for text in texts if turn is not None and turn.count(text) == 1), None)
+        if turn is not None and text is not None:
+            before, _, after = turn.partition(text)
+            found[role] = before, after
+    return found
+
+
+def frame_of(template: ChatTemplate, controls: tuple[str, ...], variables: Mapping[str, Any]) -> Frame:
+    """The frame of a template, kept with it. Tools change nothing of it but the generation prompt."""
+    given = {name: value for name, value in variables.items() if name not in ("tools", "documents")}
+    key = repr((controls, sorted(given.items())))
+    if key not in template.frames:
+        if len(template.frames) > 256:
+            template.frames.clear()
+        template.frames[key] = Frame(template, controls, given)
+    found: Frame = template.frames[key]
+    return found
+
+
+def _with_eos(text: str, stop: int, eos: str) -> int:
+    """One past an EOS that follows at once; `stop` where none does."""
+    return stop + len(eos) if eos and text.startswith(eos, stop) else stop
+
+
+def end_of_answer(text: str, stop: int, controls: tuple[str, ...], eos: str) -> int:
+    """Where the last answer of a text ends: after its end token and an EOS, or with the text if only blanks follow."""
+    end = _ending(controls).match(text, stop)
+    if end is not None:
+        stop = _with_eos(text, end.end(), eos)
+    return stop if text[stop:].strip() else len(text)
+
+
+class SpanFinder:
+    """The spans of a conversation in pieces, or of all conversations with the same layout.
+
+    Args:
+        layout: of the rendering.
+        texts: the text of each piece; None where it is not known.
+        roles: of the messages.
+        frame: what the template writes around any message.
+        prompt: the generation prompt.
+        controls: texts of the tokenizer's special tokens.
+        tokens: texts of the special tokens that the template is given.
+        messages: the messages, where they are known.
+
+    Raises:
+        Unclear: (any method) the answer depends on texts that are not known.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        texts: Sequence[str | None],
+        roles: Sequence[str],
+        frame: Frame,
+        prompt: str,
+        controls: tuple[str, ...],
+        tokens: Mapping[str, str],
+        messages: Sequence[Message] | None = None,
+    ) -> None:
+        self._layout, self._texts, self._roles, self._frame = layout, texts, roles, frame
+        self._prompt, self._controls, self._tokens, self._messages = prompt, controls, tokens, messages
+        self._end_of_text = len(texts)
+
+    def derived(self, message: int) -> Span | None:
+        """What a message says, within what the template wrote for it; None where that is not certain."""
+        region = self.regions[message]
+        if region is None:
+            return None
+        first, last = region
+        own = self._own(message, first, last)
+        lead, _ = self._constants(Place(first, 0), own[0] if own else last)
+        guessed = self.guessed and message == 0
+        role = "" if guessed else self._roles[message]
+        if role == "assistant" and self._prompt and lead.startswith(self._prompt):
+            start = Place(first, len(self._prompt))
+        elif own and self._layout.mixed[own[0]]:
+            return None  # where a header ends cannot be told
+        elif self._is_one_content(own):
+            start = Place(own[0], 0)
+        else:
+            # Constants around reasoning and calls are trained, the header before them is not.
+            known = [header for header in self._frame.leads.get(role, ()) if lead.startswith(header)]
+            if not known:
+                return None
+            start = Place(first, max(map(len, known)))
+        if not self._written(message, own) or not self._proven(message, start, own):
+            return None
+        stop = self._end(start, own, last, lead if own else lead[: start.characters])
+        return None if stop is None else Span(message, start, stop)
+
+    def prompted(self, first: int, prompt: Place | None) -> Span | None:
+        """What follows a prompt: the messages from `first` on; None where it is not certain that it is these alone.
+
+        Args:
+            first: index of the first message after the prompt.
+            prompt: where the prompt ends; None: it is not the beginning of the text. Then the span begins where what
+                the first message says begins.
+        """
+        last = len(self._roles) - 1
+        start = prompt
+        if start is None:
+            derived = self.derived(first)
+            if derived is None:
+                return None
+            start = derived.start
+        own = self._own(first, start.piece, self._end_of_text)
+        if not self._written(first, own) or not self._proven(first, start, own):
+            return None
+        if last > first:
+            final = self._own(last, start.piece, self._end_of_text)
+            if not own or not final or not self._written(last, final) or not self._are_of(first, own[0], final[-1]):
+                return None
+            own = final
+        stop = self._end(start, own, self._end_of_text, self._prompt)
+        if stop is None:
+            return None
+        rest, reached = self._constants(stop, self._end_of_text)
+        if reached == self._end_of_text and not rest.strip():
+            stop = Place(self._end_of_text, 0)
+        return Span(last, start, stop)
+
+    @functools.cached_property
+    def regions(self) -> list[tuple[int, int] | None]:
+        """Per message the pieces that the template wrote for it; None where that is not known for certain."""
+        return self._regions[0]
+
+    @property
+    def guessed(self) -> bool:
+        """The first region is what was written before all others, in no message's turn."""
+        return self._regions[1]
+
+    @functools.cached_property
+    def _regions(self) -> tuple[list[tuple[int, int] | None], bool]:
+        # As `chat_template._regions` and `_guess`, in pieces.
+        marks, end = self._layout.marks, self._end_of_text
+        regions: list[tuple[int, int] | None] = [None] * len(self._roles)
+        if self._layout.blind:
+            return regions, False
+        twice = set()
+        stops = [start for start, _ in marks[1:]] + [end]
+        for (start, message), stop in zip(marks, stops, strict=False):
+            if message < 0 or not self._any_text(start, stop):
+                continue
+            before = regions[message]
+            if before is not None and before[1] == start:
+                start = before[0]
+            elif before is not None:
+                twice.add(message)
+            regions[message] = (start, stop)
+        if marks and self._is_token(marks[-1][0]):  # an EOS after the loop ends the last message
+            regions = [(r[0], end) if r is not None and r[1] == marks[-1][0] else r for r in regions]
+        regions = [None if place in twice else region for place, region in enumerate(regions)]
+        first = min((region[0] for region in regions if region is not None), default=end if len(regions) == 1 else 0)
+        guessed = bool(regions) and regions[0] is None and self._any_text(0, first)
+        if guessed:
+            regions[0] = (0, first)
+        return regions, guessed
+
+    def _any_text(self, start: int, stop: int) -> bool:
+        """Whether pieces hold any text."""
+        texts = self._texts[start:stop]
+        if any(texts):
+            return True
+        if None in texts:
+            raise Unclear
+        return False
+
+    def _is_token(self, start: int) -> bool:
+        """Whether the text from a piece on is one special token, or nothing."""
+        texts = self._texts[start:]
+        if None in texts:
+            raise Unclear
+        return "".join(text or "" for text in texts).strip() in ("", *self._tokens.values())
+
+    def _is_own(self, piece: int, message: int) -> bool:
+        sources = self._layout.sources[piece]
+        return bool(sources) and all(place == message and key in TEXT_KEYS for place, key in sources)
+
+    def _own(self, message: int, start: int, stop: int) -> list[int]:
+        """The pieces that are a message's own text."""
+        return [piece for piece in range(start, stop) if self._is_own(piece, message)]
+
+    def _keys(self, pieces: Sequence[int]) -> set[str]:
+        return {key for piece in pieces for _, key in self._layout.sources[piece]}
+
+    def _is_one_content(self, own: Sequence[int]) -> bool:
+        """Whether a content comes first, in one piece."""
+        return self._keys(own[:1]) == {"content"} and "content" not in self._keys(own[1:])
+
+    def _constants(self, start: Place, stop: int) -> tuple[str, int]:
+        """The constant text from a place on, and the piece at which it ends."""
+        texts: list[str] = []
+        piece = start.piece
+        while piece < stop and (self._layout.constants[piece] is not None or self._texts[piece] == ""):
+            texts.append(self._texts[piece] or "")
+            piece += 1
+        return "".join(texts)[start.characters :], piece
+
+    def _written(self, message: int, own: Sequence[int]) -> bool:
+        """Whether the template writes a message's text: all of it once, in order."""
+        keys = self._keys(own)
+        if self._messages is None:
+            # Contents that are not known may be blank, and are one piece each.
+            if keys != {"content"} or len(own) != 1 or self._layout.mixed[own[0]]:
+                raise Unclear
+            return True
+        said = self._messages[message]
+        content = said.get("content")
+        if isinstance(content, str) and content.strip() and "content" not in keys:
+            return False
+        for key in keys - {"tool_calls"}:
+            pieces = [piece for piece in own if key in self._keys((piece,))]
+            if len(pieces) > 1 and not _are_parts([self._texts[piece] or "" for piece in pieces], said.get(key)):
+                return False
+        return True
+
+    def _proven(self, message: int, start: Place, own: Sequence[int]) -> bool:
+        """Whether all from a place to a message's last piece is its own, or constants that begin and end no turn."""
+        if not own:
+            return True
+        gap, reached = self._constants(start, own[0])
+        if reached < own[0]:
+            return False
+        guarded = self._layout.content_guards or self._layout.assumed
+        if guarded and gap.strip() and "tool_calls" not in self._keys(own[:1]) and gap not in self._gaps:
+            return False
+        texts = [gap]
+        for piece in range(own[0], own[-1]):
+            text = self._texts[piece]
+            if self._is_own(piece, message):
+                texts.append("\0" if not self._layout.mixed[piece] else self._known(piece))
+            elif self._layout.constants[piece] is None and text != "":
+                return False
+            else:
+                texts.append(text or "")
+        texts.append(self._known(own[-1]) if self._layout.mixed[own[-1]] else "")
+        return not any(token[0] in self._frame.turns for token in self._tokens_in("".join(texts)))
+
+    @functools.cached_property
+    def _gaps(self) -> frozenset[str]:
+        """Constants between the generation prompt and what an answer says."""
+        prompt = self._prompt
+        return frozenset(gap[len(prompt) :] for gap in self._frame.gaps if prompt and gap.startswith(prompt))
+
+    def _known(self, piece: int) -> str:
+        text = self._texts[piece]
+        if text is None:
+            raise Unclear
+        return text
+
+    def _tokens_in(self, text: str) -> Iterator[re.Match[str]]:
+        return control_pattern(self._controls).finditer(text)
+
+    def _are_of(self, first: int, start: int, stop: int) -> bool:
+        """Whether pieces are constants, or computed from messages from `first` on."""
+        return all(
+            self._layout.constants[piece] is not None
+            or self._texts[piece] == ""
+            or (bool(sources := self._layout.sources[piece]) and all(place >= first for place, _ in sources))
+            for piece in range(start, stop + 1)
+        )
+
+    def _end(self, start: Place, own: Sequence[int], limit: int, header: str) -> Place | None:
+        """Where a span ends: after the end token that directly follows what the message says; None: not certain."""
+        after = Place(own[-1] + 1, 0) if own else start
+        rest, reached = self._constants(after, limit)
+        skipped = 0
+        end = _ending(self._controls).match(rest)
+        if not own and end is None:  # it says nothing: constants may come before the end token
+            skipped = max((len(gap) for gap in self._gaps if rest.startswith(gap)), default=0)
+            end = _ending(self._controls).match(rest, skipped)
+        if own and self._keys(own[-1:]) != {"content"}:
+            # Constants around reasoning and calls stand before the end token.
+            end = next(
+                (token for token in _ending(self._controls).finditer(rest) if token[1] in self._frame.turns), end
+            )
+        if end is not None:
+            token = end[1]
+            if token != self._frame.eos and any(token == other[0] for other in self._tokens_in(header)):
+                return None  # it may as well begin the next turn
+            stop = _with_eos(rest, end.end(), self._frame.eos)
+            if self._layout.assumed and rest[skipped:stop] not in self._frame.tails:
+                return None
+            return Place(after.piece, after.characters + stop)
+        if reached < limit or next(self._tokens_in(rest), None) is not None or not own:
+            return None
+        if not rest:  # an EOS that the template writes at the beginning of the next turn
+            following, _ = self._constants(Place(limit, 0), self._end_of_text)
+            begin, _ = self._constants(Place(0, 0), self._end_of_text)
+            eos = self._frame.eos
+            if eos and following.startswith(eos) and not begin.startswith(eos):
+                return Place(limit, len(eos))
+        return after
+
+
+def _are_parts(texts: Sequence[str], value: Any) -> bool:
+    """Whether texts are parts of a value, one after the other. A text that is written twice is none."""
+    if not isinstance(value, str):
+        return False
+    at = 0
+    for text in texts:
+        found = value.find(text, at)
+        if found < 0:
+            return False
+        at = found + len(text)
+    return True
+
+
+class Characters:
+    """Places of a conversation whose pieces are known, in characters."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._borders = [0, *accumulate(map(len, texts))]
+
+    def of(self, place: Place) -> int:
+        """The character at a place."""
+        return self._borders[place.piece] + place.characters
+
+    def place(self, character: int) -> Place:
+        """The place of a character: in the last piece that begins at or before it."""
+        piece = max(bisect_right(self._borders, character) - 1, 0)
+        piece = min(piece, len(self._borders) - 1)
+        return Place(piece, character - self._borders[piece])
