@@ -70,7 +70,8 @@ class Conversation:
             prompt: the messages before it, rendered with the generation prompt.
         """
         text, last = self.chat.text, len(self.messages) - 1
-        begins = text.startswith(prompt)
+        # A prompt that ends with what a message says may end within what another one says.
+        begins = text.startswith(prompt) and prompt.endswith(self.template.generation_prompt(**self.variables))
         if self._finder is not None:
             finder, characters = self._finder
             span = finder.prompted(first, characters.place(len(prompt)) if begins else None)
@@ -181,6 +182,7 @@ def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> 
         generations=None,
         blind=not marks,
         content_guards=True,
+        decided=frozenset(),
         messages=len(regions),
         simple=False,
         stripped=frozenset(),

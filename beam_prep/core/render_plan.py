@@ -68,6 +68,7 @@ class Layout:
         generations: ranges of the `{% generation %}` blocks in pieces; None where they could not be told.
         blind: a loop whose text is captured came to a message: `marks` do not tell what is written for which.
         content_guards: the plan fits some contents only, since the template decides by what a message says.
+        decided: messages in whose turn the template decides by what another message says.
         messages: how many there are.
         simple: the text is constants and contents, and nothing else is looked at.
         stripped: messages whose content is stripped of white space, where the layout is simple.
@@ -82,6 +83,7 @@ class Layout:
     generations: tuple[tuple[int, int], ...] | None
     blind: bool
     content_guards: bool
+    decided: frozenset[int]
     messages: int
     simple: bool
     stripped: frozenset[int]
@@ -403,6 +405,8 @@ class _Trace:
         self.lines: list[str] = []
         self.functions = functions
         self.clock = self.content_guards = False
+        self.decided: set[int] = set()
+        self.turn: Callable[[], int] = lambda: -1  # the message that a loop came to
         self.simple = True
         self.stripped: set[str] = set()  # variables
         self._known: dict[str, _Traced] = {}
@@ -471,6 +475,9 @@ class _Trace:
         """Another outcome ends the plan."""
         self.simple = False
         self.content_guards |= bool(traced.sources)
+        turn = self.turn()
+        if turn >= 0 and any(message != turn for message, _ in traced.sources):
+            self.decided.add(turn)
         line = f"if {'not ' if wanted else ''}({source}): return None"
         if line not in self._guarded:
             self._guarded.add(line)
@@ -926,6 +933,9 @@ class Tracker(Protocol):
     marks: list[tuple[int, int]]
     generations: list[tuple[int, int]]
 
+    @property
+    def place(self) -> int: ...
+
     def mark(self, item: Any, captured: bool) -> None: ...
 
     def enter(self) -> None: ...
@@ -1212,6 +1222,7 @@ class Plans:
         recording = _Recording(trace, self._template.tracker({id(m): at for at, m in enumerate(messages)}))
         mark, enter, leave, generation = self._template.hooks
         tracker = recording.tracker
+        trace.turn = lambda: tracker.place
         environment.hooks = (tracker.mark, tracker.enter, tracker.leave, recording.generation)
         given = {
             "tools": None,
@@ -1303,6 +1314,7 @@ class _Recording:
             None if captured else tuple((at[start], at[stop]) for start, stop in blocks),
             tracker.blind,
             self.trace.content_guards,
+            frozenset(self.trace.decided),
             messages,
             self.trace.simple,
             frozenset(content for content, cut in zip(contents, stripped, strict=True) if cut),

@@ -10,6 +10,7 @@ turn; otherwise there is no span, and the record is rejected.
 
 import functools
 import re
+import string
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -53,10 +54,12 @@ def _ending(controls: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"\s*({control_pattern(controls).pattern})")
 
 
-# Two conversations that have no word in common: what a template writes in both is no word of theirs.
+# Two conversations as unlike as can be: what a template writes in both depends on no word of theirs. They share no
+# character, and the second has all others.
+_REST = "".join(chr(code) for code in range(33, 127) if chr(code) not in "vxzw<>{}|") + "\n" + string.ascii_letters[:21]
 _MADE_UP = (
-    ("Vqozjy kwxpf?", "Jzhxqv wkygb.", "Pgvwx zzhqk?", "Xxyqwj bvzk."),
-    ("hjJxk 4071 qzvbw", "wfgQz 8823 kkxvj", "zqxhG 5190 wvjkp", "gkqZw 6642 vhxjz"),
+    ("vxzw", "zxvw", "wxvz", "xwzv"),
+    tuple(f"{number}{_REST[first:]} {_REST[:first]}{number}" for number, first in enumerate((7, 29, 41, 53), 5)),
 )
 
 
@@ -83,14 +86,18 @@ class Frame:
     @functools.cached_property
     def leads(self) -> dict[str, frozenset[str]]:
         """Role -> constants before a plain answer or question, from the beginning of its turn."""
-        return {role: frozenset(self._constants(_PLAIN, role, 0)) for role in ("user", "assistant")}
+        return {role: frozenset(self._constants(_PLAIN[:1], role, 0)) for role in ("user", "assistant")}
 
-    @functools.cached_property
-    def tails(self) -> frozenset[str]:
-        """White space and end tokens right after a content."""
-        texts = [text for role in ("user", "assistant") for text in self._constants(_PLAIN, role, 1)]
-        ends = [(text, end) for text in texts if (end := _ending(self._controls).match(text)) is not None]
-        return frozenset(text[: _with_eos(text, end.end(), self.eos)] for text, end in ends)
+    def ends_turn(self, role: str, text: str) -> bool:
+        """Whether a text ends with what is written right after any content: white space and end tokens.
+
+        Other roles than user and assistant end as a user does.
+        """
+        for after in self._constants(_PLAIN, role if role == "assistant" else "user", 1):
+            end = _ending(self._controls).match(after)
+            if end is not None and text.endswith(after[: _after_end(after, end, self.eos)]):
+                return True
+        return False
 
     @functools.cached_property
     def turns(self) -> frozenset[str]:
@@ -139,7 +146,8 @@ def _made_up(
     later = [{"role": "user", "content": more}, {"role": "assistant", "content": more}] if history else []
     turns = template.turns([{"role": "user", "content": question}, message, *later], **variables)
     found = {}
-    for role, turn, texts in (("user", turns[0], (question,)), ("assistant", turns[1], (embedded, thought, answer))):
+    said = (embedded, thought, answer) if shape == "embedded" else (thought, answer)
+    for role, turn, texts in (("user", turns[0], (question,)), ("assistant", turns[1], said)):
         text = next((text for text in texts if turn is not None and turn.count(text) == 1), None)
         if turn is not None and text is not None:
             before, _, after = turn.partition(text)
@@ -159,16 +167,16 @@ def frame_of(template: ChatTemplate, controls: tuple[str, ...], variables: Mappi
     return found
 
 
-def _with_eos(text: str, stop: int, eos: str) -> int:
-    """One past an EOS that follows at once; `stop` where none does."""
-    return stop + len(eos) if eos and text.startswith(eos, stop) else stop
+def _after_end(text: str, end: re.Match[str], eos: str) -> int:
+    """One past an end token, and past an EOS that follows it at once."""
+    return end.end() + len(eos) if eos and end[1] != eos and text.startswith(eos, end.end()) else end.end()
 
 
 def end_of_answer(text: str, stop: int, controls: tuple[str, ...], eos: str) -> int:
     """Where the last answer of a text ends: after its end token and an EOS, or with the text if only blanks follow."""
     end = _ending(controls).match(text, stop)
     if end is not None:
-        stop = _with_eos(text, end.end(), eos)
+        stop = _after_end(text, end, eos)
     return stop if text[stop:].strip() else len(text)
 
 
@@ -220,6 +228,8 @@ class SpanFinder:
             return None  # where a header ends cannot be told
         elif self._is_one_content(own):
             start = Place(own[0], 0)
+            if role == "assistant" and lead not in self._frame.leads[role] and not self._known(own[0]).strip():
+                return None  # what is written in place of a content is not known
         else:
             # Constants around reasoning and calls are trained, the header before them is not.
             known = [header for header in self._frame.leads.get(role, ()) if lead.startswith(header)]
@@ -228,7 +238,7 @@ class SpanFinder:
             start = Place(first, max(map(len, known)))
         if not self._written(message, own) or not self._proven(message, start, own):
             return None
-        stop = self._end(start, own, last, lead if own else lead[: start.characters])
+        stop = self._end(message, start, own, last, lead if own else lead[: start.characters])
         return None if stop is None else Span(message, start, stop)
 
     def prompted(self, first: int, prompt: Place | None) -> Span | None:
@@ -241,12 +251,14 @@ class SpanFinder:
         """
         last = len(self._roles) - 1
         start = prompt
-        if start is None:
+        own = [] if start is None else self._own(first, start.piece, self._end_of_text)
+        if start is None or (not self._prompt and self._constants(start, (own or [self._end_of_text])[0])[0].strip()):
+            # Without a generation prompt, the header comes after the prompt.
             derived = self.derived(first)
             if derived is None:
                 return None
             start = derived.start
-        own = self._own(first, start.piece, self._end_of_text)
+            own = self._own(first, start.piece, self._end_of_text)
         if not self._written(first, own) or not self._proven(first, start, own):
             return None
         if last > first:
@@ -254,7 +266,7 @@ class SpanFinder:
             if not own or not final or not self._written(last, final) or not self._are_of(first, own[0], final[-1]):
                 return None
             own = final
-        stop = self._end(start, own, self._end_of_text, self._prompt)
+        stop = self._end(last, start, own, self._end_of_text, self._prompt)
         if stop is None:
             return None
         rest, reached = self._constants(stop, self._end_of_text)
@@ -359,13 +371,14 @@ class SpanFinder:
 
     def _proven(self, message: int, start: Place, own: Sequence[int]) -> bool:
         """Whether all from a place to a message's last piece is its own, or constants that begin and end no turn."""
+        if message in self._layout.decided:
+            return False
         if not own:
             return True
         gap, reached = self._constants(start, own[0])
         if reached < own[0]:
             return False
-        guarded = self._layout.content_guards or self._layout.assumed
-        if guarded and gap.strip() and "tool_calls" not in self._keys(own[:1]) and gap not in self._gaps:
+        if self._guarded and gap and "tool_calls" not in self._keys(own[:1]) and gap not in self._gaps:
             return False
         texts = [gap]
         for piece in range(own[0], own[-1]):
@@ -377,7 +390,13 @@ class SpanFinder:
             else:
                 texts.append(text or "")
         texts.append(self._known(own[-1]) if self._layout.mixed[own[-1]] else "")
-        return not any(token[0] in self._frame.turns for token in self._tokens_in("".join(texts)))
+        tokens = self._tokens_in("".join(texts))
+        return not tokens or self._frame.turns.isdisjoint(tokens)
+
+    @property
+    def _guarded(self) -> bool:
+        """A constant may be there because of what a message says: then the template has to write it always."""
+        return self._layout.content_guards or self._layout.assumed
 
     @functools.cached_property
     def _gaps(self) -> frozenset[str]:
@@ -391,8 +410,8 @@ class SpanFinder:
             raise Unclear
         return text
 
-    def _tokens_in(self, text: str) -> Iterator[re.Match[str]]:
-        return control_pattern(self._controls).finditer(text)
+    def _tokens_in(self, text: str) -> list[str]:
+        return control_pattern(self._controls).findall(text)
 
     def _are_of(self, first: int, start: int, stop: int) -> bool:
         """Whether pieces are constants, or computed from messages from `first` on."""
@@ -403,37 +422,37 @@ class SpanFinder:
             for piece in range(start, stop + 1)
         )
 
-    def _end(self, start: Place, own: Sequence[int], limit: int, header: str) -> Place | None:
+    def _end(self, message: int, start: Place, own: Sequence[int], limit: int, header: str) -> Place | None:
         """Where a span ends: after the end token that directly follows what the message says; None: not certain."""
         after = Place(own[-1] + 1, 0) if own else start
         rest, reached = self._constants(after, limit)
-        skipped = 0
-        end = _ending(self._controls).match(rest)
-        if not own and end is None:  # it says nothing: constants may come before the end token
-            skipped = max((len(gap) for gap in self._gaps if rest.startswith(gap)), default=0)
-            end = _ending(self._controls).match(rest, skipped)
-        if own and self._keys(own[-1:]) != {"content"}:
-            # Constants around reasoning and calls stand before the end token.
-            end = next(
-                (token for token in _ending(self._controls).finditer(rest) if token[1] in self._frame.turns), end
-            )
-        if end is not None:
-            token = end[1]
-            if token != self._frame.eos and any(token == other[0] for other in self._tokens_in(header)):
-                return None  # it may as well begin the next turn
-            stop = _with_eos(rest, end.end(), self._frame.eos)
-            if self._layout.assumed and rest[skipped:stop] not in self._frame.tails:
+        pattern = _ending(self._controls)
+        end = pattern.match(rest)
+        around = bool(own) and self._keys(own[-1:]) != {"content"}
+        if end is None and not own:  # it says nothing: constants may come before the end token
+            end = pattern.match(rest, max((len(gap) for gap in self._gaps if rest.startswith(gap)), default=0))
+        elif end is None and around:  # so may those around reasoning and calls
+            end = next((token for token in pattern.finditer(rest) if token[1] in self._frame.turns), None)
+        if end is None:
+            if reached < limit or (rest.strip() and (around or self._tokens_in(rest))) or not own:
                 return None
-            return Place(after.piece, after.characters + stop)
-        if reached < limit or next(self._tokens_in(rest), None) is not None or not own:
+            return self._start_of_next(after, limit) if not rest else after
+        if end[1] != self._frame.eos and end[1] in self._tokens_in(header):
+            return None  # it may as well begin the next turn
+        eos = self._frame.eos
+        if end[1] == eos and rest.startswith(eos, end.end()):
+            return None  # which of them ends the answer?
+        stop = _after_end(rest, end, eos)
+        if (self._guarded or end.start()) and not self._frame.ends_turn(self._roles[message], rest[:stop]):
             return None
-        if not rest:  # an EOS that the template writes at the beginning of the next turn
-            following, _ = self._constants(Place(limit, 0), self._end_of_text)
-            begin, _ = self._constants(Place(0, 0), self._end_of_text)
-            eos = self._frame.eos
-            if eos and following.startswith(eos) and not begin.startswith(eos):
-                return Place(limit, len(eos))
-        return after
+        return Place(after.piece, after.characters + stop)
+
+    def _start_of_next(self, after: Place, limit: int) -> Place:
+        """Where a span ends that nothing follows in its turn: after an EOS that the next turn begins with."""
+        eos = self._frame.eos
+        following, _ = self._constants(Place(limit, 0), self._end_of_text)
+        begin, _ = self._constants(Place(0, 0), self._end_of_text)
+        return Place(limit, len(eos)) if eos and following.startswith(eos) and not begin.startswith(eos) else after
 
 
 def _are_parts(texts: Sequence[str], value: Any) -> bool:
