@@ -10,7 +10,6 @@ turn; otherwise there is no span, and the record is rejected.
 
 import functools
 import re
-import string
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -56,7 +55,7 @@ def _ending(controls: tuple[str, ...]) -> re.Pattern[str]:
 
 # Two conversations as unlike as can be: what a template writes in both depends on no word of theirs. They share no
 # character, and the second has all others.
-_REST = "".join(chr(code) for code in range(33, 127) if chr(code) not in "vxzw<>{}|") + "\n" + string.ascii_letters[:21]
+_REST = "".join(chr(code) for code in range(33, 127) if chr(code) not in "vxzw<>{}|") + "\n"
 _MADE_UP = (
     ("vxzw", "zxvw", "wxvz", "xwzv"),
     tuple(f"{number}{_REST[first:]} {_REST[:first]}{number}" for number, first in enumerate((7, 29, 41, 53), 5)),
