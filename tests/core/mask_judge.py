@@ -1,0 +1,283 @@
+"""Holds the masks of generated templates against the truth, on every path of the library.
+
+With `Points` a token is a character, so the ranges that are trained can be read off exactly. `judge_tokens` does the
+same with a real tokenizer: a token is right to be trained that overlaps a character that is right to be trained.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from beam_prep.core.batch import Batch, tokenize
+from beam_prep.core.block import InputFile
+from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.columns import Wanted
+from beam_prep.core.mask import RoleMask, build_mask
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.records import RawBlock, Records, parse
+from beam_prep.core.schema import Output, Section
+from beam_prep.core.template import Voice, apply_template
+from tests.core.generated_templates import (
+    Choices,
+    Message,
+    Ranges,
+    Rendered,
+    Template,
+    chance,
+    conversations,
+    template,
+)
+
+PATHS = ("plans", "columns", "jinja")
+ROLE, LAST_OF_ROLE, ALL, LAST, PROMPT = "$role", "$role last", "$role all", "$last", "prompt"
+ACTIONS = (ROLE, ROLE, ROLE, LAST, LAST, ALL, PROMPT, LAST_OF_ROLE)
+MASKS = {
+    ROLE: RoleMask({"assistant": "train"}),
+    LAST_OF_ROLE: RoleMask({"assistant": "last"}),
+    ALL: RoleMask({}, "train"),
+    LAST: RoleMask({"assistant": "train"}),
+    PROMPT: RoleMask({"assistant": "train"}),
+}
+
+
+def sections(action: str) -> tuple[Section, ...]:
+    if action == PROMPT:
+        return Section("prompt", "mask", "conversation"), Section("messages", "train", "conversation")
+    return (Section("messages", "$last" if action == LAST else "$role", "conversation"),)
+
+
+class Points:
+    """Each character is a token, its id is its code point."""
+
+    cut_behind = ()
+
+    def id_of_token(self, token: str) -> int:
+        return -1  # a special token is several characters here
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
+        texts = list(texts)
+        ids = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32).astype(np.int32)
+        return Ragged.from_lengths(ids, [len(text) for text in texts])
+
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+        return self.encode(texts, add_special_tokens), spans[:, 1:]
+
+
+def records(rows: Sequence[Any], wanted: Wanted | None = None) -> Records:
+    data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    raw = RawBlock(0, len(data), 0, data, b"")
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Conversations of one pattern, and what is trained of them."""
+
+    template: Template
+    action: str
+    conversations: list[list[Message]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        if self.action == PROMPT:
+            return [{"prompt": each[:-1], "messages": each[-1:]} for each in self.conversations]
+        return [{"messages": each} for each in self.conversations]
+
+    def trained(self, messages: Sequence[Message]) -> list[int]:
+        """The messages that are trained."""
+        if self.action in (LAST, PROMPT):
+            return [len(messages) - 1]
+        if self.action == ALL:
+            return list(range(len(messages)))
+        found = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        return found[-1:] if self.action == LAST_OF_ROLE else found
+
+    def must_prove(self, messages: Sequence[Message]) -> bool:
+        made = self.template
+        return not made.twists and {messages[place]["role"] for place in self.trained(messages)} <= made.proves
+
+
+@dataclass(slots=True)
+class Wrong:
+    """A mask that is not right."""
+
+    case: Case
+    path: str
+    kind: str
+    messages: list[Message]
+    trained: str
+    right: list[str]
+
+    def __str__(self) -> str:
+        made = self.case.template
+        lines = [
+            f"{self.kind}, by {self.path}, {self.case.action}: {made.family}, {', '.join(made.twists) or 'plain'}",
+            f"  template: {made.source}",
+            f"  generation prompt: {made.prompt!r}; special tokens: {' '.join(made.controls)}; EOS: {made.eos!r}",
+            *(f"  {json.dumps(message, ensure_ascii=False)}" for message in self.messages),
+            f"  trained: {self.trained}",
+            *(f"  right: {each}" for each in self.right),
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts, and the first masks that are wrong."""
+
+    pairs: int = 0
+    proven: Counter[str] = field(default_factory=Counter)  # by path
+    refused: Counter[str] = field(default_factory=Counter)
+    refused_though_plain: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    made: Counter[str] = field(default_factory=Counter)  # what rendered the records
+    plain: Counter[str] = field(default_factory=Counter)  # records that must be proven, by path
+    classes: dict[str, Counter[str]] = field(default_factory=dict)  # kind -> twist -> count
+    reasons: Counter[str] = field(default_factory=Counter)
+    wrongs: list[Wrong] = field(default_factory=list)
+
+    def add(self, other: "Report", keep: int = 1 << 30) -> None:
+        self.pairs += other.pairs
+        for name in ("proven", "refused", "refused_though_plain", "wrong", "made", "plain", "reasons"):
+            getattr(self, name).update(getattr(other, name))
+        for kind, counts in other.classes.items():
+            self.classes.setdefault(kind, Counter()).update(counts)
+        self.wrongs = (self.wrongs + other.wrongs)[:keep]
+
+    def count_class(self, kind: str, made: Template) -> None:
+        names = [f"{made.family} (plain)"] if not made.twists else made.twists
+        self.classes.setdefault(kind, Counter()).update(names)
+
+
+def _bytes(size: int, ranges: Ranges) -> bytes:
+    mask = bytearray(size)
+    for start, stop in ranges:
+        mask[start:stop] = b"\1" * (stop - start)
+    return bytes(mask)
+
+
+def fault(mask: bytes, rights: Sequence[Sequence[Ranges]]) -> str:
+    """What is wrong with a mask, "" where it is right.
+
+    Args:
+        mask: a byte for each token, 1 where it is trained.
+        rights: for each message that is trained, the masks that are right.
+    """
+    counted = 0
+    for choices in rights:
+        bounds = [bound for ranges in choices for each in ranges for bound in each]
+        if not bounds:
+            continue
+        first, last = min(bounds), max(bounds)
+        found = mask[first:last]
+        counted += found.count(1)
+        moved = [tuple((start - first, stop - first) for start, stop in ranges) for ranges in choices]
+        if not any(found == _bytes(last - first, ranges) for ranges in moved):
+            widest = _bytes(last - first, tuple(each for ranges in moved for each in ranges))
+            more = any(one and not other for one, other in zip(found, widest, strict=True))
+            return "trains more" if more else ("trains nothing" if not any(found) else "trains less")
+    return "trains more" if mask.count(1) != counted else ""
+
+
+def show(text: str, mask: bytes) -> str:
+    """The runs of a text that a mask trains."""
+    runs, start = [], None
+    for place, one in enumerate([*mask, 0]):
+        if one and start is None:
+            start = place
+        elif not one and start is not None:
+            runs.append(text[start:place])
+            start = None
+    return repr(runs)
+
+
+def render_by(path: str, case: Case, chat: ChatTemplate, encoder: Any, controls: tuple[str, ...]) -> Batch:
+    """What the library makes of the conversations."""
+    made = case.template
+    wanted = Wanted("chats", "messages") if path == "columns" else None
+    output = Output("sequence", "ids", sections(case.action), "loss_mask")
+    rendered = apply_template(records(case.rows(), wanted), (output,), Voice(chat, controls, made.bos, made.eos))
+    return build_mask(tokenize(rendered, encoder, None), MASKS[case.action])
+
+
+def judge(case: Case, report: Report, paths: Sequence[str] = PATHS) -> None:
+    """Adds what comes of a case, by every path."""
+    made = case.template
+    shown = [made.render(messages) for messages in case.conversations]
+    rights = [_rights(case, messages, each) for messages, each in zip(case.conversations, shown, strict=True)]
+    texts = [each.text for each in shown]
+    report.pairs += len(texts)
+    tokens = {"bos_token": made.bos, "eos_token": made.eos}
+    planned = ChatTemplate(made.source, tokens, plans=True)
+    plain = ChatTemplate(made.source, tokens)
+    for path in paths:
+        if path == "columns" and case.action == PROMPT:
+            continue
+        batch = render_by(path, case, plain if path == "jinja" else planned, Points(), made.controls)
+        report.made.update({f"{path}: {name}": count for name, count in batch.made.items()})
+        rows = dict(zip(batch.line.tolist(), range(len(batch)), strict=True))
+        ids, masks = batch["sequence"], batch["loss_mask"]
+        for line, (messages, text) in enumerate(zip(case.conversations, texts, strict=True)):
+            plain_one = case.must_prove(messages)
+            report.plain[path] += plain_one
+            row = rows.get(line)
+            if row is None:
+                reason = _reason(batch, line)
+                report.reasons[reason] += 1
+                if plain_one:
+                    report.refused_though_plain[path] += 1
+                    _note(report, Wrong(case, path, "refused though plain", messages, reason, []))
+                else:
+                    report.refused[path] += 1
+                if reason not in REFUSALS and (text or reason != "empty"):
+                    raise AssertionError(f"{reason}: {batch.ledger.messages.get(line)}\n{made.source}\n{messages}")
+                continue
+            found = np.asarray(ids[row]).astype(np.uint32).tobytes().decode("utf-32-le")
+            # The generator checks itself.
+            assert found == text, f"{made.source}\n{messages}\n{found!r}\n{text!r}"
+            mask = np.asarray(masks[row]).astype(np.uint8).tobytes()
+            kind = fault(mask, rights[line])
+            if not kind:
+                report.proven[path] += 1
+                continue
+            report.wrong[path] += 1
+            right = [
+                f"{place}: {show(text, _bytes(len(text), ranges))}"
+                for place, choices in zip(case.trained(messages), rights[line], strict=True)
+                for ranges in choices
+            ]
+            _note(report, Wrong(case, path, kind, messages, show(text, mask), right))
+
+
+REFUSALS = {"spans_unproven", "prompt_not_prefix"}
+"""Reasons by which a record may be refused."""
+
+
+def _note(report: Report, wrong: Wrong) -> None:
+    report.count_class(wrong.kind, wrong.case.template)
+    if len(report.wrongs) < 200:
+        report.wrongs.append(wrong)
+
+
+def _reason(batch: Batch, line: int) -> str:
+    ledger = batch.ledger
+    return str(ledger.outcomes[ledger.status[line] - 1][1])
+
+
+def _rights(case: Case, messages: Sequence[Message], shown: Rendered) -> list[list[Ranges]]:
+    last = case.action in (LAST, PROMPT)
+    return [shown.right(place, last) for place in case.trained(messages)]
+
+
+def draw_cases(draw: Choices, count: int, plain: bool | None = None) -> Iterator[Case]:
+    """Cases of one template, about `count` conversations."""
+    made = template(draw, plain)
+    left = count
+    while left > 0:
+        action = draw.choice(ACTIONS)
+        size = min(left, 8)
+        left -= size
+        yield Case(made, action, conversations(draw, made, size, action in (LAST, PROMPT)))
