@@ -348,7 +348,9 @@ def calls(opening: str, closing: str, form: str) -> Part:
         "{{ '\\n<' ~ k ~ '>' ~ (v | tojson) }}{% endfor %}",
         "text": "{{ c.function.name + ' ' + c.function.arguments }}",
     }[form]
-    written = f"{{% for c in m.tool_calls or [] %}}{{{{ {quote(opening)} }}}}{inside}{{{{ {quote(closing)} }}}}{{% endfor %}}"
+    written = (
+        f"{{% for c in m.tool_calls or [] %}}{{{{ {quote(opening)} }}}}{inside}{{{{ {quote(closing)} }}}}{{% endfor %}}"
+    )
 
     def run(now: Now) -> list[Run]:
         runs = []
@@ -395,6 +397,10 @@ class Turn:
     end: list[Part] = field(default_factory=list)
     tail: list[Part] = field(default_factory=list)
     mode: str = "apart"
+
+    def __post_init__(self) -> None:
+        for name in ("before", "header", "between", "body", "suffix", "end", "tail"):
+            setattr(self, name, list(getattr(self, name)))  # each turn is changed alone
 
     @property
     def parts(self) -> list[Part]:
@@ -491,13 +497,24 @@ class Template:
     def _looped(self, head: str, turn: str) -> str:
         each = "{% set i = loop.index0 %}"
         if self.order == "reversed":
-            return head + "{% for m in messages[::-1] %}{% set i = messages | length - 1 - loop.index0 %}" + turn + "{% endfor %}"
+            return (
+                head
+                + "{% for m in messages[::-1] %}{% set i = messages | length - 1 - loop.index0 %}"
+                + turn
+                + "{% endfor %}"
+            )
         if self.order == "last first":
             first = "{% for m in messages[-1:] %}{% set i = messages | length - 1 %}" + turn + "{% endfor %}"
             return head + first + "{% for m in messages[:-1] %}" + each + turn + "{% endfor %}"
         if self.order == "system first":
             one, two = (
-                "{% for m in messages %}" + each + "{% if m.role " + sign + " 'system' %}" + turn + "{% endif %}{% endfor %}"
+                "{% for m in messages %}"
+                + each
+                + "{% if m.role "
+                + sign
+                + " 'system' %}"
+                + turn
+                + "{% endif %}{% endfor %}"
                 for sign in ("==", "!=")
             )
             return head + one + two
@@ -513,16 +530,23 @@ class Template:
             collect = "{% set piece %}" + turn + "{% endset %}{% set ns.t = ns.t ~ piece %}"
             return head + "{% for m in messages %}" + each + collect + "{% endfor %}{{ ns.t }}"
         if self.loop == "captured turn":
-            return head + "{% for m in messages %}" + each + "{% set piece %}" + turn + "{% endset %}{{ piece }}{% endfor %}"
+            return (
+                head
+                + "{% for m in messages %}"
+                + each
+                + "{% set piece %}"
+                + turn
+                + "{% endset %}{{ piece }}{% endfor %}"
+            )
         if self.loop == "captured":
             return head + "{% set all %}" + loop + "{% endset %}{{ all }}"
         return head + loop
 
     @property
     def default_system(self) -> str:
-        runs = "".join(part.constant for part in self.other.before if part.constant)
         header = "".join(part.constant or "system" for part in self.other.header)
-        return f"{runs}{header}You are a helpful assistant.{''.join(p.constant for p in [*self.other.end, *self.other.tail])}"
+        behind = "".join(part.constant for part in [*self.other.end, *self.other.tail])
+        return f"{header}You are a helpful assistant.{behind}"
 
     def render(self, messages: list[Message], prompt: bool = False) -> "Rendered":
         """What it writes, in plain Python."""
@@ -657,9 +681,11 @@ class Rendered:
         text, eos = self.text, self.template.eos
         while behind and not text[behind[0].start : behind[0].stop].strip():
             behind.pop(0)
-        if not behind or behind[0].message != message:
+        if not behind or (behind[0].message != message and behind[0].label != AFTER):
             return [stop]
         first, follows = behind[0], behind[1] if len(behind) > 1 else None
+        if follows is not None and follows.message != message and follows.label != AFTER:
+            follows = None
         if first.label in (AFTER, EOS):
             return [stop, first.stop]
         if first.label not in (END, SOFT, LATE):
@@ -675,9 +701,9 @@ class Rendered:
     def _starts(self, message: int, block: list[Placed], last: bool) -> list[int]:
         """Where a span may begin whose own text is a block of runs."""
         begin = block[0].start
-        said = next((run.start for run in block if run.label == OWN and run.stop > run.start), begin)
         # Constants around reasoning may be taken for the header's where that is not the generation prompt.
-        by_text = [begin, said]
+        said = next((place for place, run in enumerate(block) if run.label == OWN and run.stop > run.start), 0)
+        by_text = list(dict.fromkeys(run.start for run in block[: said + 1]))
         prompt, region = self.template.prompt, self.regions.get(message, begin + 1)
         if self.messages[message]["role"] != "assistant" or not prompt or region > begin:
             return by_text
@@ -690,6 +716,8 @@ class Rendered:
             return by_text
         if behind >= begin:
             return [behind]
+        if last and self.template.prompt_after_user and message and self.messages[message - 1]["role"] != "user":
+            return [behind, *by_text]  # the prompt does not end with the generation prompt here
         template, text = self.template, self.text
         between = [run for run in self.runs if run.start < begin and run.stop > behind]
         foreign = [run for run in between if run.label not in (CONST, HEADER)]
@@ -703,8 +731,7 @@ class Rendered:
 
     def _blank_before(self, start: int, message: int) -> int:
         region = self.regions.get(message, start)
-        before = self.text[region:start] if region < start else ""
-        return start - (len(before) - len(before.rstrip()))
+        return region if region < start and not self.text[region:start].strip() else start
 
     def _constant(self, start: int, skip_empty: bool) -> str:
         """The constant text from a place on."""
@@ -770,7 +797,12 @@ def _headed(draw: Choices) -> Template:
         controls = (begin, close, end, bos)
         tail = ""
     elif kind == "phi":
-        header, end, eos, bos = [const("<|", HEADER), role("as is"), const("|>\n", HEADER)], "<|end|>", "<|endoftext|>", ""
+        header, end, eos, bos = (
+            [const("<|", HEADER), role("as is"), const("|>\n", HEADER)],
+            "<|end|>",
+            "<|endoftext|>",
+            "",
+        )
         prompt, controls, tail = "<|assistant|>\n", ("<|user|>", "<|assistant|>", "<|system|>", end, eos), "\n"
     else:
         header, end, eos, bos = [const("<|", HEADER), role("as is"), const("|>\n", HEADER)], "</s>", "</s>", "<s>"
@@ -792,7 +824,9 @@ def _inst(draw: Choices) -> Template:
     space = draw.choice([" ", ""])
     content = _plain_form(draw)
     controls = ("<s>", "</s>", *(("[INST]", "[/INST]") if special else ()))
-    other = Turn(header=consts("[INST] ", label=HEADER), body=[own(content)], end=[*consts(" "), const("[/INST]", SOFT)])
+    other = Turn(
+        header=consts("[INST] ", label=HEADER), body=[own(content)], end=[*consts(" "), const("[/INST]", SOFT)]
+    )
     answer = Turn(header=consts(space, label=HEADER), body=[own(content)], end=[const("</s>", END)])
     proves = frozenset({"assistant"})
     return Template("inst", controls, controls, "<s>", "</s>", answer, other, "", preamble=consts("<s>"), proves=proves)
@@ -807,7 +841,9 @@ def _words(draw: Choices) -> Template:
         prompt = ROLE_FORMS[form][1]("assistant") + colon
         header = [role(form), const(colon, HEADER)]
         answer = Turn(header=list(header), between=consts(" "), body=[own(content)], end=[const("</s>", END)])
-        other = Turn(header=list(header), between=consts(" "), body=[own(content)], tail=consts(draw.choice([" ", "\n"])))
+        other = Turn(
+            header=list(header), between=consts(" "), body=[own(content)], tail=consts(draw.choice([" ", "\n"]))
+        )
     else:
         line = draw.choice(["\n", "\n\n", ""])
         prompt = "### Response:\n"
@@ -997,7 +1033,9 @@ def _suffixed(t: Template, draw: Choices) -> str:
 
 def _ended(t: Template, draw: Choices) -> str:
     """Another end."""
-    kind = draw.choice(["word", "none", "blank before", "eos behind", "eos behind a line", "twice", "at next", "eos after all"])
+    kind = draw.choice(
+        ["word", "none", "blank before", "eos behind", "eos behind a line", "twice", "at next", "eos after all"]
+    )
     turns = (t.answer, t.other)
     if kind == "word":
         text = draw.choice(["###", "\n###", "|"])
@@ -1058,7 +1096,9 @@ def _folded(t: Template, draw: Choices) -> str:
 def _content_changed(t: Template, draw: Choices) -> str:
     form = draw.choice(["rstrip", "lstrip", "upper", "first 8", "last 6", "replaced", "first word", "json", "trim"])
     for turn in (t.answer, t.other) if draw.choice([True, False]) else (t.answer,):
-        turn.body = [own(form, "calls" in t.uses) if part.expr and "reasoning" not in part.expr else part for part in turn.body]
+        turn.body = [
+            own(form, "calls" in t.uses) if part.expr and "reasoning" not in part.expr else part for part in turn.body
+        ]
     return f"content {form}"
 
 
@@ -1071,7 +1111,9 @@ def _split(t: Template, draw: Choices) -> str:
 
 def _reasons(t: Template, draw: Choices) -> str:
     t.uses |= {"reasoning"}
-    opening, closing = draw.choice([("<think>", "</think>"), ("<think>\n", "\n</think>\n"), ("", "\n\n"), ("Thought: ", "\n")])
+    opening, closing = draw.choice(
+        [("<think>", "</think>"), ("<think>\n", "\n</think>\n"), ("", "\n\n"), ("Thought: ", "\n")]
+    )
     when = draw.choice(["always", "after the last question", "then even if empty"])
     t.answer.body.insert(0, reasoning(opening, closing, when, draw.choice(["as is", "strip"])))
     return "reasoning"
@@ -1082,8 +1124,14 @@ def _called(t: Template, draw: Choices) -> str:
     t.uses |= {"calls as text" if form == "text" else "calls"}
     around = [("<tool_call>", "</tool_call>"), ("\n[CALL] ", ""), ("", ""), ("<call>\n", "\n</call>\n")]
     part = calls(*draw.choice(around), form)
-    t.answer.body = [own("as is", True) if p.expr and p.expr in ("m.content", "(m.content | trim)", "m.content.strip()") else p for p in t.answer.body]
-    t.other.body = [own("as is", True) if p.expr in ("m.content", "(m.content | trim)", "m.content.strip()") else p for p in t.other.body]
+    t.answer.body = [
+        own("as is", True) if p.expr and p.expr in ("m.content", "(m.content | trim)", "m.content.strip()") else p
+        for p in t.answer.body
+    ]
+    t.other.body = [
+        own("as is", True) if p.expr in ("m.content", "(m.content | trim)", "m.content.strip()") else p
+        for p in t.other.body
+    ]
     t.answer.body = [part, *t.answer.body] if draw.choice([False, True]) else [*t.answer.body, part]
     return f"calls {form}"
 
@@ -1117,9 +1165,9 @@ def _tailed(t: Template, draw: Choices) -> str:
 
 
 TWISTS: tuple[Twist, ...] = (
-    _lead, _separated, _prompt_changed, _prompt_changed, _turn_behind, _next_header, _analysis, _named, _echoed, _echoed,
-    _echoed, _by_content, _by_content, _prefixed, _prefixed, _suffixed, _ended, _ended, _loops, _ordered, _folded,
-    _content_changed, _split, _reasons, _called, _dated, _written, _before_header, _tailed,
+    _lead, _separated, _prompt_changed, _prompt_changed, _turn_behind, _next_header, _analysis, _named, _echoed,
+    _echoed, _echoed, _by_content, _by_content, _prefixed, _prefixed, _suffixed, _ended, _ended, _loops, _ordered,
+    _folded, _content_changed, _split, _reasons, _called, _dated, _written, _before_header, _tailed,
 )  # fmt: skip
 
 
@@ -1145,15 +1193,25 @@ def template(draw: Choices, plain: bool | None = None, tokens: tuple[str, str] |
 # Conversations
 
 _ANY = ["a", "x", "ok", "?", "Yes.", "no", "e", "1", "Assistant", "tool"]
-_ALIKE = ["assistant", "user", "system", "model", "<think>", "</think>", "<think>\n\n</think>\n\n", "im_end", "|>", "<|", ":"]
+_ALIKE = [
+    "assistant",
+    "user",
+    "system",
+    "model",
+    "<think>",
+    "</think>",
+    "<think>\n\n</think>\n\n",
+    "im_end",
+    "|>",
+    "<|",
+    ":",
+]
 _BLANK = ["", " ", "\n", "  \n"]
 _SYLLABLES = ["ka", "lo", "mi", "ne", "ru", "ta", "xe", "zo", "Be", "du"]
 
 
 def _long(draw: Choices) -> str:
-    words = [
-        "".join(draw.choice(_SYLLABLES) for _ in range(draw.integer(2, 4))) for _ in range(draw.integer(2, 4))
-    ]
+    words = ["".join(draw.choice(_SYLLABLES) for _ in range(draw.integer(2, 4))) for _ in range(draw.integer(2, 4))]
     return " ".join(words) + draw.choice([".", "?", "", "!\nAnd so on."])
 
 

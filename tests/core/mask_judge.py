@@ -4,14 +4,18 @@ With `Points` a token is a character, so the ranges that are trained can be read
 same with a real tokenizer: a token is right to be trained that overlaps a character that is right to be trained.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import tokenizers
 
+from beam_prep.core.backend import encoder_of
 from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.block import InputFile
 from beam_prep.core.chat_template import ChatTemplate
@@ -21,16 +25,18 @@ from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.records import RawBlock, Records, parse
 from beam_prep.core.schema import Output, Section
 from beam_prep.core.template import Voice, apply_template
+from beam_prep.core.tokenizer import Tokenizer
 from tests.core.generated_templates import (
     Choices,
     Message,
     Ranges,
     Rendered,
     Template,
-    chance,
     conversations,
     template,
 )
+
+Right = list[list[Ranges]]
 
 PATHS = ("plans", "columns", "jinja")
 ROLE, LAST_OF_ROLE, ALL, LAST, PROMPT = "$role", "$role last", "$role all", "$last", "prompt"
@@ -50,8 +56,23 @@ def sections(action: str) -> tuple[Section, ...]:
     return (Section("messages", "$last" if action == LAST else "$role", "conversation"),)
 
 
+class Reading(Protocol):
+    """How a text becomes tokens: as the library is to have it, and as it can be looked up without the library."""
+
+    name: str
+    controls: tuple[str, ...] | None  # None: those of the template
+    encoder: Any
+
+    def ids(self, text: str) -> list[int]: ...
+
+    def in_tokens(self, text: str, ranges: Ranges) -> Ranges:
+        """The tokens that overlap ranges of characters."""
+
+
 class Points:
     """Each character is a token, its id is its code point."""
+
+    name, controls = "", None
 
     cut_behind = ()
 
@@ -65,6 +86,45 @@ class Points:
 
     def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
         return self.encode(texts, add_special_tokens), spans[:, 1:]
+
+    @property
+    def encoder(self) -> "Points":
+        return self
+
+    def ids(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def in_tokens(self, text: str, ranges: Ranges) -> Ranges:
+        return ranges
+
+
+class Real:
+    """A tokenizer, by one of the library's backends; its own library says where tokens lie."""
+
+    def __init__(self, folder: Path, backend: str) -> None:
+        tokenizer = Tokenizer.load(folder)
+        self.name = f" ({backend})"
+        self.controls = tokenizer.controls
+        self.encoder: Any = tokenizer if backend == "transformers" else encoder_of(tokenizer, backend)
+        self._reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def _encoded(self, text: str) -> Any:
+        return self._reference.encode(text, add_special_tokens=False)
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self._encoded(text).ids
+        return found
+
+    def in_tokens(self, text: str, ranges: Ranges) -> Ranges:
+        offsets = self._encoded(text).offsets
+        found = []
+        for start, stop in ranges:
+            inside = [place for place, (first, last) in enumerate(offsets) if first < stop and last > start]
+            found.append((inside[0], inside[-1] + 1) if inside and start < stop else (0, 0))
+        return tuple(found)
+
+
+POINTS = Points()
 
 
 def records(rows: Sequence[Any], wanted: Wanted | None = None) -> Records:
@@ -95,33 +155,27 @@ class Case:
         found = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         return found[-1:] if self.action == LAST_OF_ROLE else found
 
+    def right(self, messages: Sequence[Message], shown: Rendered) -> Right:
+        """For each message that is trained, the masks that are right."""
+        return [shown.right(place, self.action in (LAST, PROMPT)) for place in self.trained(messages)]
+
     def must_prove(self, messages: Sequence[Message]) -> bool:
         made = self.template
         return not made.twists and {messages[place]["role"] for place in self.trained(messages)} <= made.proves
 
 
-@dataclass(slots=True)
-class Wrong:
-    """A mask that is not right."""
+class Wrong(NamedTuple):
+    """A mask that is not right.
 
-    case: Case
-    path: str
+    Attributes:
+        kind: in what way.
+        twists: of the template.
+        text: all about it.
+    """
+
     kind: str
-    messages: list[Message]
-    trained: str
-    right: list[str]
-
-    def __str__(self) -> str:
-        made = self.case.template
-        lines = [
-            f"{self.kind}, by {self.path}, {self.case.action}: {made.family}, {', '.join(made.twists) or 'plain'}",
-            f"  template: {made.source}",
-            f"  generation prompt: {made.prompt!r}; special tokens: {' '.join(made.controls)}; EOS: {made.eos!r}",
-            *(f"  {json.dumps(message, ensure_ascii=False)}" for message in self.messages),
-            f"  trained: {self.trained}",
-            *(f"  right: {each}" for each in self.right),
-        ]
-        return "\n".join(lines)
+    twists: tuple[str, ...]
+    text: str
 
 
 @dataclass(slots=True)
@@ -194,72 +248,93 @@ def show(text: str, mask: bytes) -> str:
     return repr(runs)
 
 
-def render_by(path: str, case: Case, chat: ChatTemplate, encoder: Any, controls: tuple[str, ...]) -> Batch:
+def render_by(path: str, case: Case, chat: ChatTemplate, reading: Reading) -> Batch:
     """What the library makes of the conversations."""
     made = case.template
     wanted = Wanted("chats", "messages") if path == "columns" else None
     output = Output("sequence", "ids", sections(case.action), "loss_mask")
+    controls = made.controls if reading.controls is None else reading.controls
     rendered = apply_template(records(case.rows(), wanted), (output,), Voice(chat, controls, made.bos, made.eos))
-    return build_mask(tokenize(rendered, encoder, None), MASKS[case.action])
+    return build_mask(tokenize(rendered, reading.encoder, None), MASKS[case.action])
 
 
-def judge(case: Case, report: Report, paths: Sequence[str] = PATHS) -> None:
+def judge(case: Case, report: Report, readings: Sequence[Reading] = (POINTS,), paths: Sequence[str] = PATHS) -> None:
     """Adds what comes of a case, by every path."""
     made = case.template
     shown = [made.render(messages) for messages in case.conversations]
-    rights = [_rights(case, messages, each) for messages, each in zip(case.conversations, shown, strict=True)]
-    texts = [each.text for each in shown]
-    report.pairs += len(texts)
+    rights = [case.right(messages, each) for messages, each in zip(case.conversations, shown, strict=True)]
+    report.pairs += len(shown)
     tokens = {"bos_token": made.bos, "eos_token": made.eos}
     planned = ChatTemplate(made.source, tokens, plans=True)
     plain = ChatTemplate(made.source, tokens)
-    for path in paths:
+    for reading, path in itertools.product(readings, paths):
         if path == "columns" and case.action == PROMPT:
             continue
-        batch = render_by(path, case, plain if path == "jinja" else planned, Points(), made.controls)
+        batch = render_by(path, case, plain if path == "jinja" else planned, reading)
         report.made.update({f"{path}: {name}": count for name, count in batch.made.items()})
-        rows = dict(zip(batch.line.tolist(), range(len(batch)), strict=True))
-        ids, masks = batch["sequence"], batch["loss_mask"]
-        for line, (messages, text) in enumerate(zip(case.conversations, texts, strict=True)):
-            plain_one = case.must_prove(messages)
-            report.plain[path] += plain_one
-            row = rows.get(line)
-            if row is None:
-                reason = _reason(batch, line)
-                report.reasons[reason] += 1
-                if plain_one:
-                    report.refused_though_plain[path] += 1
-                    _note(report, Wrong(case, path, "refused though plain", messages, reason, []))
-                else:
-                    report.refused[path] += 1
-                if reason not in REFUSALS and (text or reason != "empty"):
-                    raise AssertionError(f"{reason}: {batch.ledger.messages.get(line)}\n{made.source}\n{messages}")
+        _judge_batch(case, report, reading, path + reading.name, batch, [each.text for each in shown], rights)
+
+
+def _judge_batch(
+    case: Case, report: Report, reading: Reading, path: str, batch: Batch, texts: list[str], rights: list[Right]
+) -> None:
+    rows = dict(zip(batch.line.tolist(), range(len(batch)), strict=True))
+    for line, (messages, text, right) in enumerate(zip(case.conversations, texts, rights, strict=True)):
+        must = case.must_prove(messages)
+        report.plain[path] += must
+        if line not in rows:
+            reason = _reason(batch, line)
+            report.reasons[reason] += 1
+            if reason == "empty" and not text:
                 continue
-            found = np.asarray(ids[row]).astype(np.uint32).tobytes().decode("utf-32-le")
-            # The generator checks itself.
-            assert found == text, f"{made.source}\n{messages}\n{found!r}\n{text!r}"
-            mask = np.asarray(masks[row]).astype(np.uint8).tobytes()
-            kind = fault(mask, rights[line])
-            if not kind:
-                report.proven[path] += 1
-                continue
-            report.wrong[path] += 1
-            right = [
-                f"{place}: {show(text, _bytes(len(text), ranges))}"
-                for place, choices in zip(case.trained(messages), rights[line], strict=True)
-                for ranges in choices
-            ]
-            _note(report, Wrong(case, path, kind, messages, show(text, mask), right))
+            if reason not in REFUSALS:
+                raise AssertionError(f"{reason}: {batch.ledger.messages.get(line)}\n{case.template.source}\n{messages}")
+            (report.refused_though_plain if must else report.refused)[path] += 1
+            if must:
+                _note(report, case, path, "refused though plain", messages, reason, [])
+            continue
+        ids, mask = batch["sequence"][rows[line]], np.asarray(batch["loss_mask"][rows[line]]).astype(np.uint8).tobytes()
+        # The generator checks itself: the library renders what the parts say.
+        assert list(ids) == reading.ids(text), f"{case.template.source}\n{messages}\n{text!r}"
+        wanted = [[reading.in_tokens(text, ranges) for ranges in choices] for choices in right]
+        kind = fault(mask, wanted)
+        if not kind:
+            report.proven[path] += 1
+            continue
+        report.wrong[path] += 1
+        by_characters = len(mask) == len(text)
+        choices = [
+            f"{place}: {show(text, _bytes(len(text), ranges))}"
+            for place, each in zip(case.trained(messages), right, strict=True)
+            for ranges in each
+        ]
+        trained = show(text, mask) if by_characters else f"{mask.count(1)} tokens of {wanted}"
+        _note(report, case, path, kind, messages, trained, choices)
 
 
 REFUSALS = {"spans_unproven", "prompt_not_prefix"}
 """Reasons by which a record may be refused."""
 
 
-def _note(report: Report, wrong: Wrong) -> None:
-    report.count_class(wrong.kind, wrong.case.template)
-    if len(report.wrongs) < 200:
-        report.wrongs.append(wrong)
+_KEPT = 200
+
+
+def _note(
+    report: Report, case: Case, path: str, kind: str, messages: list[Message], trained: str, right: list[str]
+) -> None:
+    made = case.template
+    report.count_class(kind, made)
+    if len(report.wrongs) >= _KEPT:
+        return
+    lines = [
+        f"{kind}, by {path}, {case.action}: {made.family}, {', '.join(made.twists) or 'plain'}",
+        f"  template: {made.source}",
+        f"  generation prompt: {made.prompt!r}; special tokens: {' '.join(made.controls)}; EOS: {made.eos!r}",
+        *(f"  {json.dumps(message, ensure_ascii=False)}" for message in messages),
+        f"  trained: {trained}",
+        *(f"  right: {each}" for each in right),
+    ]
+    report.wrongs.append(Wrong(kind, tuple(made.twists), "\n".join(lines)))
 
 
 def _reason(batch: Batch, line: int) -> str:
@@ -267,17 +342,12 @@ def _reason(batch: Batch, line: int) -> str:
     return str(ledger.outcomes[ledger.status[line] - 1][1])
 
 
-def _rights(case: Case, messages: Sequence[Message], shown: Rendered) -> list[list[Ranges]]:
-    last = case.action in (LAST, PROMPT)
-    return [shown.right(place, last) for place in case.trained(messages)]
-
-
-def draw_cases(draw: Choices, count: int, plain: bool | None = None) -> Iterator[Case]:
-    """Cases of one template, about `count` conversations."""
-    made = template(draw, plain)
-    left = count
-    while left > 0:
+def draw_cases(
+    draw: Choices, count: int, plain: bool | None = None, tokens: tuple[str, str] | None = None, size: int = 8
+) -> Iterator[Case]:
+    """Cases of one template, with `count` conversations, `size` of each pattern."""
+    made = template(draw, plain, tokens)
+    for left in range(count, 0, -size):
         action = draw.choice(ACTIONS)
-        size = min(left, 8)
-        left -= size
-        yield Case(made, action, conversations(draw, made, size, action in (LAST, PROMPT)))
+        found = conversations(draw, made, min(left, size), action in (LAST, PROMPT))
+        yield Case(made, action, found)
