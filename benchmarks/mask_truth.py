@@ -5,8 +5,8 @@
 
 A pair is a template and a conversation. Each is rendered by plans, as columns, and by jinja alone; every eighth
 template also with a real tokenizer, by both backends. A mask is right, or the record is refused (`spans_unproven`), or
-it is wrong. Where template and conversation are plain, a refusal is wrong too. Prints counts and the first wrong masks, with
-what was right; exits with 1 if any is wrong. `tests/core/generated_templates.py` says what is right.
+it is wrong. Where template and conversation are plain, a refusal is wrong too. Prints counts and the first wrong masks,
+with what was right; exits with 1 if any is wrong. `tests/core/generated_templates.py` says what is right.
 """
 
 import argparse

@@ -875,6 +875,11 @@ Twist = Callable[[Template, Choices], str | None]
 """Changes a template; gives its name, or None where it does not fit."""
 
 
+def _begin(t: Template) -> str:
+    """What the headers of answers begin with, where that is a constant."""
+    return t.answer.header[0].constant if t.answer.header else ""
+
+
 def _lead(t: Template, draw: Choices) -> str:
     """Headers begin with line ends that the generation prompt has, or has not."""
     lead = draw.choice(["\n", "\n\n", " "])
@@ -907,7 +912,7 @@ def _prompt_changed(t: Template, draw: Choices) -> str:
     elif kind == "absent":
         t.prompt = ""
     elif kind == "other":
-        t.prompt = draw.choice(["Answer:", "\n", t.answer.header[0].constant + "bot\n"])
+        t.prompt = draw.choice(["Answer:", "\n", _begin(t) + "bot\n"])
     elif kind == "longer":
         t.prompt = header + draw.choice([" ", "\n", "a", "The"])
     else:
@@ -917,7 +922,7 @@ def _prompt_changed(t: Template, draw: Choices) -> str:
 
 def _turn_behind(t: Template, draw: Choices) -> str:
     """A constant turn behind each answer."""
-    begin = t.answer.header[0].constant if t.answer.header else ""
+    begin = _begin(t)
     end = "".join(part.constant for part in t.answer.end)
     text = draw.choice(["Stay polite.", "assistant", "x"])
     t.answer.tail += consts(f"{begin}system\n{text}{end}" + draw.choice(["\n", ""]))
@@ -926,8 +931,8 @@ def _turn_behind(t: Template, draw: Choices) -> str:
 
 def _next_header(t: Template, draw: Choices) -> str | None:
     """The next header begins at the end of this turn."""
-    begin = t.answer.header[0].constant if t.answer.header else ""
-    if not begin or t.other.header[0].constant != begin:
+    begin = _begin(t)
+    if not begin or not t.other.header or t.other.header[0].constant != begin:
         return None
     for turn in (t.answer, t.other):
         del turn.header[0]
