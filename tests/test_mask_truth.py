@@ -290,12 +290,12 @@ def test_reasoning_and_calls_are_the_messages_own() -> None:
 
 
 def test_an_answer_in_two_places() -> None:
-    second = [const("<z>", parts.OTHER), *by_hand().answer.header]
+    second = [const("<z>", parts.SOFT), *by_hand().answer.header]
     made = by_hand(answer={"body": [parts.reasoning("", "", "always", "strip"), *second, own("as is")]})
     chat = [CHAT[0], {**CHAT[1], "reasoning_content": "hm"}]
     shown = made.render(chat)
     found = {tuple(shown.text[start:stop] for start, stop in ranges) for ranges in shown.right(1)}
-    assert found == {("hm", "yes<z>"), ("yes<z>",)}
+    assert found == {("hm", "yes<z>"), ("hm<z>", "yes<z>"), ("yes<z>",)}
 
 
 def test_one_token_more_or_less_is_wrong() -> None:

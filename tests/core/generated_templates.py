@@ -164,6 +164,10 @@ SOURCES: dict[str, tuple[str, Callable[[Now], str]]] = {
     "before": ("((messages[i - 1].content or '') if i > 0 else '')", lambda n: _text(n.messages[n.i - 1]) * (n.i > 0)),
     "first": ("(messages[0].content or '')", lambda now: _text(now.messages[0])),
     "final": ("(messages[-1].content or '')", lambda now: _text(now.messages[-1])),
+    "next": (
+        "((messages[i + 1].content or '') if i + 1 < messages | length else '')",
+        lambda now: _text(now.messages[now.i + 1]) if now.i + 1 < len(now.messages) else "",
+    ),
     "question": ("ns.q", lambda now: _text(now.messages[now.question]) if now.question >= 0 else ""),
 }
 PLAIN_SOURCES = {
@@ -435,6 +439,7 @@ class Template:
         preamble: constants before all turns.
         prompt: the generation prompt.
         prompt_after_user: it is written behind a user's turn only.
+        prompt_echo: it ends with what the message before says, in this form; "" = it does not.
         system: how a leading system message is written: in the "loop", "before" it, "fold"ed into the first user's
             turn, or with a "default" where there is none.
         loop: how the turns are written.
@@ -455,6 +460,7 @@ class Template:
     preamble: list[Part] = field(default_factory=list)
     separator: list[Part] = field(default_factory=list)
     prompt_after_user: bool = False
+    prompt_echo: str = ""
     system: str = "loop"
     loop: str = "for"
     order: str = "as is"
@@ -491,7 +497,10 @@ class Template:
         if self.prompt_after_user:
             asked += " and messages[-1].role == 'user'"
         if self.prompt:
-            tail += "{% if " + asked + " %}{{ " + quote(self.prompt) + " }}{% endif %}"
+            written = quote(self.prompt)
+            if self.prompt_echo:
+                written += " ~ " + FORMS[self.prompt_echo][0].format("(messages[-1].content or '')")
+            tail += "{% if " + asked + " %}{{ " + written + " }}{% endif %}"
         return self._looped(head, turn) + tail
 
     def _looped(self, head: str, turn: str) -> str:
@@ -575,7 +584,8 @@ class Template:
         for part in self.after:
             shown.write(part.run(Now(plain, len(plain) - 1)))
         if prompt and self.prompt and (not self.prompt_after_user or plain[-1]["role"] == "user"):
-            shown.write([Run(self.prompt, CONST)])
+            said = FORMS[self.prompt_echo][1](_text(plain[-1])) if self.prompt_echo else ""
+            shown.write([Run(self.prompt, CONST), Run(said, OTHER)])
         return shown
 
     def _order(self, messages: list[Message]) -> list[int]:
@@ -705,7 +715,7 @@ class Rendered:
         said = next((place for place, run in enumerate(block) if run.label == OWN and run.stop > run.start), 0)
         by_text = list(dict.fromkeys(run.start for run in block[: said + 1]))
         prompt, region = self.template.prompt, self.regions.get(message, begin + 1)
-        if self.messages[message]["role"] != "assistant" or not prompt or region > begin:
+        if self.messages[message]["role"] != "assistant" or not prompt or region > begin or self.template.prompt_echo:
             return by_text
         behind = region + len(prompt)
         if not self._constant(region, skip_empty=False).startswith(prompt):
@@ -920,6 +930,16 @@ def _prompt_changed(t: Template, draw: Choices) -> str:
     return f"prompt: {kind}"
 
 
+def _prompt_echoes(t: Template, draw: Choices) -> str | None:
+    """The generation prompt ends with what the message before says, as the answer's turn may."""
+    if not t.prompt:
+        return None
+    t.prompt_echo = draw.choice(["upper", "as is", "first 8", "length"])
+    if draw.choice([True, False]):
+        t.answer.between.append(echo("before", t.prompt_echo))
+    return "prompt: echo"
+
+
 def _turn_behind(t: Template, draw: Choices) -> str:
     """A constant turn behind each answer."""
     begin = _begin(t)
@@ -956,7 +976,7 @@ def _analysis(t: Template, draw: Choices) -> str:
         t.uses |= {"reasoning"}
         t.answer.body = [
             reasoning("", "", "always", "strip"),
-            const(end, OTHER),
+            const(end, SOFT),
             *[Part(p.expr, p.run, p.statements, p.constant) for p in header],
             *t.answer.body,
         ]
@@ -1003,8 +1023,10 @@ def _echoed(t: Template, draw: Choices) -> str:
         part = Part(expr if "calls" not in t.uses else part.expr, part.run)
     around = draw.choice([("", ""), ("", "\n"), ("> ", "\n"), ("\n", "")])
     parts = [*consts(around[0]), part, *consts(around[1])]
-    for one in parts:
-        _into(t.answer, place, one)
+    at = draw.choice(list(PLACES)) if chance(draw, 15) else ""
+    for turn in (t.answer, t.other) if chance(draw, 15) else (t.answer,):
+        for one in parts:
+            _into(turn, place, by_place(at, one) if at else one)
     if place == "tail" and draw.choice([True, False]):
         t.answer.tail += consts(*(p.constant for p in t.answer.end))
     return f"echo {place}"
@@ -1126,6 +1148,8 @@ def _reasons(t: Template, draw: Choices) -> str:
 
 def _called(t: Template, draw: Choices) -> str:
     form = draw.choice(["json", "arguments", "loop", "text"])
+    if "calls" in t.uses or "calls as text" in t.uses:
+        form = "json" if "calls" in t.uses else "text"
     t.uses |= {"calls as text" if form == "text" else "calls"}
     around = [("<tool_call>", "</tool_call>"), ("\n[CALL] ", ""), ("", ""), ("<call>\n", "\n</call>\n")]
     part = calls(*draw.choice(around), form)
@@ -1170,9 +1194,9 @@ def _tailed(t: Template, draw: Choices) -> str:
 
 
 TWISTS: tuple[Twist, ...] = (
-    _lead, _separated, _prompt_changed, _prompt_changed, _turn_behind, _next_header, _analysis, _named, _echoed,
-    _echoed, _echoed, _by_content, _by_content, _prefixed, _prefixed, _suffixed, _ended, _ended, _loops, _ordered,
-    _folded, _content_changed, _split, _reasons, _called, _dated, _written, _before_header, _tailed,
+    _lead, _separated, _prompt_changed, _prompt_changed, _prompt_echoes, _turn_behind, _next_header, _analysis, _named,
+    _echoed, _echoed, _echoed, _by_content, _by_content, _prefixed, _prefixed, _suffixed, _ended, _ended, _loops,
+    _ordered, _folded, _content_changed, _split, _reasons, _called, _dated, _written, _before_header, _tailed,
 )  # fmt: skip
 
 
@@ -1264,6 +1288,7 @@ def conversations(draw: Choices, template: Template, count: int, answered: bool)
             mine.add("name")
         keys.append(mine)
     tame = chance(draw, 35)
+    nothing = not template.twists and chance(draw, 30)
     found = []
     for _ in range(count):
         said: list[str] = []
@@ -1279,7 +1304,8 @@ def conversations(draw: Choices, template: Template, count: int, answered: bool)
                 message["reasoning_content"] = content(draw, template, said, tame)
             if "calls" in mine or "calls as text" in mine:
                 if chance(draw, 50):
-                    message["content"] = text = ""
+                    text = ""
+                    message["content"] = None if nothing else ""
                 message["tool_calls"] = [_call(draw, template, said, tame, "calls as text" in mine)]
             said.append(text)
             messages.append(message)

@@ -267,6 +267,9 @@ def judge(case: Case, report: Report, readings: Sequence[Reading] = (POINTS,), p
     tokens = {"bos_token": made.bos, "eos_token": made.eos}
     planned = ChatTemplate(made.source, tokens, plans=True)
     plain = ChatTemplate(made.source, tokens)
+    before = case.conversations[0][:-1]
+    if before:
+        assert plain.render(before, True) == made.render(before, True).text, made.source
     for reading, path in itertools.product(readings, paths):
         if path == "columns" and case.action == PROMPT:
             continue
