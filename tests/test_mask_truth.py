@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn) -> Case:
     return next(draw_cases(Drawn(draw), 4, size=4))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_no_drawn_template_gets_a_wrong_mask(case: Case) -> None:
     report = Report()

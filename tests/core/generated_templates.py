@@ -469,6 +469,9 @@ class Template:
     proves: frozenset[str] = frozenset()
     twists: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"<{self.family}, {', '.join(self.twists) or 'plain'}: {self.source}>"
+
     @property
     def source(self) -> str:
         """The jinja template."""
