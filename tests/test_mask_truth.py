@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from tests.core import generated_templates as parts
 from tests.core.generated_templates import OWN, Message, Run, Seeded, Template, Turn, const, conversations, own, role
 from tests.core.mask_judge import (
     LAST,
+    LAST_OF_ROLE,
     PATHS,
     POINTS,
     ROLE,
@@ -233,6 +236,16 @@ def test_only_the_answer_is_trained(name: str, action: str, path: str) -> None:
         assert found == right or [*found[:-1], found[-1][:-blanks]] == right
 
 
+def test_the_script_says_what_it_found() -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "mask_truth.py", "--pairs", "192", "--processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("192 pairs, 8 templates, seed 1, ")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = {line[0]: line[-1] for line in lines if line and line[0] in PATHS}
+    assert found == dict.fromkeys(PATHS, "0")
+
+
 # The truth itself
 
 
@@ -296,6 +309,17 @@ def test_an_answer_in_two_places() -> None:
     shown = made.render(chat)
     found = {tuple(shown.text[start:stop] for start, stop in ranges) for ranges in shown.right(1)}
     assert found == {("hm", "yes<z>"), ("hm<z>", "yes<z>"), ("yes<z>",)}
+
+
+def test_the_truth_of_plain_templates_is_what_their_own_marks_train() -> None:
+    report = Report()
+    for number in range(30):
+        for case in draw_cases(Seeded(f"marked/{number}"), 16, plain=True):
+            case.template.answer.marked = True
+            if case.action in (ROLE, LAST_OF_ROLE):
+                judge(case, report)
+    assert_right(report)
+    assert report.proven["jinja"] == report.pairs > 200
 
 
 def test_one_token_more_or_less_is_wrong() -> None:
