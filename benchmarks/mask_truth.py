@@ -10,8 +10,8 @@ with what was right; exits with 1 if any is wrong. `tests/core/generated_templat
 """
 
 import argparse
+import concurrent.futures
 import functools
-import multiprocessing
 import sys
 import time
 from pathlib import Path
@@ -71,8 +71,8 @@ def main() -> int:
     templates = -(-given.pairs // CONVERSATIONS)
     tasks = [(given.seed, at, min(at + TEMPLATES, templates)) for at in range(0, templates, TEMPLATES)]
     report = Report()
-    with multiprocessing.Pool(given.processes) as pool:
-        for done in pool.imap(work, tasks):
+    with concurrent.futures.ProcessPoolExecutor(given.processes) as pool:
+        for done in pool.map(work, tasks):
             report.add(done, keep=given.show * KEPT)
     print(f"{report.pairs:,} pairs, {templates:,} templates, seed {given.seed}, {time.monotonic() - began:.0f} s")
     print(table(report))
