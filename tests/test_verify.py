@@ -186,6 +186,26 @@ def test_every_file_that_is_gone_cut_or_changed_is_named(output: Path, told: Tol
     assert str(caught.value).splitlines()[1:] == found
 
 
+def test_another_tokenizer_than_the_one_that_made_the_output_is_told(output: Path, told: Told) -> None:
+    """It decodes to another text, and no file's digest tells."""
+    wanted = manifest_of(output)["tokenizer"]["fingerprint"]
+    other = bp.Tokenizer.load(output / "tokenizer").with_template("{{ messages }}").save(output / "tokenizer")
+    list_again(output)
+    assert told(output) == [f"tokenizer: found fingerprint {other.fingerprint}, manifest.json says {wanted}"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "beam_prep.json"])
+def test_a_tokenizer_whose_own_mark_lies_is_told(name: str, output: Path, told: Told) -> None:
+    """As a file that was planted where resolved tokenizers are kept: the fingerprint beside it stayed."""
+    wanted = manifest_of(output)["tokenizer"]["fingerprint"]
+    path = output / "tokenizer" / name
+    text = path.read_text()
+    path.write_text(text.replace('"id": 0,', '"id": 1,', 1) if name == "tokenizer.json" else text[:-2])
+    list_again(output)
+    said = f"tokenizer: found files that are not a tokenizer's, manifest.json says fingerprint {wanted}"
+    assert told(output) == [said]
+
+
 @pytest.mark.parametrize(
     "name", ["near/shard_0009.tfrecord", "near/shard_0009/sequence.bin", "far/data-00009-of-00010.arrow", "other/x.h5"]
 )

@@ -125,7 +125,7 @@ def _gigatoken(tokenizer: Tokenizer) -> "gigatoken.Tokenizer":
     if version != GIGATOKEN:
         raise _Unsupported(f"version {version} is installed, wanted {GIGATOKEN}")
     try:
-        return gigatoken.Tokenizer(os.path.join(tokenizer.folder, "tokenizer.json"))
+        return gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise _Unsupported(f"it does not take this tokenizer ({_line(error)})") from None
 
