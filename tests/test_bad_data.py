@@ -60,7 +60,7 @@ REASONS = {
     "bad json: Exceeds the limit": "bad_number",
     "bad json": "bad_json",
     "invalid utf-8": "invalid_utf8",
-    "lone surrogate": "bad_json",
+    "lone surrogate": "bad_text",
     "too deep": "too_deep",
 }
 
