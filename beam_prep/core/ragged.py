@@ -42,8 +42,8 @@ def check_narrow(size: int, what: str) -> None:
     """
     if size > MAX_NARROW:
         raise RunError(
-            f"{size} {what} in one column of a block, wanted up to {MAX_NARROW}: give a smaller --block_bytes, or leave "
-            "out the record that is so long"
+            f"{size} {what} in one column of a block, wanted up to {MAX_NARROW}: "
+            "give a smaller --block_bytes, or leave out the record that is so long"
         )
 
 

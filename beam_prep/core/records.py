@@ -50,7 +50,7 @@ class Records(Block):
         yield "rows", len(self.rows)
         if self.columns is not None:
             # Other rows than those of the columns would not be looked at.
-            yield "columns", len(self.columns) if isinstance(self.rows, _Lines) else -1
+            yield "columns of these", len(self.columns) if isinstance(self.rows, _Lines) else 0
 
 
 class _Lines(OnDemand[Record]):

@@ -282,11 +282,8 @@ class _Texts:
                 where = f"{section.field}[{place}]"
                 if section.template is not None:
                     if not isinstance(element, list | None):
-                        found = f"field {section.field!r} has {_describe(element)} as element {place}"
-                        wanted = (
-                            "wanted a list of messages (list_field and template are set; texts want template: false)"
-                        )
-                        raise Reject("wrong_type", f"{found}, {wanted}")
+                        found = f"field {section.field!r} holds {_describe(element)} at [{place}]"
+                        raise Reject("wrong_type", f"{found}, wanted lists of messages (texts want template: false)")
                     self._messages(section, element, where)
                 elif text := self.guard(_text(element, where)):
                     self._piece(text, bool(section.add_special_tokens), Segment(*WHOLE, _ACTIONS[section.action]))

@@ -236,7 +236,7 @@ def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str,
     [
         (lambda records: replace(records, rows=records.rows[:1], line=records.line[:1]), "1 rows .+ 3 lines"),
         (lambda records: replace(records, rows=[*records.rows][:1]), "3 rows with 1 of rows"),
-        (lambda records: replace(records, rows=[{"text": "other"}] * 3), "3 rows with -1 of columns"),
+        (lambda records: replace(records, rows=[{"text": "other"}] * 3), "3 rows with 0 of columns of these"),
     ],
 )
 @pytest.mark.parametrize(
