@@ -395,22 +395,29 @@ def _kept(folder: Path) -> Tokenizer | None:
         contents = resolve.read(folder)
     except OSError:
         return None
-    fingerprint = fingerprint_of(contents)
-    return None if fingerprint is None else Tokenizer(str(folder), fingerprint, resolve.digest_of(contents))
+    texts = _texts_of(contents)
+    if texts != contents:
+        return None
+    return Tokenizer(str(folder), json.loads(texts[resolve.MARK])["fingerprint"], resolve.digest_of(texts))
 
 
 def fingerprint_of(contents: Mapping[str, bytes]) -> str | None:
-    """The fingerprint of a resolved tokenizer, worked out from its files; None where these are not all, or not so."""
+    """The fingerprint of a resolved tokenizer, worked out from its files; None where they are none of a tokenizer."""
+    texts = _texts_of(contents)
+    return None if texts is None else str(json.loads(texts[resolve.MARK])["fingerprint"])
+
+
+def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
+    """The files as they should be, from what they say; None where they say nothing."""
     try:
-        mark = json.loads(contents[resolve.MARK])
-        source = contents["tokenizer.json"].decode("utf-8", "surrogatepass")
         template = contents.get("chat_template.jinja")
-        text = None if template is None else template.decode("utf-8", "surrogatepass")
-        texts = _texts(source, mark["special_tokens"], text)
+        return _texts(
+            contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
+            json.loads(contents[resolve.MARK])["special_tokens"],
+            None if template is None else template.decode("utf-8", "surrogatepass"),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    fingerprint: str = json.loads(texts[resolve.MARK])["fingerprint"]
-    return fingerprint if texts == contents else None
 
 
 def _largest_id(source: Any) -> int:

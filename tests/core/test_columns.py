@@ -401,9 +401,7 @@ def test_texts_that_no_array_holds_are_refused_before_they_are_made() -> None:
     long = "x" * (1 << 20)
     pieces = Ragged.from_lengths(np.ones(2048, np.int64), [1024, 1024])
     characters = np.full(2, 1024 << 20)
-    with pytest.raises(
-        RunError, match=r"2147483648 bytes of text in one column of a block, .+ a smaller --block_bytes"
-    ):
+    with pytest.raises(RunError, match=r"2147483648 bytes of text in one column of a block, .+--block_bytes"):
         join(Texts(pa.array(["a"])), [long], pieces, characters)
     fits = join(Texts(pa.array(["a"])), [long], pieces[:0], characters[:0])
     assert list(fits) == []
