@@ -53,7 +53,7 @@ class Known(NamedTuple):
 
 
 def digest_of(contents: Mapping[str, bytes]) -> str:
-    """sha256 of files: their names, sizes and bytes. A hundred times as fast as to work out the fingerprint."""
+    """sha256 of files: their names, sizes and bytes. Takes far less time than to work out the fingerprint."""
     found = hashlib.sha256()
     for name, content in sorted(contents.items()):
         found.update(f"{name} {len(content)}\n".encode())

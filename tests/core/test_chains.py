@@ -28,6 +28,7 @@ from beam_prep.core.tokenized import from_tokens
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.core.truncate import truncate
 from beam_prep.errors import RunError
+from beam_prep.formats.spool import encode_block
 from tests.conftest import ROOT
 from tests.core.test_conversation import CONTROLS, TOKENS
 
@@ -277,3 +278,12 @@ def test_only_rows_of_one_piece_are_put_in_order(output: Output) -> None:
     rendered = apply_template(read(lines, None), (output,), VOICES[0])
     with pytest.raises(ValueError, match="cannot be put in order"):
         template._in_order(replace(rendered, line=rendered.line[::-1]))
+
+
+def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = settle(batch(), "keep", {})
+    _, files = encode_block(settled, 0)
+    assert files
+    monkeypatch.setattr("beam_prep.core.ragged.MAX_NARROW", len(settled["sequence"].flat) - 1)
+    with pytest.raises(RunError, match="values in one column of a block"):
+        encode_block(settled, 0)

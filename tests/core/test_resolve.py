@@ -254,7 +254,7 @@ print(made)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_at_once_leave_whole_files(folder: Path) -> None:
+def test_writers_at_once_leave_whole_files(folder: Path) -> None:
     contents = {name: name.encode() * 100_000 for name in resolve.FILES}
     resolve.keep("f", {**contents, "tokenizer.json": b"damaged"})
     with ThreadPoolExecutor(8) as pool:

@@ -386,6 +386,21 @@ def test_a_file_that_was_planted_in_the_cache_is_replaced(name: str, tmp_path: P
         assert (found.encode(["Hello there"], True).to_lists(), found.max_id) == (ids, right.max_id)
 
 
+def test_ids_do_not_depend_on_what_somebody_wrote_into_the_cache(tmp_path: Path, monkeypatch: Any) -> None:
+    """The mark of the right tokenizer stays beside a vocabulary in which two tokens have changed places."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    right = Tokenizer.load(OURS)
+    ids = right.encode(["Hello"], False).to_lists()
+    source = json.loads(Path(right.folder, "tokenizer.json").read_text())
+    words = source["model"]["vocab"]
+    words["H"], words["J"] = words["J"], words["H"]
+    Path(right.folder, "tokenizer.json").write_text(json.dumps(source))
+    module._loaded.cache_clear()
+    found = Tokenizer.load(OURS)
+    assert (found.fingerprint, found.encode(["Hello"], False).to_lists()) == (right.fingerprint, ids)
+
+
 def plant_other(path: Path, _: Path) -> None:
     other = {
         "tokenizer.json": lambda text: text.replace('"id": 0,', '"id": 1,', 1),
