@@ -104,17 +104,20 @@ def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
         TokenizerError: they cannot be written.
     """
     try:
-        return _put(bundles() / fingerprint, contents)
+        return put(bundles() / fingerprint, contents)
     except OSError as error:  # a full disk
         _say(f"resolved tokenizers are kept for this run only: {error}")
     try:
-        return _put(_private() / "tokenizers" / fingerprint, contents)
+        return put(_private() / "tokenizers" / fingerprint, contents)
     except OSError as error:
         raise _nowhere(error) from None
 
 
-def _put(folder: Path, contents: Mapping[str, bytes]) -> Path:
-    """Each file takes its name whole: another process may put the same ones at the same time."""
+def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
+    """Puts a tokenizer's files, and no others of `FILES`, into a folder, which is made if need be.
+
+    Each takes its name whole: another process may put the same ones at the same time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         try:

@@ -207,10 +207,7 @@ class Tokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        for name, content in self.contents().items():
-            (target / name).write_bytes(content)
+        target = resolve.put(Path(folder), self.contents())
         return Tokenizer(str(target), self.fingerprint, self._digest)
 
     def keep(self) -> "Tokenizer":
