@@ -43,7 +43,7 @@ class Records(Block):
     def part(self, places: range) -> "Records":
         """Some of the rows, as objects. The ledger takes the others for dropped."""
         ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
-        ledger.drop(np.delete(self.line, taken), "left_out")
+        ledger.drop(np.delete(self.line, taken), "filtered")
         return Records(self.origin, ledger, self.line[taken], rows=[self.rows[place] for place in places])
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
