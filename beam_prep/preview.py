@@ -181,8 +181,7 @@ def _entries(job: _Job) -> Iterator[Text | _LeftOut]:
 
 def _lines(records: Records, start: int, stop: int) -> Records:
     """The records of some lines."""
-    first, last = np.searchsorted(records.line, [start, stop]).tolist()
-    return Records(records.origin, records.ledger, records.line[first:last], None, records.rows[first:last])
+    return records.part(range(*np.searchsorted(records.line, [start, stop]).tolist()))
 
 
 def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut]:

@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from dataclasses import replace
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -126,7 +125,7 @@ def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile)
         return []
     if records is None:
         return []
-    records = replace(records, rows=records.rows[:_PROBES], line=records.line[:_PROBES])
+    records = records.part(range(min(len(records), _PROBES)))
     pieces = rendered(records, config, tokenizer).pieces.values()
     return [text[:_PROBE_CHARACTERS] for each in pieces for text in each.texts[:_PROBES]]
 

@@ -1,7 +1,8 @@
-"""Whether an output is what its manifest says: every file, every count. Needs no Beam and no tokenizer.
+"""Whether an output is what its manifest says: every file, every count. Needs no Beam and no tokenizer library.
 
-Each file is read once for its sha256, and the shards once more, by the readers of their formats, for the counts. What
-the output does not hold cannot be checked: the inputs, and the counters of what happened to kept rows.
+Each file is read once for its sha256, and the shards once more, by the readers of their formats, for the counts. The
+tokenizer's fingerprint is worked out again. What the output does not hold cannot be checked: the inputs, and the
+counters of what happened to kept rows.
 """
 
 import hashlib
@@ -13,13 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from beam_prep.core import resolve
 from beam_prep.core.plan import Ledger
 from beam_prep.core.schema import Column
+from beam_prep.core.tokenizer import fingerprint_of
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (
     MANIFEST,
     RUN,
+    TOKENIZER,
     ShardReceipt,
     WrittenFile,
     columns_of,
@@ -123,10 +127,28 @@ def _problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
             yield from damaged
             if file.path in rejects and (folder / file.path).is_file():
                 yield from _rejects(folder, file.path, reasons)
+    yield from _tokenizer(files, manifest)
     wanted = manifest["ledger"]["rejected"]
     for reason in sorted({*reasons, *wanted}):
         if reasons[reason] != wanted.get(reason, 0):
             yield f"rejects: found {reasons[reason]} lines of {reason!r}, the ledger says {wanted.get(reason, 0)}"
+
+
+def _tokenizer(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the tokenizer that lies in the output is the one that made it."""
+    names = [file["path"] for file in manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
+    if not names or "tokenizer" not in manifest:  # of a chain written by hand
+        return
+    wanted = manifest["tokenizer"]["fingerprint"]
+    with files.local(names) as folder:
+        try:
+            found = fingerprint_of(resolve.read(folder / TOKENIZER))
+        except OSError:
+            found = None
+    if found is None:
+        yield f"{TOKENIZER}: found files that are not a tokenizer's, {MANIFEST} says fingerprint {wanted}"
+    elif found != wanted:
+        yield f"{TOKENIZER}: found fingerprint {found}, {MANIFEST} says {wanted}"
 
 
 def _is_outside(name: str) -> bool:

@@ -21,10 +21,12 @@ import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.core.block import Block
 from beam_prep.core.records import Records
+from beam_prep.core.template import apply_template
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.spool import SIDECAR, read_sidecar
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.transforms.read import ReadJSONL
+from beam_prep.transforms.template import voice_of
 from tests.conftest import ROOT, SHARED, shared
 
 FOLDER = SHARED / "data" / "bad"
@@ -60,7 +62,7 @@ REASONS = {
     "bad json: Exceeds the limit": "bad_number",
     "bad json": "bad_json",
     "invalid utf-8": "invalid_utf8",
-    "lone surrogate": "bad_json",
+    "lone surrogate": "bad_text",
     "too deep": "too_deep",
 }
 
@@ -437,6 +439,39 @@ def test_messages_say_what_was_found_and_what_was_wanted(
     _, rejects = over_all(config, jobs)
     found = {(os.path.basename(reject["file"]), reject["line"]): reject["message"] for reject in rejects}
     assert found[name, line].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("element", "found"),
+    [("oops", 'a string ("oops")'), ({"role": "user", "content": "a"}, "an object"), (3, "a number (3)")],
+)
+def test_an_element_of_a_list_of_chats_that_is_none_is_named_with_its_field(element: Any, found: str) -> None:
+    section = bp.Section("responses", "train", "message", add_special_tokens=False)
+    output = bp.Output("responses", "list", (section,), mask_name="masks")
+    chat = [{"role": "assistant", "content": "a"}]
+    tokenizer = bp.Tokenizer.load(TOKENIZER)
+    rendered = apply_template(
+        bp.testing.records([{"responses": [chat, element]}]), (output,), voice_of((output,), tokenizer, bp.TextRules())
+    )
+    said = f"field 'responses' holds {found} at [1], wanted lists of messages (texts want template: false)"
+    assert rendered.ledger.messages == {0: said}
+    assert bp.testing.rejects(rendered) == [(0, "wrong_type")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
+        rb'{"messages": [{"role": "user", "content": "a", "\udc00": 1}]}',
+        # In JSON that a text of the line holds, Python's parser lets it pass.
+        rb'{"messages": [{"role": "user", "content": "a"}], "tools": "[{\"name\": \"\\ud800\"}]"}',
+    ],
+)
+def test_half_a_surrogate_pair_is_the_same_reject_wherever_it_stands(line: bytes) -> None:
+    output = bp.Output("sequence", "ids", (bp.Section("messages", "train", "conversation"),), mask_name="loss_mask")
+    rules = bp.TextRules(chat_template="{% for m in messages %}{{ m.content }}{{ tools | tojson }}{% endfor %}")
+    voice = voice_of((output,), bp.Tokenizer.load(TOKENIZER), rules)
+    assert bp.testing.rejects(apply_template(bp.testing.records([line]), (output,), voice)) == [(0, "bad_text")]
 
 
 def test_half_a_surrogate_pair_that_a_step_makes_is_a_reject(tmp_path: Path) -> None:

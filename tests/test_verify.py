@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,40 @@ def test_every_file_that_is_gone_cut_or_changed_is_named(output: Path, told: Tol
     with pytest.raises(FormatError) as caught:
         bp.open(output).verify()
     assert str(caught.value).splitlines()[1:] == found
+
+
+def test_another_tokenizer_than_the_one_that_made_the_output_is_told(output: Path, told: Told) -> None:
+    """It decodes to another text, and no file's digest tells."""
+    wanted = manifest_of(output)["tokenizer"]["fingerprint"]
+    other = bp.Tokenizer.load(output / "tokenizer").with_template("{{ messages }}").save(output / "tokenizer")
+    list_again(output)
+    assert told(output) == [f"tokenizer: found fingerprint {other.fingerprint}, manifest.json says {wanted}"]
+
+
+def test_a_chain_written_by_hand_says_no_fingerprint(output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    del manifest["tokenizer"]
+    write(output, manifest)
+    assert told(output) == []
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "beam_prep.json"])
+def test_a_tokenizer_whose_own_mark_lies_is_told(name: str, output: Path, told: Told) -> None:
+    """As a file that was planted where resolved tokenizers are kept: the fingerprint beside it stayed."""
+    wanted = manifest_of(output)["tokenizer"]["fingerprint"]
+    path = output / "tokenizer" / name
+    text = path.read_text()
+    changes = {"tokenizer.json": '"id": 0,', "chat_template.jinja": "<|im_end|>", "beam_prep.json": "<|im_end|>"}
+    assert changes[name] in text
+    path.write_text(text.replace(changes[name], changes[name].replace("0", "1").replace("end", "END"), 1))
+    list_again(output)
+    (problem,) = told(output)
+    assert re.fullmatch(rf"tokenizer: found fingerprint \w{{64}}, manifest.json says {wanted}", problem)
+    path.write_text("{")
+    list_again(output)
+    (problem,) = told(output)
+    assert problem.endswith(f", manifest.json says {wanted}") or name != "chat_template.jinja"
+    assert problem.endswith(f", manifest.json says fingerprint {wanted}") or name == "chat_template.jinja"
 
 
 @pytest.mark.parametrize(

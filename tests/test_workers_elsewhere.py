@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -38,7 +39,8 @@ def elsewhere(tmp_path: Path) -> Iterator[list[str]]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    here = {**os.environ, "TMPDIR": str(tmp_path / "worker"), "PATH": path, "PYTHONPATH": str(ROOT)}
+    theirs = {"TMPDIR": str(tmp_path / "worker"), "XDG_CACHE_HOME": str(tmp_path / "worker"), "PATH": path}
+    here = {**os.environ, **theirs, "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "pool.log", "w") as log:
         pool = subprocess.Popen(
             command, env=here, cwd=tmp_path / "worker", stdout=log, stderr=log, start_new_session=True
@@ -84,7 +86,7 @@ def test_the_same_bytes_and_the_tokenizer_is_copied_once(
     assert made.manifest is not None
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
     fingerprint = made.manifest["tokenizer"]["fingerprint"]
-    copied = list((tmp_path / "worker").glob("beam_prep-*/tokenizers/*"))
+    copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*"))
     assert [folder.name for folder in copied] == [fingerprint]
     left = {path.relative_to(tmp_path / ".beam_prep").parts[1] for path in (tmp_path / ".beam_prep").rglob("*/*")}
     assert left == {"lock"}  # whatever was staged went when the job had ended
@@ -188,13 +190,50 @@ def test_a_copy_that_is_cut_is_made_again(tmp_path: Path, tokenizer_path: str, m
     assert shipped.encode(["Hello"], True).to_lists() == tokenizer.encode(["Hello"], True).to_lists()
 
 
+def test_what_an_earlier_launch_left_damaged_in_a_shared_folder_is_replaced(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.load(tokenizer_path)
+    left = Path(tmp_path, "tokenizers", tokenizer.fingerprint, "tokenizer.json")
+    ship(tokenizer, str(tmp_path))
+    left.write_bytes(left.read_bytes()[:1000])
+    shipped = ship(tokenizer, str(tmp_path))
+    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    assert tree(shipped.folder) == tree(tokenizer.folder)
+
+
+@pytest.mark.parametrize("damage", [b"{}", None])
+def test_a_planted_file_gives_no_worker_other_ids(
+    damage: bytes | None, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark beside it is the right one."""
+    tokenizer = Tokenizer.load(tokenizer_path)
+    planted = tmp_path / "worker" / tokenizer.fingerprint
+    shutil.copytree(tokenizer.folder, planted)
+    source = (planted / "tokenizer.json").read_bytes()
+    (planted / "tokenizer.json").write_bytes(source.replace(b'"Hello"', b'"Hallo"') if damage is None else damage)
+    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
+    here = pickle.loads(pickle.dumps(ship(tokenizer, str(tmp_path))))
+    assert here.encode(["Hello"], True).to_lists() == tokenizer.encode(["Hello"], True).to_lists()
+    assert tree(planted) == tree(tokenizer.folder)
+
+
+def test_a_worker_without_a_place_to_fetch_from_refuses_a_damaged_folder(tmp_path: Path, tokenizer_path: str) -> None:
+    saved = Tokenizer.load(tokenizer_path).save(tmp_path / "saved")
+    sent = pickle.dumps(saved)
+    path = tmp_path / "saved" / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(TokenizerError, match=r"the tokenizer in .+saved changed.+run again"):
+        pickle.loads(sent).encode(["Hello"], True)
+
+
 def test_a_folder_with_another_tokenizer_is_refused(
     tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.load(tokenizer_path)
     other = tokenizer.with_template("{{ messages }}").save(tmp_path / "other")
     monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
-    wrong = tokenizer.from_origin(TokenizerFolder(other.folder, tuple(other.files())))
+    wrong = tokenizer.from_origin(TokenizerFolder(other.folder, tuple(other.contents())))
     with pytest.raises(TokenizerError, match=r"the tokenizer in .+other is not the launcher's"):
         wrong.encode(["x"], False)
 

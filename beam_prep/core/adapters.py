@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from beam_prep.core.block import Reject
+from beam_prep.core.block import Reject, step
 from beam_prep.core.ragged import Array
 from beam_prep.core.records import Record, Records, _describe, _each, _finite, _unique, _whole
 from beam_prep.core.schema import IGNORE_INDEX
@@ -277,6 +277,7 @@ def adapter(name: str, **options: Any) -> Adapter:
     return kind(**options)
 
 
+@step
 def adapt_records(records: Records, adapt: Adapter) -> Records:
     """Puts `adapt(record)` in each record's place; one for which it raises Reject leaves the block."""
     return _each(records, adapt)

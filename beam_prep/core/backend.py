@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from beam_prep.core.columns import Texts, characters, sizes, take
-from beam_prep.core.ragged import Array, Ragged, offsets_of
+from beam_prep.core.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
@@ -119,7 +119,7 @@ def _gigatoken(tokenizer: Tokenizer) -> "gigatoken.Tokenizer":
     if version != GIGATOKEN:
         raise _Unsupported(f"version {version} is installed, wanted {GIGATOKEN}")
     try:
-        return gigatoken.Tokenizer(os.path.join(tokenizer.folder, "tokenizer.json"))
+        return gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise _Unsupported(f"it does not take this tokenizer ({_line(error)})") from None
 
@@ -166,8 +166,9 @@ class Fast:
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = list(take(texts, wide))
-        # A block seldom has 2 GB of text, and sums of half the size take half the time.
-        ends = np.cumsum(table.lengths.take(ids.flat), dtype=np.int32 if in_bytes.sum() < 2**30 else np.int64)
+        # Tokens seldom stand for 2 GB of text, and sums of half the size take half the time.
+        most = len(ids.flat) * int(table.lengths.max(initial=0))
+        ends = np.cumsum(table.lengths.take(ids.flat), dtype=np.int32 if most <= MAX_NARROW else np.int64)
         totals = np.zeros(len(ids) + 1, np.int64)
         totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
         lossless = np.diff(totals) == in_bytes

@@ -1,11 +1,11 @@
 """`Batch`: rows of tokens as named ragged columns; and how pieces of text become one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from beam_prep.core.block import Block, Ledger
+from beam_prep.core.block import Block, step
 from beam_prep.core.columns import measure, take
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import Column, Output
@@ -79,6 +79,11 @@ class Batch(Block):
     def __getitem__(self, name: str) -> Ragged:
         return self.columns[name]
 
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        yield "domains", len(self.domain)
+        yield from ((f"column {name!r}", len(rows)) for name, rows in self.columns.items())
+        yield from ((f"counter {name!r}", len(counts)) for name, counts in self.counters.items())
+
     def assign(self, column: Column, rows: Ragged) -> "Batch":
         """The batch with a column added or replaced."""
         if len(rows) != len(self):
@@ -121,16 +126,12 @@ class Batch(Block):
         if not rows.any():
             return self
         left = self.take(~rows)
-        left.ledger = _copy_of(self.ledger)
+        left.ledger = self.ledger.copy()
         return left
 
     def _with(self, **changes: object) -> "Batch":
         values = {name: getattr(self, name) for name in _BATCH_FIELDS}
         return Batch(**{**values, "counters": dict(self.counters), **changes})
-
-
-def _copy_of(ledger: Ledger) -> Ledger:
-    return replace(ledger, status=ledger.status.copy(), outcomes=list(ledger.outcomes), messages=dict(ledger.messages))
 
 
 _BATCH_FIELDS = (
@@ -158,6 +159,7 @@ class _Encoded:
     whole: Array
 
 
+@step
 def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference: Encoder | None = None) -> Batch:
     """Encodes every piece alone and joins the pieces of each sequence.
 
@@ -394,7 +396,7 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
     some = ~enough.all(axis=0) & ~nothing
     keep = ~(nothing | some)
     segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
-    batch.ledger = _copy_of(batch.ledger)
+    batch.ledger = batch.ledger.copy()
     batch.ledger.drop(batch.line[nothing], "empty")
     for row in np.flatnonzero(some).tolist():
         name = batch.outputs[int(np.argmin(enough[:, row]))].name

@@ -1,15 +1,17 @@
 """A block: all that came from one split of the input, with the account of every line of it (the ledger)."""
 
+import functools
 import sys
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
 from beam_prep.core.hashing import Node
 from beam_prep.core.ragged import Array
 from beam_prep.core.schema import Column
-from beam_prep.errors import UserFunctionError
+from beam_prep.errors import RunError, UserFunctionError
 
 Kind = Literal["blank", "dropped", "rejected"]
 
@@ -79,6 +81,10 @@ class Ledger:
     def __post_init__(self) -> None:
         if len(self.status) != len(self.starts):
             self.status = np.zeros(len(self.starts), np.uint8)
+
+    def copy(self) -> "Ledger":
+        """One of its own for a step that takes lines out: its block may have a second consumer."""
+        return replace(self, status=self.status.copy(), outcomes=list(self.outcomes), messages=dict(self.messages))
 
     def _code(self, kind: Kind, reason: str) -> int:
         outcome = (kind, reason)
@@ -202,8 +208,36 @@ class Block:
 
     def where(self, row: int) -> str:
         """`file (byte offset N)` of a row, for messages."""
-        offset = self.origin.first_line + int(self.ledger.starts[self.line[row]])
+        return self._place(int(self.line[row]))
+
+    def _place(self, line: int) -> str:
+        offset = self.origin.first_line + int(self.ledger.starts[line])
         return f"{self.origin.source.path} (byte offset {offset})"
+
+    def check(self, step: str) -> None:
+        """Whether each line without an outcome is one row, in order, and all that a row has is there.
+
+        Args:
+            step: what was done, for the message.
+
+        Raises:
+            RunError: rows were lost, or came twice, without a word in the ledger.
+        """
+        living = np.flatnonzero(self.ledger.status == ALIVE)
+        if not np.array_equal(living, self.line):
+            differ = np.setxor1d(living, self.line)
+            where = f", the first at {self._place(int(differ[0]))}" if len(differ) else ", in another order or twice"
+            raise RunError(
+                f"{step} a block of {len(self)} rows whose ledger has {len(living)} lines without an outcome{where}: "
+                "a step lost rows, or doubled them; take rows out by FilterRecords, Batch.drop or Batch.reject"
+            )
+        for name, count in self._lengths():
+            if count != len(self):
+                raise RunError(f"{step} a block of {len(self)} rows with {count} of {name}: wanted as many of each")
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        """(what, how many) of all of which there is one a row."""
+        return iter(())
 
     def __len__(self) -> int:
         return len(self.line)
@@ -216,3 +250,21 @@ class Reject(Exception):
         super().__init__(reason, message)
         self.reason = reason
         self.message = message
+
+
+B = TypeVar("B", bound=Block)
+C = TypeVar("C", bound=Block)
+P = ParamSpec("P")
+
+
+def step(work: Callable[Concatenate[B, P], C]) -> Callable[Concatenate[B, P], C]:
+    """A step of the chain: what it is given, maybe by a step of the user's own, and what it gives are checked."""
+
+    @functools.wraps(work)
+    def checked(block: B, /, *args: P.args, **options: P.kwargs) -> C:
+        block.check(f"{work.__name__} was given")
+        made = work(block, *args, **options)
+        made.check(f"{work.__name__} made")
+        return made
+
+    return checked

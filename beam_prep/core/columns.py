@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from beam_prep.core.on_demand import OnDemand
-from beam_prep.core.ragged import Array, Ragged, offsets_of
+from beam_prep.core.ragged import Array, Ragged, check_narrow, narrow, offsets_of
 
 _KEYS = {"role", "content"}
 _SEEN_BY_TEMPLATES = ("tools", "chat_template_kwargs")
@@ -148,10 +148,17 @@ class Columns:
         return found
 
     def take(self, rows: Array) -> "Columns":
-        """Some of the rows, where each is one text."""
+        """Some of the rows, where each is one text.
+
+        Raises:
+            ValueError: they are chats.
+        """
+        if self.kind != "texts":
+            raise ValueError(f"rows of {self.kind} are not one text each: they cannot be taken")
         table = self.table.take(pa.array(rows))
         text = Texts(table[self.field].combine_chunks())
-        return replace(self, table=table, text=text, offsets=np.arange(len(rows) + 1), whole=self.whole[rows])
+        offsets = np.arange(len(rows) + 1)
+        return replace(self, table=table, text=text, offsets=offsets, role=self.role[rows], whole=self.whole[rows])
 
     def patterns(self) -> list[Array]:
         """The rows (ascending) of each sequence of roles that there is, of rows that are `whole` and have messages."""
@@ -306,14 +313,26 @@ def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Arr
         constants: what stands between them.
         pieces: int64, one row a result: indexes into `texts`, and behind its end into `constants`.
         characters: int64, lengths of the results.
+
+    Raises:
+        RunError: the results take more bytes than an array of texts holds.
     """
-    values = pa.concat_arrays([texts.array, pa.array(constants, pa.string())]).take(pa.array(pieces.flat))
-    lists = pa.ListArray.from_arrays(pa.array(pieces.offsets.astype(np.int32)), values)
+    between = pa.array(constants, pa.string())
+    # Arrow's `take` would give texts with borders that fell below 0.
+    taken = np.concatenate([sizes(texts), sizes(Texts(between))])[pieces.flat]
+    check_narrow(int(taken.sum()), "bytes of text")
+    values = pa.concat_arrays([texts.array, between]).take(pa.array(pieces.flat))
+    lists = pa.ListArray.from_arrays(pa.array(narrow(pieces.offsets)), values)
     return Texts(pc.binary_join(lists, ""), characters)
 
 
 def concat(texts: Sequence[str], others: Texts) -> Texts:
-    """Texts, and others behind them."""
+    """Texts, and others behind them.
+
+    Raises:
+        RunError: they take more bytes than an array of texts holds.
+    """
+    check_narrow(int(sizes(texts).sum()) + int(sizes(others).sum()), "bytes of text")
     array = pa.concat_arrays([pa.array(texts, pa.string()), others.array])
     known = "characters" in vars(others)
     return Texts(array, np.concatenate([characters(texts), others.characters]) if known else None)

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from beam_prep.core.batch import Batch, Segments
+from beam_prep.core.block import step
 from beam_prep.core.ragged import Array
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.core.template import BY_ROLE, MASK, TRAIN, UNSET
@@ -42,6 +43,7 @@ class RoleMask:
         return np.where(own, segments.own == 1, trained)
 
 
+@step
 def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
     """Adds the mask column of every output that has one: uint8, 1 where the loss is taken.
 

@@ -3,12 +3,14 @@
 import numpy as np
 
 from beam_prep.core.batch import Batch
+from beam_prep.core.block import step
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.core.schema import IGNORE_INDEX, Column
 
 ATTENTION_MASK = "attention_mask"
 
 
+@step
 def pad(batch: Batch, multiple: int, pad_id: int) -> Batch:
     """Every row lengthened at its end to the next multiple of `multiple`, and an `attention_mask` (1 = a real token).
 

@@ -7,6 +7,8 @@ from typing import Any, Union, overload
 import numpy as np
 import numpy.typing as npt
 
+from beam_prep.errors import RunError
+
 Array = npt.NDArray[Any]
 
 
@@ -18,23 +20,57 @@ def offsets_of(lengths: npt.ArrayLike) -> Array:
     return offsets
 
 
+MAX_NARROW = 2**31 - 1
+"""The largest border that int32 holds, and so an Arrow list or string."""
+
+
+def narrow(offsets: Array) -> Array:
+    """Borders as int32.
+
+    Raises:
+        RunError: there are too many values for that.
+    """
+    check_narrow(int(offsets[-1]), "values")
+    return offsets.astype(np.int32)
+
+
+def check_narrow(size: int, what: str) -> None:
+    """Whether borders up to `size` can be int32: Arrow itself does not always say when they cannot.
+
+    Raises:
+        RunError: they cannot.
+    """
+    if size > MAX_NARROW:
+        raise RunError(
+            f"{size} {what} in one column of a block, wanted up to {MAX_NARROW}: "
+            "give a smaller --block_bytes, or leave out the record that is so long"
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
     """n rows over one flat array: row i is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
         values: the rows one after the other: an array of any dtype, or a `Ragged` (rows of lists, as in rollouts).
-        offsets: int64 [n + 1]; `offsets[0] == 0` and `offsets[-1] == len(values)`.
+        offsets: int64 [n + 1]; they rise from 0 to `len(values)`.
+
+    Raises:
+        ValueError: they do not.
     """
 
     values: Union[Array, "Ragged"]
     offsets: Array
 
     def __post_init__(self) -> None:
-        if len(self.offsets) == 0 or self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
+        offsets = self.offsets
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.values):
             raise ValueError(
-                f"offsets must run from 0 to {len(self.values)} (values), got {self.offsets[:1]}..{self.offsets[-1:]}"
+                f"offsets must run from 0 to {len(self.values)} (values), got {offsets[:1]}..{offsets[-1:]}"
             )
+        if not (offsets[1:] >= offsets[:-1]).all():
+            row = int(np.argmin(offsets[1:] >= offsets[:-1]))
+            raise ValueError(f"offsets must not fall, those of row {row} are {offsets[row]} and {offsets[row + 1]}")
 
     @classmethod
     def from_lengths(cls, values: Union[Array, "Ragged"], lengths: npt.ArrayLike) -> "Ragged":

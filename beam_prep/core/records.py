@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import orjson
 
-from beam_prep.core.block import ALIVE, Block, InputFile, Ledger, Origin, Reject
+from beam_prep.core.block import ALIVE, Block, InputFile, Ledger, Origin, Reject, step
 from beam_prep.core.columns import Columns, Wanted, read_columns, sizes
 from beam_prep.core.hashing import CHUNK, block_digest, tree_nodes
 from beam_prep.core.on_demand import OnDemand
@@ -39,6 +39,18 @@ class Records(Block):
 
     rows: Sequence[Record] = field(default_factory=list)
     columns: Columns | None = None
+
+    def part(self, places: range) -> "Records":
+        """Some of the rows, as objects. The ledger takes the others for dropped."""
+        ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
+        ledger.drop(np.delete(self.line, taken), "filtered")
+        return Records(self.origin, ledger, self.line[taken], rows=[self.rows[place] for place in places])
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        yield "rows", len(self.rows)
+        if self.columns is not None:
+            # Other rows than those of the columns would not be looked at.
+            yield "columns of these", len(self.columns) if isinstance(self.rows, _Lines) else 0
 
 
 class _Lines(OnDemand[Record]):
@@ -158,8 +170,8 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
         origin: its origin.
         wanted: blocks in which all records are plain ones of that kind are parsed as columns.
 
-    Reject reasons: `bad_json`, `invalid_utf8`, `duplicate_key`, `bad_number` (beyond a double), `too_deep`,
-    `not_an_object`. Integers beyond 64 bits stay exact.
+    Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
+    (beyond a double), `too_deep`, `not_an_object`. Integers beyond 64 bits stay exact.
     """
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
     _mark_blank(ledger)
@@ -227,8 +239,8 @@ def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
     """
     view = np.frombuffer(ledger.raw, np.uint8)
     places = np.flatnonzero((view[: max(0, len(view) - 9) : 10] - np.uint8(48)) < 10) * 10
-    for step in range(1, 10):
-        places = places[(view[places + step] - np.uint8(48)) < 10]
+    for place in range(1, 10):
+        places = places[(view[places + place] - np.uint8(48)) < 10]
         if not len(places):
             return set()
     lines = np.searchsorted(ledger.starts, places, side="right") - 1
@@ -259,7 +271,8 @@ def _parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -
     too_deep = Reject("too_deep", f"the line is nested deeper than {MAX_DEPTH} levels")
     if error is not None and "depth limit" in str(error):
         raise too_deep
-    if error is not None and "infinity" not in str(error):
+    half = error is not None and "surrogate" in str(error)
+    if error is not None and not half and "infinity" not in str(error):
         raise Reject("bad_json", str(error))
     if _deeper_than(MAX_DEPTH, line):
         raise too_deep
@@ -270,7 +283,7 @@ def _parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -
     except RecursionError:
         raise too_deep from None
     if error is not None:
-        raise Reject("bad_number", str(error))
+        raise Reject("bad_text", f"half of a surrogate pair: {error}") if half else Reject("bad_number", str(error))
     return row
 
 
@@ -319,6 +332,7 @@ def _describe(value: Any) -> str:
     return f"{kind} ({text if len(text) <= 40 else text[:40] + '...'})"
 
 
+@step
 def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tuple[str, ...]) -> Records:
     """Takes out text fields with fewer than `min_chars` or more than `max_chars` code points.
 
@@ -338,8 +352,9 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
             raise _Drop(reason)
         return {name: value for name, value in row.items() if name not in outside}
 
-    if records.columns is not None and fields == (records.columns.field,):
-        return _each_outside(records, records.columns, min_chars, max_chars, work)
+    columns = records.columns
+    if columns is not None and columns.kind == "texts" and fields == (columns.field,):
+        return _each_outside(records, columns, min_chars, max_chars, work)
     return _each(records, work)
 
 
@@ -355,10 +370,14 @@ def _each_outside(
     places = unsure[(lengths < min_chars) | (lengths > max_chars)]
     if len(places):
         rows = [records.rows[place] for place in places.tolist()]
-        _each(replace(records, line=records.line[places], rows=rows, columns=None), work)
+        ledger = _each(replace(records, line=records.line[places], rows=rows, columns=None), work).ledger
         places = np.delete(np.arange(len(in_bytes)), places)
         records = replace(
-            records, line=records.line[places], rows=records.rows.take(places), columns=columns.take(places)
+            records,
+            ledger=ledger,
+            line=records.line[places],
+            rows=records.rows.take(places),
+            columns=columns.take(places),
         )
     return records
 
@@ -367,6 +386,7 @@ class _Drop(Exception):
     """A record that a rule leaves out."""
 
 
+@step
 def filter_records(records: Records, function: Callable[[Record], bool | str]) -> Records:
     """Keeps the records for which `function` gives True; False drops (`filtered`), a string rejects with that reason.
 
@@ -389,6 +409,7 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
     return _each(records, work)
 
 
+@step
 def map_records(records: Records, function: Callable[[Record], Record | str]) -> Records:
     """Puts `function(record)` in each record's place; a string rejects the record with that reason.
 
@@ -409,21 +430,21 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
 
 def _each(records: Records, work: Callable[[Record], Any]) -> Records:
     """`work` on every row; a row for which it raises Reject or _Drop leaves the block."""
-    rows, kept = [], []
+    rows, kept, ledger = [], [], records.ledger.copy()
     for index, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
         try:
             row = work(row)
         except Reject as reject:
-            records.ledger.reject(line, reject.reason, reject.message)
+            ledger.reject(line, reject.reason, reject.message)
         except _Drop as drop:
-            records.ledger.drop(line, drop.args[0])
+            ledger.drop(line, drop.args[0])
         except UserFunctionError as error:
             raise UserFunctionError(f"{error}, at {records.where(index)}") from error.__cause__
         else:
             rows.append(row)
             kept.append(index)
     line = records.line[np.asarray(kept, dtype=np.int64)]
-    return Records(records.origin, records.ledger, line, records.receipt, rows)
+    return Records(records.origin, ledger, line, records.receipt, rows)
 
 
 def _call(records: Records, function: Callable[[Record], Any], row: Record) -> Any:

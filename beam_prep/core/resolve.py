@@ -1,19 +1,35 @@
-"""What resolving a tokenizer's folder gave the last time: transformers takes two seconds for the same answer.
+"""Resolved tokenizers that this user keeps: transformers takes two seconds for the same answer.
 
 An answer is used again only where all that it follows from is the same: the bytes of the folder's files, the versions
 of the libraries that read them, and our own code that asks. The files that it stands for are compared with their
-digests, too.
+digest whenever they are read. They lie in a folder that nobody else can write to; what lies elsewhere proves nothing.
 """
 
+import atexit
+import functools
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
+import shutil
+import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+import platformdirs
+
+from beam_prep.errors import TokenizerError
+
+log = logging.getLogger("beam_prep")
+
+MARK = "beam_prep.json"
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", MARK)
+"""The files of a resolved tokenizer; it need not have a template."""
 
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf", "mistral-common", "jinja2")
 # The one folder below a tokenizer's that transformers looks into.
@@ -22,26 +38,170 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 _MOST_BYTES = 256 << 20
 
 
+class Known(NamedTuple):
+    """A resolved tokenizer.
+
+    Attributes:
+        folder: where its files lie.
+        fingerprint: what they say: see `Tokenizer`.
+        digest: of their bytes: see `digest_of`.
+    """
+
+    folder: str
+    fingerprint: str
+    digest: str
+
+
+def digest_of(contents: Mapping[str, bytes]) -> str:
+    """sha256 of files: their names, sizes and bytes. Takes far less time than to work out the fingerprint."""
+    found = hashlib.sha256()
+    for name, content in sorted(contents.items()):
+        found.update(f"{name} {len(content)}\n".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """Those of `FILES` that are in a folder, by name.
+
+    Raises:
+        OSError: one is there, and cannot be read.
+    """
+    found = {}
+    for name in FILES:
+        try:
+            found[name] = (folder / name).read_bytes()
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def cache() -> Path:
+    """The folder of this user, mode 0700, for what is kept between runs.
+
+    Where it cannot be had, or others can write into it, a new folder for temporary files, which goes with the process.
+
+    Raises:
+        TokenizerError: neither can be written.
+    """
+    wanted = Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))
+    problem = _problem(wanted)
+    if problem is None:
+        return wanted
+    _say(f"resolved tokenizers are kept for this run only: {problem}")
+    return _private()
+
+
 def bundles() -> Path:
     """The folder of this user's resolved tokenizers: one folder each, named by its fingerprint."""
-    return Path(tempfile.gettempdir()) / f"beam_prep-{os.getuid()}" / "tokenizers"
+    return cache() / "tokenizers"
 
 
-def remembered(folder: str, ask: Callable[[], tuple[str, Sequence[str]]]) -> str:
-    """The fingerprint of a folder's resolved tokenizer: the one that is remembered, or what `ask` gives.
+def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
+    """Puts a resolved tokenizer's files where every process of this machine finds them. What differs is replaced.
+
+    Raises:
+        TokenizerError: they cannot be written.
+    """
+    try:
+        return put(bundles() / fingerprint, contents)
+    except OSError as error:  # a full disk
+        _say(f"resolved tokenizers are kept for this run only: {error}")
+    try:
+        return put(_private() / "tokenizers" / fingerprint, contents)
+    except OSError as error:
+        raise _nowhere(error) from None
+
+
+def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
+    """Puts a tokenizer's files, and no others of `FILES`, into a folder, which is made if need be.
+
+    Each takes its name whole: another process may put the same ones at the same time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        try:
+            same = (folder / name).read_bytes() == content
+        except OSError:
+            same = False
+        if same:
+            continue
+        made = folder / f"{name}.{uuid.uuid4().hex}"
+        try:
+            made.write_bytes(content)
+            made.replace(folder / name)
+        finally:
+            made.unlink(missing_ok=True)
+    for name in {*FILES} - {*contents}:  # a template that it does not have
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def _problem(folder: Path) -> str | None:
+    """Why a folder, which is made if need be, is none that this user alone can write to; None: it is one."""
+    if not folder.is_absolute():
+        return f"the user has no home folder ({folder}): set XDG_CACHE_HOME to a folder of yours"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            return f"{folder} is a link: remove it, or set XDG_CACHE_HOME to another folder of yours"
+        if found.st_uid != os.geteuid():
+            return f"{folder} belongs to user {found.st_uid}, you are {os.geteuid()}: set XDG_CACHE_HOME"
+        if found.st_mode & 0o022:
+            return f"others may have written into {folder} (mode {found.st_mode & 0o777:o}): type: rm -r '{folder}'"
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return f"{folder} cannot be written: set XDG_CACHE_HOME to a folder of yours"
+    except OSError as error:
+        return f"{error}: set XDG_CACHE_HOME to a folder of yours"
+    return None
+
+
+_made: list[Path] = []  # folders of this process, the last one in use
+
+
+def _private() -> Path:
+    if not _made or _problem(_made[-1]) is not None:
+        try:
+            _made.append(Path(tempfile.mkdtemp(prefix="beam_prep-")))
+        except OSError as error:
+            raise _nowhere(error) from None
+        atexit.register(_remove, _made[-1], os.getpid())
+    return _made[-1]
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not a fork of the process
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _nowhere(error: OSError) -> TokenizerError:
+    return TokenizerError(f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written")
+
+
+@functools.cache
+def _say(problem: str) -> None:
+    """Once a process."""
+    log.warning("%s", problem)
+
+
+def remembered(folder: str, ask: Callable[[], Known]) -> Known:
+    """A folder's resolved tokenizer: the one that is remembered, or what `ask` gives.
 
     Args:
         folder: the tokenizer's folder, or another name for it, for which nothing is remembered.
-        ask: resolves it; gives the fingerprint and the names of the files in its folder of `bundles`.
+        ask: resolves it, and puts the files into their folder.
     """
     # transformers may have been told of other classes, where it is in use; and to import it is what takes the time.
     note = None if "transformers" in sys.modules else _note(folder)
     if note is not None and (known := _recall(note)) is not None:
         return known
-    fingerprint, names = ask()
+    known = ask()
     if note is not None and note == _note(folder):  # nobody changed the files meanwhile
-        _remember(note, fingerprint, names)
-    return fingerprint
+        _remember(note, known)
+    return known
 
 
 def _note(folder: str) -> Path | None:
@@ -62,7 +222,7 @@ def _note(folder: str) -> Path | None:
             state.update(f"{str(path.relative_to(folder))!r} {_digest(path)}\n".encode())
     except OSError:
         return None
-    return bundles().parent / "resolved" / f"{state.hexdigest()}.json"
+    return cache() / "resolved" / f"{state.hexdigest()}.json"
 
 
 def _version(name: str) -> str | None:
@@ -76,25 +236,22 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _recall(note: Path) -> str | None:
+def _recall(note: Path) -> Known | None:
     try:
+        if note.lstat().st_uid != os.geteuid():
+            return None
         kept = json.loads(note.read_bytes())
-        fingerprint: str = kept["fingerprint"]
-        bundle = bundles() / fingerprint
-        whole = all(_digest(bundle / name) == digest for name, digest in kept["files"].items())
-        # Folders for temporary files belong to all.
-        mine = all(path.stat().st_uid == os.getuid() for path in (note, bundle))
-    except (OSError, ValueError, KeyError):
+        known = Known(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
+        return known if digest_of(read(Path(known.folder))) == known.digest else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return fingerprint if whole and mine else None
 
 
-def _remember(note: Path, fingerprint: str, names: Sequence[str]) -> None:
+def _remember(note: Path, known: Known) -> None:
     try:
-        files = {name: _digest(bundles() / fingerprint / name) for name in names}
         note.parent.mkdir(parents=True, exist_ok=True)
         made = note.with_suffix(f".{uuid.uuid4().hex}")
-        made.write_text(json.dumps({"fingerprint": fingerprint, "files": files}))
+        made.write_text(json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}))
         made.replace(note)
-    except OSError:  # a full disk, a folder of somebody else: the next run asks again
+    except OSError:  # a full disk: the next run asks again
         return

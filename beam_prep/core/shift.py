@@ -3,10 +3,12 @@
 import numpy as np
 
 from beam_prep.core.batch import Batch
+from beam_prep.core.block import step
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.schema import IGNORE_INDEX, Column
 
 
+@step
 def to_labels(batch: Batch, shift: bool) -> Batch:
     """`sequence` and its mask -> `input_ids` and `labels`, int32, -100 where there is no loss.
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from beam_prep.core.batch import Batch
+from beam_prep.core.block import step
 from beam_prep.core.mask import Untrained, reject_equal_sides, settle_untrained
 from beam_prep.core.ragged import Array
 
 
+@step
 def settle(batch: Batch, untrained: Untrained, dtypes: Mapping[str, str]) -> Batch:
     """The last step before rows are stored: equal sides and untrained rows leave, the rest takes its dtypes."""
     return store_as(settle_untrained(reject_equal_sides(batch), untrained), dtypes)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from beam_prep.core.adapters import flatten_content, template_kwargs, tools
-from beam_prep.core.block import Block, Ledger, Reject
+from beam_prep.core.block import Block, Ledger, Reject, step
 from beam_prep.core.chat_template import ChatTemplate, RenderedChat
 from beam_prep.core.columns import Columns, Texts, concat, end_with, join, take
 from beam_prep.core.control import Guard
@@ -125,6 +125,11 @@ class Rendered(Block):
     domain: list[str] = field(default_factory=list)
     pieces: dict[str, Pieces] = field(default_factory=dict)
     values: dict[str, Ragged] = field(default_factory=dict)
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        yield "domains", len(self.domain)
+        yield from ((f"{name!r}", len(pieces.rows) - 1) for name, pieces in self.pieces.items())
+        yield from ((f"{name!r}", len(rows)) for name, rows in self.values.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +257,9 @@ class _Texts:
             for place, element in enumerate(_list(record, section.field)):
                 where = f"{section.field}[{place}]"
                 if section.template is not None:
+                    if not isinstance(element, list | None):
+                        found = f"field {section.field!r} holds {_describe(element)} at [{place}]"
+                        raise Reject("wrong_type", f"{found}, wanted lists of messages (texts want template: false)")
                     self._messages(section, element, where)
                 elif text := self.guard(_text(element, where)):
                     self._piece(text, bool(section.add_special_tokens), Segment(*WHOLE, _ACTIONS[section.action]))
@@ -648,7 +656,7 @@ def _text(value: Any, where: str, blank: bool = False) -> str | None:
 
 
 def _check_characters(text: str) -> None:
-    # No parsed line has any; a step of the user's own may make them, and no tokenizer takes them.
+    # No parsed line has any; a step of the user's own, or JSON in a text (`tools`), may bring them.
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -740,6 +748,7 @@ def _list(record: Record, name: str) -> list[Any]:
     return value
 
 
+@step
 def apply_template(
     records: Records, outputs: Sequence[Output], voice: Voice, domain_key: str | None = None
 ) -> Rendered:
@@ -757,7 +766,7 @@ def apply_template(
     ]
     kept: list[int] = []
     domain: list[str] = []
-    ledger = records.ledger
+    ledger = records.ledger.copy()
     made = Counter[str]()
     countable = any(output.kind != "ids" for output in outputs)
     bulk = _bulk_of(records, collectors)
@@ -805,10 +814,21 @@ def apply_template(
 
 
 def _in_order(rendered: Rendered) -> Rendered:
-    """The same with its rows, a piece each, in the order of their lines."""
+    """The same with its rows in the order of their lines.
+
+    Raises:
+        ValueError: a row is not one piece, without a BOS of its own, of every output; `Pieces.take` gives no other.
+    """
     order = np.argsort(rendered.line)
     if (order[1:] > order[:-1]).all():
         return rendered
+    each = np.arange(len(order) + 1)
+    for name, found in rendered.pieces.items():
+        plain = len(found.texts) == len(order) and not found.bos.any()
+        if not (plain and np.array_equal(found.rows, each) and np.array_equal(found.sequences, each)):
+            raise ValueError(f"the rows of {name!r} are not a piece each: they cannot be put in order")
+    if rendered.values:
+        raise ValueError(f"rows with values ({', '.join(rendered.values)}) cannot be put in order")
     pieces = {name: pieces.take(order) for name, pieces in rendered.pieces.items()}
     domain = [rendered.domain[place] for place in order.tolist()]
     return replace(rendered, line=rendered.line[order], domain=domain, pieces=pieces)

@@ -4,13 +4,14 @@ import numpy as np
 
 from beam_prep.core.adapters import tokenized
 from beam_prep.core.batch import Batch
-from beam_prep.core.block import Reject
+from beam_prep.core.block import Reject, step
 from beam_prep.core.ragged import Ragged
 from beam_prep.core.records import Records
 from beam_prep.core.schema import Column, Output
 from beam_prep.core.template import DEFAULT_DOMAIN
 
 
+@step
 def from_tokens(records: Records, output: Output, max_id: int, domain_key: str | None = None) -> Batch:
     """The ids of each record's `input_ids`, and the mask that its labels or masks give.
 
@@ -18,16 +19,17 @@ def from_tokens(records: Records, output: Output, max_id: int, domain_key: str |
     """
     assert output.mask_name is not None
     ids, masks, kept, domain = [], [], [], []
+    ledger = records.ledger.copy()
     for line, record in zip(records.line.tolist(), records.rows, strict=True):
         try:
             row = tokenized(record)
             if row is not None and row[0].max(initial=0) > max_id:
                 raise Reject("bad_id", f"'input_ids' holds {row[0].max()}; the tokenizer has ids up to {max_id}")
         except Reject as reject:
-            records.ledger.reject(line, reject.reason, reject.message)
+            ledger.reject(line, reject.reason, reject.message)
             continue
         if row is None or not len(row[0]):
-            records.ledger.drop(line, "empty")
+            ledger.drop(line, "empty")
             continue
         name = record.get(domain_key) if domain_key is not None else None
         ids.append(row[0])
@@ -35,7 +37,7 @@ def from_tokens(records: Records, output: Output, max_id: int, domain_key: str |
         kept.append(line)
         domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
     lengths = [len(row) for row in ids]
-    batch = Batch(records.origin, records.ledger, np.asarray(kept, np.int32), records.receipt, (output,), domain)
+    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, (output,), domain)
     for name, rows, role, of, dtype in (
         (output.name, ids, "ids", None, np.int32),
         (output.mask_name, masks, "mask", output.name, np.uint8),

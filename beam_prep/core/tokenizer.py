@@ -5,6 +5,7 @@ into a folder: the backend's `tokenizer.json`, the special tokens, the chat temp
 `tokenizers` and jinja2 and never import transformers. Every output keeps the folder, so that it can be decoded.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -13,8 +14,7 @@ import os
 import socket
 import tempfile
 import urllib.parse
-import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -28,8 +28,6 @@ from beam_prep.errors import TokenizerError
 if TYPE_CHECKING:
     import tokenizers
 
-_MARK = "beam_prep.json"
-_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", _MARK)
 _TEXTS_AT_ONCE = 512
 # Where a tokenizer.json says how offsets are made.
 _PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
@@ -80,14 +78,26 @@ class _Facts(NamedTuple):
     max_id: int
 
 
+def _contents(folder: str, fingerprint: str, digest: str) -> dict[str, bytes]:
+    """See `Tokenizer.contents`."""
+    try:
+        found = resolve.read(Path(folder))
+    except OSError as error:
+        raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
+    if resolve.digest_of(found) != digest:
+        raise TokenizerError(
+            f"the tokenizer in {folder} changed: its files are not those that were resolved "
+            f"(fingerprint {fingerprint}): run again"
+        )
+    return found
+
+
 @functools.lru_cache(maxsize=4)
-def _read_facts(folder: str, fingerprint: str) -> _Facts:
-    base = Path(folder)
-    mark = json.loads((base / _MARK).read_bytes())
-    if mark["fingerprint"] != fingerprint:
-        raise TokenizerError(f"the tokenizer in {folder} changed: fingerprint {mark['fingerprint']}, not {fingerprint}")
-    template = base / "chat_template.jinja"
-    text = template.read_bytes().decode("utf-8") if template.exists() else None
+def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
+    contents = _contents(folder, fingerprint, digest)
+    mark = json.loads(contents[resolve.MARK])
+    template = contents.get("chat_template.jinja")
+    text = None if template is None else template.decode("utf-8")
     return _Facts(mark["special_tokens"], text, mark["max_id"])
 
 
@@ -97,77 +107,79 @@ class _Loaded(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(folder: str, fingerprint: str) -> _Loaded:
+def _loaded(folder: str, fingerprint: str, digest: str) -> _Loaded:
     import tokenizers
 
-    _read_facts(folder, fingerprint)  # which checks that it is this one
-    backend = tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    backend = tokenizers.Tokenizer.from_buffer(_contents(folder, fingerprint, digest)["tokenizer.json"])
     added = backend.get_added_tokens_decoder().values()
     return _Loaded(backend, tuple(sorted((token.content for token in added if token.special), key=len, reverse=True)))
 
 
 @functools.lru_cache(maxsize=4)
-def _fetched(fingerprint: str, origin: Origin) -> str:
+def _fetched(fingerprint: str, digest: str, origin: Origin) -> str:
     """The folder on this machine of a tokenizer that a launcher elsewhere resolved; copied here once.
 
-    Whoever comes first copies; files take their names whole, the mark last, and a folder counts only when all of it
-    has the fingerprint. So processes that come at once do no harm.
+    Whoever comes first copies; files take their names whole, and a folder counts only when all of it has the digest.
+    So processes that come at once do no harm.
     """
     # On machines of workers a process a core is at work: threads of the Rust library would be more than there are.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
     folder = resolve.bundles() / fingerprint
-    if _is_whole(folder, fingerprint):
-        return str(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{fingerprint[:16]}.") as made:
+    with contextlib.suppress(OSError):
+        if resolve.digest_of(resolve.read(folder)) == digest:
+            return str(folder)
+    with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
         origin.fetch(Path(made))
-        if not _is_whole(Path(made), fingerprint):
-            raise TokenizerError(f"the tokenizer in {origin} is not the launcher's ({fingerprint}): launch again")
-        for name in _FILES:
-            if (Path(made) / name).exists():
-                (Path(made) / name).replace(folder / name)
-    return str(folder)
-
-
-def _is_whole(folder: Path, fingerprint: str) -> bool:
-    kept = _kept(folder)
-    return kept is not None and kept.fingerprint == fingerprint
+        contents = resolve.read(Path(made))
+    if resolve.digest_of(contents) != digest:
+        raise TokenizerError(f"the tokenizer in {origin} is not the launcher's ({fingerprint}): launch again")
+    return str(resolve.keep(fingerprint, contents))
 
 
 class Tokenizer:
-    """A resolved tokenizer. Cheap to pickle (a path and a fingerprint); each process loads it once, at first use.
+    """A resolved tokenizer. Cheap to pickle (a path and two digests); each process loads it once, at first use.
 
     Its named special tokens, largest id and chat template are known without that.
 
     Args:
         folder: where its files lie.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
+        digest: of the bytes of its files: see `resolve.digest_of`. They are compared with it whenever they are read.
         origin: where processes on other machines get its files from, which then lie in a folder of their own.
     """
 
-    def __init__(self, folder: str, fingerprint: str, origin: Origin | None = None) -> None:
+    def __init__(self, folder: str, fingerprint: str, digest: str, origin: Origin | None = None) -> None:
         self._folder = folder
         self.fingerprint = fingerprint
+        self._digest = digest
         self._origin = origin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self._folder, self.fingerprint, self._origin)
+        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._origin)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
 
     def __hash__(self) -> int:
-        return hash((self._folder, self.fingerprint, self._origin))
+        return hash(self.__reduce__())
 
     @property
     def folder(self) -> str:
         """Where its files lie on this machine."""
-        return self._folder if self._origin is None else _fetched(self.fingerprint, self._origin)
+        return self._folder if self._origin is None else _fetched(self.fingerprint, self._digest, self._origin)
+
+    def contents(self) -> dict[str, bytes]:
+        """Its files by name, as they were when it was resolved.
+
+        Raises:
+            TokenizerError: they are not: somebody edited them, or they are damaged.
+        """
+        return _contents(self.folder, self.fingerprint, self._digest)
 
     def from_origin(self, origin: Origin) -> "Tokenizer":
         """This tokenizer for processes on other machines, which get its files from there."""
-        return Tokenizer(self._folder, self.fingerprint, origin)
+        return Tokenizer(self._folder, self.fingerprint, self._digest, origin)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
@@ -182,37 +194,30 @@ class Tokenizer:
         if (kept := _kept(Path(path))) is not None:
             return kept
 
-        def ask() -> tuple[str, list[str]]:
-            found = _resolve(str(path))
-            return found.fingerprint, found.files()
-
-        fingerprint = resolve.remembered(str(path), ask)
-        return Tokenizer(str(resolve.bundles() / fingerprint), fingerprint)
+        return Tokenizer(*resolve.remembered(str(path), lambda: _resolve(str(path))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        for name in self.files():
-            (target / name).write_bytes((Path(self.folder) / name).read_bytes())
-        return Tokenizer(str(target), self.fingerprint)
+        target = resolve.put(Path(folder), self.contents())
+        return Tokenizer(str(target), self.fingerprint, self._digest)
+
+    def keep(self) -> "Tokenizer":
+        """Copies its files to where this user's resolved tokenizers lie."""
+        folder = resolve.keep(self.fingerprint, self.contents())
+        return Tokenizer(str(folder), self.fingerprint, self._digest)
 
     def with_template(self, source: str) -> "Tokenizer":
         """This tokenizer with another chat template; its fingerprint is another, too."""
-        text = (Path(self.folder) / "tokenizer.json").read_text("utf-8")
-        return _write(text, self.special_tokens, source, self.max_id)
-
-    def files(self) -> list[str]:
-        """Names of the files in the folder."""
-        return [name for name in _FILES if (Path(self.folder) / name).exists()]
+        text = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
+        return Tokenizer(*_write(text, self.special_tokens, source))
 
     @property
     def _it(self) -> _Loaded:
-        return _loaded(self.folder, self.fingerprint)
+        return _loaded(self.folder, self.fingerprint, self._digest)
 
     @property
     def _facts(self) -> _Facts:
-        return _read_facts(self.folder, self.fingerprint)
+        return _read_facts(self.folder, self.fingerprint, self._digest)
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -362,22 +367,43 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
 
 def _kept(folder: Path) -> Tokenizer | None:
     """The tokenizer of a folder that `save` wrote; None where it is none, or where somebody edited its files."""
-    template = folder / "chat_template.jinja"
     try:
-        mark = json.loads((folder / _MARK).read_bytes())
-        texts = _texts(
-            (folder / "tokenizer.json").read_bytes().decode("utf-8", "surrogatepass"),
-            mark["special_tokens"],
-            template.read_bytes().decode("utf-8", "surrogatepass") if template.exists() else None,
-            mark["max_id"],
-        )
-        same = all((folder / name).read_bytes() == text for name, text in texts.items())
-    except (OSError, ValueError, KeyError):
+        contents = resolve.read(folder)
+    except OSError:
         return None
-    return Tokenizer(str(folder), mark["fingerprint"]) if same else None
+    texts = _texts_of(contents)
+    if texts != contents:
+        return None
+    return Tokenizer(str(folder), json.loads(texts[resolve.MARK])["fingerprint"], resolve.digest_of(texts))
 
 
-def _resolve(path: str) -> Tokenizer:
+def fingerprint_of(contents: Mapping[str, bytes]) -> str | None:
+    """The fingerprint of a resolved tokenizer, worked out from its files; None where they are none of a tokenizer."""
+    texts = _texts_of(contents)
+    return None if texts is None else str(json.loads(texts[resolve.MARK])["fingerprint"])
+
+
+def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
+    """The files as they should be, from what they say; None where they say nothing."""
+    try:
+        template = contents.get("chat_template.jinja")
+        return _texts(
+            contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
+            json.loads(contents[resolve.MARK])["special_tokens"],
+            None if template is None else template.decode("utf-8", "surrogatepass"),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _largest_id(source: Any) -> int:
+    """Of the tokens of a tokenizer.json, added ones included."""
+    known = source["model"]["vocab"]
+    ids = known.values() if isinstance(known, dict) else range(len(known))
+    return max(itertools.chain(ids, (token["id"] for token in source["added_tokens"])), default=0)
+
+
+def _resolve(path: str) -> resolve.Known:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
@@ -408,10 +434,9 @@ def _resolve(path: str) -> Tokenizer:
     template = found.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    max_id = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
     source = json.loads(backend.to_str())
     _keep_offsets(source)
-    return _write(json.dumps(source, ensure_ascii=False), special_tokens, template, max_id)
+    return _write(json.dumps(source, ensure_ascii=False), special_tokens, template)
 
 
 def _keep_offsets(part: Any) -> None:
@@ -432,29 +457,23 @@ def _hub_answers() -> bool:
         return False
 
 
-def _texts(source: str, special_tokens: dict[str, str], template: str | None, max_id: int) -> dict[str, bytes]:
+def _texts(source: str, special_tokens: dict[str, str], template: str | None) -> dict[str, bytes]:
     """The files of a resolved tokenizer, by name."""
     special_tokens = dict(sorted(special_tokens.items()))
-    canonical = json.dumps([json.loads(source), template, special_tokens], sort_keys=True, ensure_ascii=False)
+    parsed = json.loads(source)
+    canonical = json.dumps([parsed, template, special_tokens], sort_keys=True, ensure_ascii=False)
     fingerprint = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
-    mark = {"fingerprint": fingerprint, "max_id": max_id, "special_tokens": special_tokens}
+    mark = {"fingerprint": fingerprint, "max_id": _largest_id(parsed), "special_tokens": special_tokens}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
     texts = {"tokenizer.json": source, "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n"}
     if template is not None:
         texts["chat_template.jinja"] = template
-    texts[_MARK] = json.dumps(mark, ensure_ascii=False, indent=1) + "\n"
+    texts[resolve.MARK] = json.dumps(mark, ensure_ascii=False, indent=1) + "\n"
     return {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
 
 
-def _write(source: str, special_tokens: dict[str, str], template: str | None, max_id: int) -> Tokenizer:
+def _write(source: str, special_tokens: dict[str, str], template: str | None) -> resolve.Known:
     """Puts the files where every process of this machine finds them."""
-    texts = _texts(source, special_tokens, template, max_id)
-    fingerprint = json.loads(texts[_MARK])["fingerprint"]
-    folder = resolve.bundles() / fingerprint
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        if not (folder / name).exists():  # never there, or a cleaner of temporary files came by
-            made = folder / f"{name}.{uuid.uuid4().hex}"
-            made.write_bytes(text)
-            made.replace(folder / name)
-    return Tokenizer(str(folder), fingerprint)
+    texts = _texts(source, special_tokens, template)
+    fingerprint: str = json.loads(texts[resolve.MARK])["fingerprint"]
+    return resolve.Known(str(resolve.keep(fingerprint, texts)), fingerprint, resolve.digest_of(texts))

@@ -5,12 +5,14 @@ from typing import Literal, get_args
 import numpy as np
 
 from beam_prep.core.batch import Batch
+from beam_prep.core.block import step
 from beam_prep.core.ragged import Array, Ragged, offsets_of
 from beam_prep.errors import RunError
 
 TruncationMode = Literal["keep_start", "keep_end", "drop", "error"]
 
 
+@step
 def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start", eos_id: int | None = None) -> Batch:
     """No sequence (in lists: no element) longer than `max_seq_len` tokens, masks alike.
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from beam_prep.core.batch import Batch
 from beam_prep.core.block import BlockReceipt, Kind, count_outcomes
-from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.ragged import Array, Ragged, narrow
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 
@@ -118,7 +118,7 @@ def _labels(trained: Array, ids: Array) -> Array:
 
 def _arrow(rows: Ragged) -> pa.ListArray:
     values = _arrow(rows.values) if isinstance(rows.values, Ragged) else pa.array(rows.values)
-    return pa.ListArray.from_arrays(pa.array(rows.offsets.astype(np.int32)), values)
+    return pa.ListArray.from_arrays(pa.array(narrow(rows.offsets)), values)
 
 
 def _sidecar(batch: Batch, domain: Array, tokens: Array) -> bytes:

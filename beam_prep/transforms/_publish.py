@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from beam_prep.core.layout import Layout
@@ -220,8 +219,7 @@ class Publisher:
         if "arrow" in self.formats:
             others[DATASET_DICT] = dump(dataset_dict(sorted(plan.domains.values())))
         if self.tokenizer is not None:
-            for name in self.tokenizer.files():
-                others[f"{TOKENIZER}/{name}"] = Path(self.tokenizer.folder, name).read_bytes()
+            others |= {f"{TOKENIZER}/{name}": content for name, content in self.tokenizer.contents().items()}
         return others
 
     def _run(self, plan: Plan) -> dict[str, Any]:

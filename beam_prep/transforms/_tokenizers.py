@@ -9,7 +9,7 @@ from beam_prep.core import resolve
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import StorageError, TokenizerError
 from beam_prep.transforms import _stores
-from beam_prep.transforms._files import exists, join, write_file
+from beam_prep.transforms._files import join, write_file
 from beam_prep.transforms._stores import Gone, StoreOptions, is_local, patiently, read_bytes
 
 
@@ -38,7 +38,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         except TokenizerError as error:
             raise TokenizerError(str(error).replace(copied, given)) from None
         if Path(found.folder) == Path(copied):  # one that `save` wrote is used where it lies
-            found = found.save(resolve.bundles() / found.fingerprint)
+            found = found.keep()
     return found
 
 
@@ -88,8 +88,7 @@ def _read(path: str) -> bytes:
 def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:
     """Puts a tokenizer's files into a folder that all workers reach; gives the tokenizer that they load from there."""
     place = join(folder, "tokenizers", tokenizer.fingerprint)
-    names = tuple(tokenizer.files())
-    for name in names:
-        if not exists(join(place, name)):
-            write_file(join(place, name), Path(tokenizer.folder, name).read_bytes())
-    return tokenizer.from_origin(TokenizerFolder(place, names))
+    contents = tokenizer.contents()
+    for name, content in contents.items():
+        write_file(join(place, name), content)  # also where one lies there: an earlier launch may have left it damaged
+    return tokenizer.from_origin(TokenizerFolder(place, tuple(contents)))

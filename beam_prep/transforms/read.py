@@ -114,8 +114,8 @@ class ReadJSONL(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        if self.block_bytes < CHUNK or self.block_bytes % CHUNK:
-            raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK}")
+        if not CHUNK <= self.block_bytes < 1 << 31 or self.block_bytes % CHUNK:
+            raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK} below 2 GiB")
         if self.columns is not None:
             if self.columns[0] not in get_args(Kind):
                 kinds = " or ".join(get_args(Kind))

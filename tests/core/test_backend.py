@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,18 @@ def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: P
     mine, theirs = (encoder.encode_spans(texts, False, spans)[1].tolist() for encoder in (fast, tokenizer))
     assert mine == theirs
     assert fast.fell_back == 2
+
+
+def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
+    table = module._bytes_of(ours())
+    assert table is not None
+    wide = replace(table, lengths=np.full_like(table.lengths, (1 << 29) + 1))
+    monkeypatch.setattr(module, "_bytes_of", lambda tokenizer: wide)
+    fast = Fast(ours(), "gigatoken")
+    spans = np.array([[0, 2, 5]])
+    mine, theirs = (encoder.encode_spans(["12345678"], False, spans)[1].tolist() for encoder in (fast, ours()))
+    assert mine == theirs
+    assert fast.fell_back == 1

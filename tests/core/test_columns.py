@@ -16,10 +16,12 @@ from beam_prep.core import render_plan, template
 from beam_prep.core.backend import Fast
 from beam_prep.core.block import InputFile
 from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.columns import Texts, Wanted
+from beam_prep.core.columns import Texts, Wanted, concat, join
+from beam_prep.core.ragged import Ragged
 from beam_prep.core.records import RawBlock, Records, filter_by_chars, parse
 from beam_prep.core.schema import Output, Section, TextRules
 from beam_prep.core.template import Pieces, Rendered, Voice, apply_template
+from beam_prep.errors import RunError
 from tests.core.test_backend import ours
 from tests.core.test_conversation import CONTROLS, TOKENS
 from tests.core.test_speech_plan import ROLES, SAID, SOURCES
@@ -391,3 +393,21 @@ def test_columns_go_from_worker_to_worker(data: bytes, kind: Wanted) -> None:
     assert there.columns is not None
     assert list(there.rows) == list(read(data, None).rows)
     assert there.columns.text == read(data, kind).columns.text  # type: ignore[union-attr]
+
+
+def test_texts_that_no_array_holds_are_refused_before_they_are_made() -> None:
+    """Arrow's `take` gives 2 GB of texts borders that fall below 0, and says nothing."""
+    long = "x" * (1 << 20)
+    pieces = Ragged.from_lengths(np.ones(2048, np.int64), [1024, 1024])
+    characters = np.full(2, 1024 << 20)
+    with pytest.raises(RunError, match=r"2147483648 bytes of text in one column of a block, .+--block_bytes"):
+        join(Texts(pa.array(["a"])), [long], pieces, characters)
+    fits = join(Texts(pa.array(["a"])), [long], pieces[:0], characters[:0])
+    assert list(fits) == []
+
+
+def test_texts_behind_others_are_refused_where_no_array_holds_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beam_prep.core.ragged.MAX_NARROW", 5)
+    assert list(concat(["ab"], Texts(pa.array(["\u00e9", "d"])))) == ["ab", "\u00e9", "d"]
+    with pytest.raises(RunError, match="6 bytes of text"):
+        concat(["ab"], Texts(pa.array(["\u00e9", "de"])))

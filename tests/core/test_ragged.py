@@ -1,5 +1,6 @@
 """`Ragged` against plain lists: whatever is done to one is done to the other."""
 
+import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.core.ragged import Ragged, offsets_of
+from beam_prep.core.ragged import Ragged, narrow, offsets_of
+from beam_prep.errors import RunError
 
 numbers = st.integers(-(2**31), 2**31 - 1)
 flat_rows = st.lists(st.lists(numbers, max_size=5), max_size=8)
@@ -143,3 +145,31 @@ def test_no_rows_of_either_depth() -> None:
         assert none[:].to_lists() == none.take(np.zeros(0, bool)).to_lists() == []
         assert none.sums().tolist() == []
         assert none.flat.dtype == np.int32
+
+
+@given(st.lists(st.integers(-3, 12), min_size=1, max_size=6), st.integers(0, 8), st.sampled_from([np.int64, np.uint64]))
+def test_only_offsets_that_rise_from_0_to_the_end_are_taken(borders: list[int], size: int, dtype: Any) -> None:
+    """Others would give rows of values that belong to no row, or to two."""
+    if dtype is np.uint64:
+        borders = [abs(border) for border in borders]  # whose differences are never below 0
+    values, offsets = np.arange(size), np.array(borders, dtype)
+    if borders == sorted(borders) and (borders[0], borders[-1]) == (0, size):
+        assert Ragged(values, offsets).to_lists() == [
+            list(range(start, stop)) for start, stop in itertools.pairwise(borders)
+        ]
+        return
+    with pytest.raises(ValueError, match="offsets must"):
+        Ragged(values, offsets)
+
+
+def test_offsets_that_fall_are_named() -> None:
+    with pytest.raises(ValueError, match="offsets must not fall, those of row 1 are 3 and 1"):
+        Ragged(np.arange(4), np.array([0, 3, 1, 4]))
+    with pytest.raises(ValueError, match="offsets must not fall"):
+        Ragged.from_lengths(np.arange(1), [3, -2])
+
+
+def test_borders_beyond_int32_are_refused_before_they_wrap() -> None:
+    assert narrow(np.array([0, 2**31 - 1])).tolist() == [0, 2**31 - 1]
+    with pytest.raises(RunError, match=r"2147483648 values in one column of a block, .+ give a smaller --block_bytes"):
+        narrow(np.array([0, 2**31]))

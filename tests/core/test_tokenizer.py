@@ -298,7 +298,7 @@ def test_it_is_cheap_to_pickle_and_the_same_on_the_other_side() -> None:
 def test_a_worker_that_meets_another_tokenizer_says_so(tmp_path: Path) -> None:
     saved = Tokenizer.load(OURS).save(tmp_path / "saved")
     with pytest.raises(TokenizerError, match=r"the tokenizer in .+ changed"):
-        Tokenizer(saved.folder, "0" * 64).encode(["x"], False)
+        Tokenizer(saved.folder, saved.fingerprint, "0" * 64).encode(["x"], False)
 
 
 # What is no tokenizer
@@ -361,13 +361,101 @@ def test_a_name_without_a_network_says_why_it_is_not_found() -> None:
         Tokenizer.load("some-org/some-model")
 
 
-def test_what_a_cleaner_took_from_the_temporary_files_is_put_back(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module.resolve.tempfile, "gettempdir", lambda: str(tmp_path))
+def test_what_a_cleaner_took_from_the_cache_is_put_back(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = Tokenizer.load(OURS)
-    for name in first.files():
+    for name in first.contents():
         Path(first.folder, name).unlink()
-        assert sorted(Tokenizer.load(OURS).files()) == sorted(os.listdir(first.folder))
+        assert sorted(Tokenizer.load(OURS).contents()) == sorted(os.listdir(first.folder))
     assert first.encode(["x"], False).to_lists() == load(OURS).encode(["x"], False).to_lists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "beam_prep.json"])
+def test_a_file_that_was_planted_in_the_cache_is_replaced(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """It would give other ids, or other masks, under the same fingerprint."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    right = Tokenizer.load(OURS)
+    ids = right.encode(["Hello there"], True).to_lists()
+    for plant in (plant_other, cut, link_away):
+        plant(Path(right.folder, name), tmp_path)
+        found = Tokenizer.load(OURS)
+        module._loaded.cache_clear()
+        module._read_facts.cache_clear()
+        assert found.contents() == right.contents()
+        assert not Path(right.folder, name).is_symlink()
+        assert (found.encode(["Hello there"], True).to_lists(), found.max_id) == (ids, right.max_id)
+
+
+def test_ids_do_not_depend_on_what_somebody_wrote_into_the_cache(tmp_path: Path, monkeypatch: Any) -> None:
+    """The mark of the right tokenizer stays beside a vocabulary in which two tokens have changed places."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    right = Tokenizer.load(OURS)
+    ids = right.encode(["Hello"], False).to_lists()
+    source = json.loads(Path(right.folder, "tokenizer.json").read_text())
+    words = source["model"]["vocab"]
+    words["H"], words["J"] = words["J"], words["H"]
+    Path(right.folder, "tokenizer.json").write_text(json.dumps(source))
+    module._loaded.cache_clear()
+    found = Tokenizer.load(OURS)
+    assert (found.fingerprint, found.encode(["Hello"], False).to_lists()) == (right.fingerprint, ids)
+
+
+def plant_other(path: Path, _: Path) -> None:
+    other = {
+        "tokenizer.json": lambda text: text.replace('"id": 0,', '"id": 1,', 1),
+        "tokenizer_config.json": lambda text: text + " ",
+        "chat_template.jinja": lambda text: "{{ messages }}",
+        "beam_prep.json": lambda text: text.replace('"max_id": ', '"max_id": 9'),
+    }[path.name](path.read_text())
+    assert other != path.read_text()
+    path.write_text(other)
+
+
+def cut(path: Path, _: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def link_away(path: Path, folder: Path) -> None:
+    (folder / "elsewhere").write_text("{}")
+    path.unlink()
+    path.symlink_to(folder / "elsewhere")
+
+
+def test_what_was_planted_before_the_first_run_is_replaced(tmp_path: Path, monkeypatch: Any) -> None:
+    """No note vouches for these files; their folder's name does not, either."""
+    right = Tokenizer.load(OURS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    planted = module.resolve.bundles() / right.fingerprint
+    shutil.copytree(right.folder, planted)
+    plant_other(planted / "tokenizer.json", tmp_path)
+    (planted / "more.txt").write_text("not ours")
+    assert Tokenizer.load(OURS).contents() == right.contents()
+
+
+def test_a_template_planted_beside_a_tokenizer_without_one_goes(tmp_path: Path, monkeypatch: Any) -> None:
+    bare = copy_of(OURS, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    planted = Path(Tokenizer.load(bare).folder, "chat_template.jinja")
+    planted.write_text("{{ messages }}")
+    assert Tokenizer.load(bare).chat_template is None
+    assert not planted.exists()
+
+
+def test_the_largest_id_is_that_of_the_vocabulary(folder: Path) -> None:
+    tokenizer = load(folder)
+    assert tokenizer.max_id == max(tokenizer.reference.get_vocab(with_added_tokens=True).values())
+
+
+def test_a_flipped_bit_in_a_saved_folder_is_never_trusted(tmp_path: Path) -> None:
+    """Whatever the mark says: all of it follows from the other files."""
+    saved = Path(Tokenizer.load(OURS).save(tmp_path / "saved").folder)
+    mark = (saved / "beam_prep.json").read_bytes()
+    assert module._kept(saved) is not None
+    for place in range(0, len(mark), 7):
+        (saved / "beam_prep.json").write_bytes(mark[:place] + bytes([mark[place] ^ 1]) + mark[place + 1 :])
+        assert module._kept(saved) is None
 
 
 def test_a_tokenizer_without_a_template_says_what_to_do() -> None:

@@ -1,0 +1,289 @@
+"""Chains of steps: each line is one row or has its outcome, whatever the steps, and columns change nothing."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from beam_prep.core import render_plan, template
+from beam_prep.core.adapters import adapt_records, adapter
+from beam_prep.core.batch import Batch, tokenize
+from beam_prep.core.block import ALIVE, Block, InputFile
+from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.columns import Wanted
+from beam_prep.core.mask import RoleMask, build_mask
+from beam_prep.core.pad import pad
+from beam_prep.core.ragged import Ragged
+from beam_prep.core.records import RawBlock, Record, Records, filter_by_chars, filter_records, map_records, parse
+from beam_prep.core.schema import Column, Output, Section
+from beam_prep.core.shift import to_labels
+from beam_prep.core.store import settle
+from beam_prep.core.template import Voice, apply_template
+from beam_prep.core.tokenized import from_tokens
+from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.truncate import truncate
+from beam_prep.errors import RunError
+from beam_prep.formats.spool import encode_block
+from tests.conftest import ROOT
+from tests.core.test_conversation import CONTROLS, TOKENS
+
+TOKENIZER = Tokenizer.load(ROOT / "examples" / "tokenizer")
+SOURCE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Plans are learnt from what was rendered, so each way has its own.
+VOICES = [Voice(ChatTemplate(SOURCE, TOKENS, True), CONTROLS) for _ in range(2)]
+
+TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
+CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+EACH = Output("sequence", "ids", (Section("messages", "$role", "message"),), "loss_mask")
+BOTH = Output("sequence", "ids", (Section("text", "mask"), Section("messages", "$role", "message")), "loss_mask")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def at_once() -> Iterator[None]:
+    """Layouts are known from the second conversation of a pattern on, and used for every one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        patch.setattr(render_plan, "_COMPARED", 1)
+        patch.setattr(template, "_FEW", 1)
+        yield
+
+
+def read(lines: list[bytes], wanted: Wanted | None) -> Records:
+    data = b"".join(line + b"\n" for line in lines)
+    raw = RawBlock(0, len(data), 0, data, b"")
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), wanted)
+
+
+def pick(record: Record) -> bool | str:
+    return [True, True, False, "refused"][len(json.dumps(record)) % 4]
+
+
+def louder(record: Record) -> Record | str:
+    if len(json.dumps(record)) % 5 == 0:
+        return "refused"
+    text = record.get("text")
+    return {**record, "text": text.upper()} if isinstance(text, str) else record
+
+
+SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
+FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
+Step = Callable[[Any], Any]
+ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
+    st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
+    st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
+)
+ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(st.integers(1, 12), st.sampled_from(["keep_start", "keep_end", "drop"])).map(
+        lambda given: lambda batch: truncate(batch, *given)
+    ),
+    st.sampled_from([lambda batch: batch.drop(batch["sequence"].lengths % 3 == 0, "thirds")]),
+    st.sampled_from([lambda batch: batch.reject(batch["sequence"].lengths % 3 == 1, "thirds", "more")]),
+)
+LAST: st.SearchStrategy[Step] = st.one_of(
+    st.booleans().map(lambda shift: lambda batch: to_labels(batch, shift)),
+    st.just(lambda batch: pad(batch, 4, 0)),
+    st.just(lambda batch: batch),
+)
+
+SAID = st.sampled_from(["", "a", "Hello", " b ", "四字の語", "long " * 5, "\u00a0"])
+ROLE = st.sampled_from(["user", "assistant"])
+MESSAGE = st.fixed_dictionaries({"role": ROLE, "content": SAID})
+PLAIN_TEXT = st.fixed_dictionaries({"text": SAID}, optional={"topic": st.sampled_from(["x", "y"])})
+PLAIN_CHAT = st.fixed_dictionaries({"messages": st.lists(MESSAGE, min_size=1, max_size=4)})
+ODD = st.one_of(
+    st.fixed_dictionaries({}, optional={"text": st.sampled_from([None, 3, "", "a b c"]), "messages": st.none()}),
+    st.fixed_dictionaries({"messages": st.sampled_from([[], "x", [3], [{"role": "user"}], [{"content": "x"}]])}),
+    st.fixed_dictionaries(
+        {"conversations": st.just([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}])}
+    ),
+    st.fixed_dictionaries({"instruction": st.just("Say"), "output": SAID}),
+)
+OTHER_LINES = st.sampled_from([b"", b"  ", b"{", b"[1]", b'{"text": "\\ud800"}', b'{"text": 1, "text": 2}'])
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> list[bytes]:
+    kinds = st.sampled_from([PLAIN_TEXT, PLAIN_CHAT, st.one_of(PLAIN_TEXT, PLAIN_CHAT, ODD)])
+    records = draw(st.lists(draw(kinds), min_size=1, max_size=8))
+    lines = [json.dumps({"id": f"r{number}", **record}).encode() for number, record in enumerate(records)]
+    for place, line in draw(st.lists(st.tuples(st.integers(0, 8), OTHER_LINES), max_size=2)):
+        lines.insert(place, line)
+    return lines
+
+
+def outcomes(block: Block) -> list[Any]:
+    """What became of each line: its row, or why there is none."""
+    ledger = block.ledger
+    found: list[Any] = [
+        "row" if code == ALIVE else (*ledger.outcomes[code - 1], ledger.messages.get(line))
+        for line, code in enumerate(ledger.status.tolist())
+    ]
+    assert [line for line, outcome in enumerate(found) if outcome == "row"] == block.line.tolist()
+    return found
+
+
+def content(block: Block) -> Any:
+    if isinstance(block, Records):
+        return list(map(json.dumps, block.rows))
+    if isinstance(block, Batch):
+        columns = {name: (rows.to_lists(), rows.flat.dtype) for name, rows in block.columns.items()}
+        return columns, block.domain, {name: counts.tolist() for name, counts in block.counters.items()}
+    return [list(pieces.texts) for pieces in block.pieces.values()], block.domain  # type: ignore[attr-defined]
+
+
+@given(
+    lines=blocks(),
+    wanted=st.sampled_from([Wanted("texts", "text"), Wanted("chats", "messages")]),
+    before=st.lists(ON_RECORDS, max_size=4),
+    output=st.sampled_from([TEXT, CHAT, EACH, BOTH]),
+    between=st.lists(ON_BATCHES, max_size=3),
+    last=LAST,
+    untrained=st.sampled_from(["keep", "drop", "reject"]),
+)
+@example(
+    lines=[b'{"messages": [{"role": "user", "content": "a"}]}', b'{"messages": [{"role": "user", "content": "b"}]}'],
+    wanted=Wanted("chats", "messages"),
+    before=[lambda records: filter_by_chars(records, 2, 9, ("messages",))],
+    output=CHAT,
+    between=[],
+    last=lambda batch: batch,
+    untrained="keep",
+)
+def test_no_line_is_lost_and_columns_change_nothing(
+    lines: list[bytes],
+    wanted: Wanted,
+    before: list[Step],
+    output: Output,
+    between: list[Step],
+    last: Step,
+    untrained: Any,
+) -> None:
+    blocks: list[Any] = [read(lines, None), read(lines, wanted)]
+    rule = RoleMask({"assistant": "train"})
+    steps = [
+        *([work, work] for work in before),
+        [lambda records, voice=voice: apply_template(records, (output,), voice, "topic") for voice in VOICES],
+        [lambda rendered: tokenize(rendered, TOKENIZER, 1)] * 2,
+        [lambda batch: build_mask(batch, rule)] * 2,
+        *([work, work] for work in between),
+        [last] * 2,
+        [lambda batch: settle(batch, untrained, {})] * 2,
+    ]
+    for both in steps:
+        given = [outcomes(block) for block in blocks]
+        made = [work(block) for work, block in zip(both, blocks, strict=True)]
+        assert [outcomes(block) for block in blocks] == given  # they may have a second consumer
+        blocks = made
+        assert outcomes(blocks[1]) == outcomes(blocks[0])
+        assert content(blocks[1]) == content(blocks[0])
+        assert len(blocks[0].ledger.status) == len(lines)
+
+
+# Steps of the user's own
+
+
+def records() -> Records:
+    return read([b'{"text": "one"}', b"", b'{"text": "two"}', b'{"text": "three"}'], Wanted("texts", "text"))
+
+
+def batch() -> Batch:
+    return build_mask(tokenize(apply_template(records(), (TEXT,), VOICES[0]), TOKENIZER, None), RoleMask())
+
+
+WEIGHTS = Column("weights", "float32", 1, "value")
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (lambda batch: batch.take(np.array([True, False, True])), r"2 rows .+ 3 lines .+x.jsonl \(byte offset 17\)"),
+        (lambda batch: replace(batch, line=batch.line[[0, 0, 2]]), r"3 rows .+ 3 lines .+byte offset 17"),
+        (lambda batch: replace(batch, line=batch.line[::-1]), "in another order or twice"),
+        (lambda batch: replace(batch, line=np.append(batch.line, 0)), "4 rows .+ 3 lines .+ in another order or twice"),
+        (lambda batch: replace(batch, domain=["x"]), "3 rows with 1 of domains"),
+        (lambda batch: replace(batch, counters={"cut": np.zeros(2, int)}), "3 rows with 2 of counter 'cut'"),
+        (
+            lambda batch: replace(batch, columns={**batch.columns, "weights": Ragged.from_lists([[1.0]])}),
+            "3 rows with 1 of column 'weights'",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda batch: truncate(batch, 4),
+        lambda batch: to_labels(batch, False),
+        lambda batch: pad(batch, 4, 0),
+        lambda batch: settle(batch, "keep", {}),
+    ],
+)
+def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str, then: Step) -> None:
+    """It says which step found it, and how rows are taken out."""
+    with pytest.raises(RunError, match=rf"^\w+ was given a block of .*{message}"):
+        then(lose(batch()))
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (lambda records: replace(records, rows=records.rows[:1], line=records.line[:1]), "1 rows .+ 3 lines"),
+        (lambda records: replace(records, rows=[*records.rows][:1]), "3 rows with 1 of rows"),
+        (lambda records: replace(records, rows=[{"text": "other"}] * 3), "3 rows with 0 of columns of these"),
+    ],
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda records: filter_by_chars(records, 1, 9, ("text",)),
+        lambda records: filter_records(records, pick),
+        lambda records: map_records(records, louder),
+        lambda records: adapt_records(records, adapter("alpaca")),
+        lambda records: apply_template(records, (TEXT,), VOICES[0]),
+        lambda records: from_tokens(records, TEXT, 100),
+    ],
+)
+def test_a_step_on_records_that_loses_rows_ends_the_run(lose: Step, message: str, then: Step) -> None:
+    with pytest.raises(RunError, match=rf"^\w+ was given a block of .*{message}"):
+        then(lose(records()))
+
+
+def test_rows_that_leave_by_drop_or_reject_are_no_error() -> None:
+    given = batch()
+    left = truncate(given.drop(np.array([True, False, False]), "why").reject(np.array([True, False]), "b", "c"), 4)
+    assert outcomes(left) == [("dropped", "why", None), ("blank", "blank", None), ("rejected", "b", "c"), "row"]
+    assert outcomes(given).count("row") == 3
+
+
+def test_rows_of_chats_are_never_taken_as_texts() -> None:
+    chats = read([b'{"messages": [{"role": "user", "content": "a"}]}'] * 2, Wanted("chats", "messages")).columns
+    assert chats is not None
+    with pytest.raises(ValueError, match="rows of chats are not one text each"):
+        chats.take(np.array([0]))
+
+
+@pytest.mark.parametrize("output", [EACH, BOTH, replace(TEXT, kind="list")])
+def test_only_rows_of_one_piece_are_put_in_order(output: Output) -> None:
+    lines = [b'{"text": ["a", "b"], "messages": [{"role": "user", "content": "a"}]}'] * 2
+    if output is BOTH:
+        lines = [line.replace(b'["a", "b"]', b'"a"') for line in lines]
+    rendered = apply_template(read(lines, None), (output,), VOICES[0])
+    with pytest.raises(ValueError, match="cannot be put in order"):
+        template._in_order(replace(rendered, line=rendered.line[::-1]))
+
+
+def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = settle(batch(), "keep", {})
+    _, files = encode_block(settled, 0)
+    assert files
+    monkeypatch.setattr("beam_prep.core.ragged.MAX_NARROW", len(settled["sequence"].flat) - 1)
+    with pytest.raises(RunError, match="values in one column of a block"):
+        encode_block(settled, 0)
