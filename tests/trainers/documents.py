@@ -65,11 +65,9 @@ def loss_alone(model: PreTrainedModel, rows: Iterable[Row]) -> tuple[torch.Tenso
     """The sum of the loss over each document alone, counted by hand, and the number of tokens in it."""
     total, count = torch.zeros(()), 0
     for row in rows:
-        logits = logits_alone(model, [row])
-        for part, labels in zip(
-            logits.split(lengths(row)), torch.tensor(row["labels"]).split(lengths(row)), strict=True
-        ):
-            total = total + cross_entropy(part[:-1], labels[1:], ignore_index=-100, reduction="sum")
+        documents = torch.tensor(row["labels"]).split(lengths(row))
+        for logits, labels in zip(logits_alone(model, [row]).split(lengths(row)), documents, strict=True):
+            total = total + cross_entropy(logits[:-1], labels[1:], ignore_index=-100, reduction="sum")
             count += int((labels[1:] != -100).sum())
     return total, count
 

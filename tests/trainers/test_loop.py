@@ -114,7 +114,7 @@ def test_the_check_of_the_page_finds_a_model_that_does_not_keep_documents_apart(
 
     class Leaking(torch.nn.Module):
         def forward(self, **given: Any) -> Any:
-            given.pop("position_ids")
+            given.pop("position_ids", None)
             return model(**given)
 
     assert names["leak"](Leaking(), row) > alone.FAR
