@@ -24,7 +24,7 @@ def environment() -> Part:
 
     def make(folder: Path) -> None:
         venv.create(folder, with_pip=True)
-        # Kept twice, in pip's cache too, it would be 9 GB.
+        # No cache: the wheels would lie on the disk beside what they hold.
         pip(python_of(folder), "install", "--no-cache-dir", "--requirement", str(REQUIREMENTS), *wanted)
 
     return Part(digest([REQUIREMENTS.read_text(), *wanted]), (), make)
