@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test test-engines engines flink-demo template requirements check format bench bench-profile clean
+.PHONY: demo test test-engines engines test-trainers flink-demo template requirements check format bench bench-profile clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
 
 test: $(VENV)/.installed
-	@$(BIN)/python -m pytest -n auto --ignore=tests/engines
+	@$(BIN)/python -m pytest -n auto --ignore=tests/engines --ignore=tests/trainers
 
 # Job server, boot program, servers, environments of their own: into a cache outside git, once.
 engines: $(VENV)/.engines
@@ -32,6 +32,10 @@ engines: $(VENV)/.engines
 
 test-engines: engines
 	@$(BIN)/python -m pytest tests/engines
+
+# Outputs in TRL and in a loop of one's own. The environment, of 6 GB, goes into the same cache, once.
+test-trainers: $(VENV)/.installed
+	@python=$$($(BIN)/python -m tests.trainers.build) && HF_HUB_OFFLINE=1 $$python -m pytest tests/trainers
 
 flink-demo: engines
 	@$(BIN)/python -m tests.engines.flink_demo
@@ -47,6 +51,7 @@ PIN = $(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 \
 requirements: $(VENV)/.engines
 	@$(PIN) pyproject.toml --extra fast --extra gcp --extra hdf5 -o $(IMAGE)/requirements.txt
 	@$(PIN) $(IMAGE)/build-requirements.in -c $(IMAGE)/requirements.txt -o $(IMAGE)/build-requirements.txt
+	@$(PIN) --no-generate-hashes --no-annotate pyproject.toml --extra trainers -o tests/trainers/requirements.txt
 
 check: $(VENV)/.installed
 	@$(BIN)/ruff check .

@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from beam_prep.core.adapters import Adapter, adapter
-from beam_prep.core.schema import Output, Section
+from beam_prep.core.schema import RESERVED, Output, Section, name_problems
 from beam_prep.errors import ConfigError
 
 Kind = Literal["ids", "list", "value"]
@@ -37,7 +37,6 @@ Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
 
 FORMATS = ("bin", "tfrecord", "arrow", "h5")
-RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),
@@ -370,6 +369,9 @@ class OutputConfig(_Strict):
         default=None,
         description="position_ids: from 0 in every document, or through the row; null: doc_reset with packing.",
     )
+    names: dict[str, Name] = Field(
+        default={}, description="Column to the name under which it is written; all other keys use the column's own."
+    )
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -436,6 +438,26 @@ def _spec(name: str, mask: str, source: SourceConfig, forced: bool, dtype: Mappi
     if forced or (kind != "value" and spec.trains and not spec.plain):
         return replace(spec, mask_name=mask, mask_dtype=dtype.get(mask, "int32"))
     return spec
+
+
+def _columns(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
+    """Column to dtype, in output order, by their own names."""
+    specs = _specs(given, output)
+    pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in specs]
+    columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
+    more = {
+        "attention_mask": preprocessing.padding != "none",
+        "position_ids": _position_ids_mode(preprocessing, output) != "none",
+        "seq_lens": preprocessing.packing_strategy != "none",
+    }
+    return columns | {name: output.dtype.get(name, "int32") for name, there in more.items() if there}
+
+
+def _position_ids_mode(
+    preprocessing: PreprocessingConfig, output: OutputConfig
+) -> Literal["none", "doc_reset", "continuous"]:
+    default: Literal["none", "doc_reset"] = "none" if preprocessing.packing_strategy == "none" else "doc_reset"
+    return output.position_ids_mode or default
 
 
 def _holds(given: InputConfig, output: OutputConfig) -> dict[str, str]:
@@ -542,21 +564,23 @@ class PipelineConfig(_Strict):
         return _specs(self.input, self.output)
 
     def columns(self) -> dict[str, str]:
-        """Column to dtype, in output order: each output, then its mask."""
-        pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in self.outputs()]
-        columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
-        more = {
-            "attention_mask": self.preprocessing.padding != "none",
-            "position_ids": self.position_ids_mode != "none",
-            "seq_lens": self.preprocessing.packing_strategy != "none",
-        }
-        return columns | {name: self.output.dtype.get(name, "int32") for name, there in more.items() if there}
+        """Column to dtype, in output order: each output, then its mask. By their own names: see `names`."""
+        return _columns(self.input, self.preprocessing, self.output)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Column to the name under which it is written, where that is another one; in output order."""
+        given = self.output.names
+        return {name: given[name] for name in self.columns() if given.get(name, name) != name}
+
+    def written(self) -> dict[str, str]:
+        """Column to dtype, in output order, by the names under which they are written."""
+        return {self.names.get(name, name): dtype for name, dtype in self.columns().items()}
 
     @property
     def position_ids_mode(self) -> Literal["none", "doc_reset", "continuous"]:
         """Which position ids are written: with packing `doc_reset`, unless the config says otherwise."""
-        default: Literal["none", "doc_reset"] = "none" if self.preprocessing.packing_strategy == "none" else "doc_reset"
-        return self.output.position_ids_mode or default
+        return _position_ids_mode(self.preprocessing, self.output)
 
     @property
     def pad_multiple(self) -> int | None:
@@ -590,6 +614,10 @@ class PipelineConfig(_Strict):
             plain["input"]["sources"][spec.name]["mask_key"] = spec.mask_name
         plain["mask"] = dict(sorted(self.mask.items()))
         plain["output"]["dtype"] = self.columns()
+        if names := self.names:
+            plain["output"]["names"] = names
+        else:
+            del plain["output"]["names"]  # so that outputs of earlier versions stay up to date
         return plain
 
 
@@ -612,6 +640,9 @@ def _joint_problems(
             yield ("output", "dtype", name), _unknown("column", name, holds)
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
+    if preprocessing is not None:
+        for name, problem in name_problems(output.names, tuple(_columns(given, preprocessing, output))):
+            yield ("output", "names", name), problem
 
 
 def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:

@@ -395,7 +395,8 @@ def _lengths(look: Look, row: Row) -> Array | None:
 
 def _documents(values: Array, lengths: Array, look: Look) -> list[Array]:
     if lengths.sum() != len(values):
-        raise FormatError(f"{look.where}: seq_lens of a row count {lengths.sum():,} tokens, it has {len(values):,}")
+        name = next(column.name for column in look.schema if column.role == "lengths")
+        raise FormatError(f"{look.where}: {name} of a row count {lengths.sum():,} tokens, it has {len(values):,}")
     return np.split(values, offsets_of(lengths)[1:-1]) if len(lengths) else []
 
 
@@ -447,14 +448,15 @@ def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> _Sequence:
 
 
 def _trains(config: Mapping[str, Any], name: str) -> bool | None:
-    """Whether an output without a mask is trained, by its config: then it is all, or nothing.
+    """Whether an output without a mask is trained, by its config: then it is all, or nothing. `name`: as written.
 
     None where there is no config (a chain written by hand).
     """
     given = config.get("input")
     if given is None:
         return None
-    sections = given["sources"][name]["sections"] if given.get("sources") else given["sections"]
+    own = {written: column for column, written in config.get("output", {}).get("names", {}).items()}
+    sections = given["sources"][own.get(name, name)]["sections"] if given.get("sources") else given["sections"]
     return any(section["action"] not in ("mask", "value") for section in sections)
 
 

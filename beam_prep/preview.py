@@ -141,7 +141,7 @@ def _head(job: _Job) -> Text:
     files = job.files[0].path if len(job.files) == 1 else f"{len(job.files):,} files"
     text = Text().append(files, "bold")
     text.append(f": the first rows, as {job.name} makes them; nothing is written\n")
-    text.append(f"{columns_line(config.columns(), shifted)}\n")
+    text.append(f"{columns_line(config.written(), shifted)}\n")
     if step.packing_strategy != "none":
         size = step.max_packed_len or step.max_seq_len
         text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document stands alone\n")
@@ -188,7 +188,8 @@ def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut
     """What each of these lines of a block becomes."""
     plan = layout(job.config)
     if plan.packing != "none":
-        plan = dataclasses.replace(plan, packing="none", position_ids="none")
+        names = {column: name for column, name in plan.names.items() if column in batch.schema}
+        plan = dataclasses.replace(plan, packing="none", position_ids="none", names=names)
     columns, _ = next(plan.rows([batch.columns]))
     schema = plan.columns(tuple(batch.schema.values()))
     screen, path = job.screen, batch.origin.source.path

@@ -157,6 +157,7 @@ def layout(config: PipelineConfig) -> Layout:
         step.packing_group,
         config.position_ids_mode,
         config.columns(),
+        config.names,
     )
 
 
@@ -190,6 +191,7 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
         del config["preprocessing"][key]
     for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
         del config["output"][key]
+    config["output"].pop("names", None)
     for key in ("position_ids", "seq_lens"):
         config["output"]["dtype"].pop(key, None)
     text = json.dumps([SPOOL_VERSION, {**job_facts, "config": config}])  # unsorted: the order of sources matters

@@ -476,6 +476,66 @@ def test_a_mask_that_is_left_out_takes_no_name() -> None:
     assert list(load(sources(a=TEXT, a_mask=VALUE)).columns()) == ["a", "a_mask"]
 
 
+# Names under which columns are written
+
+PACKED = {"preprocessing": {"packing_strategy": "bfd"}}
+
+
+def named(names: Any, *given: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    return sections(*given or (CHAT,), **parts, output={"columns": "labels", "names": names})
+
+
+def test_names_are_those_that_are_written_and_all_else_keeps_to_the_columns_own() -> None:
+    output = {"columns": "labels", "names": {"seq_lens": "seq_lengths", "labels": "y"}, "dtype": {"labels": "int64"}}
+    config = load(sections(CHAT, **PACKED, output=output))
+    own = {"input_ids": "int32", "labels": "int64", "position_ids": "int32", "seq_lens": "int32"}
+    assert config.columns() == own
+    assert config.written() == {"input_ids": "int32", "y": "int64", "position_ids": "int32", "seq_lengths": "int32"}
+    problem = the_problem(sections(CHAT, output={**output, "dtype": {"y": "int64"}}, **PACKED), "output.dtype.y")
+    assert problem.startswith("unknown column 'y'")
+
+
+@pytest.mark.parametrize("names", [{}, {"labels": "labels"}])
+def test_names_that_change_nothing_leave_the_canonical_config_as_it_was(names: dict[str, str]) -> None:
+    assert "names" not in load(named(names)).canonical()["output"]
+
+
+def test_names_stand_in_the_canonical_config_in_the_order_of_the_columns() -> None:
+    one, other = {"labels": "y", "input_ids": "x"}, {"input_ids": "x", "labels": "y", "position_ids": "position_ids"}
+    assert list(load(named(one)).canonical()["output"]["names"].items()) == [("input_ids", "x"), ("labels", "y")]
+    positions = sections(CHAT, output={"columns": "labels", "names": other, "position_ids_mode": "doc_reset"})
+    assert load(positions).canonical()["output"]["names"] == {"input_ids": "x", "labels": "y"}
+
+
+@pytest.mark.parametrize("column", ["seq_lens", "label", "loss_mask", "Labels"])
+def test_a_name_for_a_column_that_is_not_written_is_refused(column: str) -> None:
+    problem = the_problem(named({column: "x"}), f"output.names.{column}")
+    assert problem == f"found {column!r}, which is not written; columns here: input_ids, labels"
+    the_problem(sections(TEXT, output={"names": {"loss_mask": "mask"}}), "output.names.loss_mask")
+
+
+@pytest.mark.parametrize("name", ["a b", "1a", "_a", "", "a/b", "a.b", "é", "a\n", "../a"])
+def test_names_are_plain_words(name: str) -> None:
+    assert "letters, digits and '_'" in the_problem(named({"labels": name}), "output.names.labels")
+
+
+@pytest.mark.parametrize("name", ["domain", "position_ids", "seq_lens", "attention_mask", "offsets", "Meta"])
+def test_names_that_mean_something_else_are_refused(name: str) -> None:
+    assert "reserved" in the_problem(named({"labels": name}), "output.names.labels")
+
+
+@pytest.mark.parametrize("names", [{"labels": "Input_IDs"}, {"labels": "input_ids", "input_ids": "x"}])
+def test_a_column_does_not_take_the_name_of_another(names: dict[str, str]) -> None:
+    assert "names column 'input_ids' already" in the_problem(named(names), "output.names.labels")
+
+
+def test_two_columns_do_not_get_one_name() -> None:
+    problem = the_problem(named({"input_ids": "x", "labels": "X"}), "output.names.labels")
+    assert "names column 'input_ids' already; columns become file names" in problem
+    pair = sources({"output": {"names": {"a_mask": "b"}}}, a=CHAT, b=CHAT)
+    assert "names column 'b' already" in the_problem(pair, "output.names.a_mask")
+
+
 # Character limits
 
 

@@ -29,7 +29,7 @@ CONFIGS = {
     "sft_prompt_completion": ("more/prompt_completion", LABELS),
     "sft_last_turn_shifted": ("chat", LABELS),
     "sft_padded": ("chat", {**LABELS, "attention_mask": "int32"}),
-    "sft_packed": ("chat", {**LABELS, "position_ids": "int32", "seq_lens": "int32"}),
+    "sft_packed": ("chat", {**LABELS, "position_ids": "int32", "seq_lengths": "int32"}),
     "sharegpt": ("more/sharegpt", LABELS),
     "tools": ("more/tools", LABELS),
     "dpo_conversation": ("preference", SIDES),
@@ -74,7 +74,7 @@ def test_every_config_is_here() -> None:
 def test_config_runs_on_its_sample(name: str, output: Outputs) -> None:
     columns = CONFIGS[name][1]
     config = bp.PipelineConfig.from_json(ROOT / "configs" / f"{name}.json")
-    assert config.columns() == columns
+    assert config.written() == columns
     assert config.warnings == []
 
     ds = output(name)

@@ -212,12 +212,12 @@ def test_padding_is_never_trained(outputs: Outputs) -> None:
 
 def test_packed_rows_hold_every_conversation_once(outputs: Outputs) -> None:
     dataset = outputs("sft_packed")
-    assert dataset.columns == (*LABELS, "position_ids", "seq_lens")
+    assert dataset.columns == (*LABELS, "position_ids", "seq_lengths")
     found = []
     for row in dataset:
-        assert len(row["input_ids"]) == row["seq_lens"].sum() <= 2048
-        assert row["position_ids"].tolist() == [place for length in row["seq_lens"] for place in range(length)]
-        for labels in np.split(row["labels"], np.cumsum(row["seq_lens"])[:-1]):
+        assert len(row["input_ids"]) == row["seq_lengths"].sum() <= 2048
+        assert row["position_ids"].tolist() == [place for length in row["seq_lengths"] for place in range(length)]
+        for labels in np.split(row["labels"], np.cumsum(row["seq_lengths"])[:-1]):
             found.append(dataset.tokenizer.decode(labels[labels != -100]))
     assert sorted(found) == sorted(map(answers, records("sft_packed")))
     assert len(dataset) < len(found) / 10

@@ -635,6 +635,7 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
     source.write_text("\n".join([*lines[:2], *odd, *lines[2:]]), "utf-8")
     settings = json.loads((ROOT / "configs" / f"{name}.json").read_text())
     settings["preprocessing"] = settings.get("preprocessing", {}) | {"packing_strategy": "none"}
+    settings.get("output", {}).pop("names", None)  # of a column that packing adds
     settings["preprocessing"]["max_seq_len"] = 300 if name == "tools" else 120
     if template := settings["input"].get("chat_template"):
         settings["input"]["chat_template"] = str(ROOT / "configs" / template)
@@ -732,11 +733,11 @@ def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: p
     settings = {
         "input": {"sections": [{"field": "prompt", "action": "mask"}, {"field": "response", "action": "train"}]},
         "preprocessing": {"max_seq_len": 8, "packing_strategy": "bfd", "max_packed_len": 100},
-        "output": {"columns": "labels"},
+        "output": {"columns": "labels", "names": {"input_ids": "tokens", "seq_lens": "seq_lengths"}},
     }
     preview(_file(tmp_path, GOOD), PipelineConfig.from_dict(settings), TOKENIZER)
     out = capsys.readouterr().out
-    assert "columns: input_ids, labels, position_ids, seq_lens; labels: unshifted\n" in out
+    assert "columns: tokens, labels, position_ids, seq_lengths; labels: unshifted\n" in out
     assert "packing: bfd, 100 tokens a row; here each document stands alone\n" in out
     assert " · truncated_tokens: 3 · truncated_rows: 1\nCount to 3.⟦1 ⟧\n" in out
 

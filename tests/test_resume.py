@@ -282,6 +282,7 @@ def recipe_of(job: Pipeline) -> str:
         ({"preprocessing__max_items": 33}, {}, True),
         ({"output__max_tokens_per_shard": 5_000}, {}, True),
         ({"output__storage_format": "bin"}, {}, True),
+        ({"output__names": {"sequence": "tokens"}}, {}, True),
         ({}, {"reject_text": 0}, False),
         ({}, {"tokenizer_path": "mm_chatml"}, False),
         ({"preprocessing__max_seq_len": 2049}, {}, False),

@@ -1,14 +1,15 @@
-"""How the rows of a shard become the rows that are written: as they are, packed, with position ids."""
+"""How the rows of a shard become the rows that are written: as they are, packed, with position ids, renamed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from beam_prep.core.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, Strategy, pack_columns, plan_packs
 from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column
+from beam_prep.core.schema import Column, name_problems
+from beam_prep.errors import ConfigError
 
 Rows = Mapping[str, Ragged]
 
@@ -24,6 +25,7 @@ class Layout:
             depends on neither workers nor blocks.
         position_ids: see `pack_columns`.
         dtype: of the columns that are added; int32 where it does not say.
+        names: column -> the name under which it is written, where that is another one.
     """
 
     packing: Literal["none"] | Strategy = "none"
@@ -31,12 +33,14 @@ class Layout:
     group: int = 5000
     position_ids: Positions = "none"
     dtype: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """The columns that are written.
+        """The columns that are written, by the names under which they are.
 
         Raises:
             ValueError: rows of lists cannot be packed, nor have positions.
+            ConfigError: `names` has a column that is not written, or gives a name that cannot be.
         """
         added = []
         of = next((column.name for column in columns if column.role == "ids"), None)
@@ -46,10 +50,27 @@ class Layout:
             added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
         if added and any(column.depth != 1 or column.role == "value" for column in columns):
             raise ValueError("rows of lists or values cannot be packed, nor have position ids")
-        return (*columns, *added)
+        written = (*columns, *added)
+        self.check_names([column.name for column in written])
+        return tuple(
+            replace(column, name=self._name(column.name), of=column.of and self._name(column.of)) for column in written
+        )
+
+    def check_names(self, columns: Sequence[str]) -> None:
+        """Raises ConfigError if `names` has another column than these, or gives one a name that it cannot have."""
+        if problems := list(name_problems(self.names, columns)):
+            raise ConfigError("\n".join(f"names: {column}: {text}" for column, text in problems))
+
+    def _name(self, column: str) -> str:
+        return self.names.get(column, column)
 
     def rows(self, parts: Iterable[Rows]) -> Iterator[tuple[Rows, PackStats | None]]:
         """The rows to write, from the shard's rows in order; what packing did with each group."""
+        for rows, stats in self._rows(parts):
+            yield {self._name(column): values for column, values in rows.items()}, stats
+
+    def _rows(self, parts: Iterable[Rows]) -> Iterator[tuple[Rows, PackStats | None]]:
+        """The same, by the columns' own names."""
         if self.packing == "none":
             for part in parts:
                 yield (part if self.position_ids == "none" else _with_positions(part)), None

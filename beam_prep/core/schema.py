@@ -1,10 +1,15 @@
 """What a config asks for, in the words of the core: sections of a record, outputs of a row, columns of a shard."""
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
+
+RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
+"""Names that a user's column cannot have: those of columns that we add, and those that formats keep beside columns."""
 
 Action = Literal["train", "mask", "$role", "$last", "value"]
 
@@ -102,3 +107,25 @@ class Column:
     role: Literal["ids", "mask", "labels", "value", "attention", "position", "lengths"]
     of: str | None = None
     shifted: bool = False
+
+
+def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the names under which columns are to be written: (column, problem), in words.
+
+    Args:
+        names: column -> its new name; columns that are not in it keep theirs.
+        columns: those that are written, by their own names.
+    """
+    taken = {column.lower(): column for column in columns}
+    for column, name in names.items():
+        if column not in columns:
+            yield column, f"found {column!r}, which is not written; columns here: {', '.join(columns)}"
+        elif name == column:
+            continue
+        elif not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
+            yield column, f"found {name!r}; must be a name of letters, digits and '_' that starts with a letter"
+        elif name.lower() in RESERVED:
+            yield column, f"found {name!r}; reserved names: {', '.join(RESERVED)}"
+        elif (other := taken.setdefault(name.lower(), column)) != column:
+            why = "columns become file names, so upper and lower case count as equal"
+            yield column, f"found {name!r}, which names column {other!r} already; {why}"

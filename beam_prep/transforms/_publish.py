@@ -162,6 +162,7 @@ class Publisher:
             whether shards are to be written: a plan that will not be published needs none.
 
         Raises:
+            ConfigError: see `Layout.columns`.
             OutputError: see `Output.prepare`.
         """
 
@@ -170,6 +171,7 @@ class Publisher:
 
         if failure(plan, self.max_reject_rate) is not None:
             return False
+        self.layout.columns(plan.columns)
         self.place.prepare(is_ours, self.overwrite)
         return True
 
@@ -185,12 +187,12 @@ class Publisher:
         problem = failure(plan, self.max_reject_rate)
         if problem is None:
             self._check_shards(plan, shards)
+            plan = replace(plan, columns=self.layout.columns(plan.columns))
             masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
             if masks and not any(shard.trained[name] for shard in shards for name in masks):
                 problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
         if problem is not None:
             raise RunError(self._fail(plan, rejects, problem))
-        plan = replace(plan, columns=self.layout.columns(plan.columns))
         others = self._others(plan)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
         text, place = dump(manifest), self.place

@@ -170,6 +170,7 @@ class Shard(beam.PTransform):
         pack: how rows are packed, and which position ids they get; by default neither.
         untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
         dtype: column -> dtype, where it is not the default (ids, masks and labels int32, values float32).
+        names: column -> the name under which it is written, in every format; `dtype` keeps to the column's own name.
         max_reject_rate: a larger share of rejected records fails the run.
         reject_text: characters of a rejected record that are kept; 0 keeps texts out.
         tokenizer: kept in the output, so that it can be decoded.
@@ -179,6 +180,7 @@ class Shard(beam.PTransform):
         run: what is worth knowing of this run, for `run.json`.
 
     Raises:
+        ConfigError: `names` gives a name that a column cannot have; (when run) a column of it is not written.
         OutputError: the output is there and `overwrite` is not set, or it is not an output of ours.
         RunError: (when run) too many rejects, nothing kept, nothing trained. Rejects then lie in `OUTPUT.failed/`.
     """
@@ -190,6 +192,7 @@ class Shard(beam.PTransform):
     pack: Layout = dataclasses.field(default_factory=Layout)
     untrained: Untrained = "drop"
     dtype: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_reject_rate: float = 0.01
     reject_text: int = 1000
     tokenizer: Tokenizer | None = None
@@ -213,6 +216,8 @@ class Shard(beam.PTransform):
             raise ValueError(f"max_reject_rate is {self.max_reject_rate}, wanted a share between 0 and 1")
         if self.untrained not in ("drop", "keep", "reject"):
             raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
+        self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
+        self.pack.check_names([*self.pack.names])  # which columns there are is known once blocks are
         launched = self.staging is not None  # a launcher cleans up by itself, and shows progress
         self.staging = self.staging or Staging.beside(self.output)
         if self.spool is None:

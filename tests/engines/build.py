@@ -66,12 +66,17 @@ def built(name: str) -> Path:
 
 
 def _folder(name: str) -> Path:
-    return ENGINES / f"{name}-{parts()[name].version}"
+    return folder_of(name, parts()[name])
 
 
-def build(name: str) -> str:
+def folder_of(name: str, part: Part) -> Path:
+    """Where a part lies, or will."""
+    return ENGINES / f"{name}-{part.version}"
+
+
+def build(name: str, part: Part) -> str:
     """Builds a part unless it is there; gives what was done, in words."""
-    part, folder = parts()[name], _folder(name)
+    folder = folder_of(name, part)
     if (folder / _MARK).exists():
         return "is there"
     if absent := [program for program in part.programs if shutil.which(program) is None]:
@@ -99,7 +104,7 @@ def _call(*command: str, **environment: str) -> None:
 def _flink(folder: Path) -> None:
     """The cluster's jars, of the archive from PyPI (of which pip needs no more than to download it)."""
     with tempfile.TemporaryDirectory(dir=ENGINES) as download:
-        _pip(sys.executable, "download", "--no-deps", f"apache-flink-libraries=={FLINK}", "--dest", download)
+        pip(sys.executable, "download", "--no-deps", f"apache-flink-libraries=={FLINK}", "--dest", download)
         (archive,) = Path(download).glob("*.tar.gz")
         with tarfile.open(archive) as files:
             for file in files:
@@ -140,19 +145,20 @@ def _python(folder: Path) -> None:
     """An environment with what our sdist pulls in, but not with us: see `workers`."""
     _call(sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
-    _pip(python, "install", "--no-deps", *requirements())
-    _pip(python, "check")
+    pip(python, "install", "--no-deps", *requirements())
+    pip(python, "check")
 
 
 def _airflow(folder: Path) -> None:
     """Airflow with its providers, in the versions that were found to go together."""
     _call(sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
-    _pip(python, "install", "--no-deps", "--requirement", str(AIRFLOW))
-    _pip(python, "check")
+    pip(python, "install", "--no-deps", "--requirement", str(AIRFLOW))
+    pip(python, "check")
 
 
-def _pip(python: str, *arguments: str) -> None:
+def pip(python: str, *arguments: str) -> None:
+    """Runs the pip of a Python; what it says is shown only if it fails."""
     _call(python, "-m", "pip", "--disable-pip-version-check", *arguments)
 
 
@@ -185,7 +191,8 @@ def requirements() -> list[str]:
     return sorted(f"{name}=={version}" for name, version in found.items())
 
 
-def _digest(requirements: Sequence[str]) -> str:
+def digest(requirements: Sequence[str]) -> str:
+    """Of this Python and what is installed for it: the name of an environment."""
     return hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
 
 
@@ -198,8 +205,8 @@ def parts() -> dict[str, Part]:
         "boot": Part(BEAM, ("go",), _go("github.com/apache/beam/sdks/v2/python/container", BEAM)),
         "prism": Part(BEAM, ("go",), _go("github.com/apache/beam/sdks/v2/go/cmd/prism", BEAM)),
         "versitygw": Part(VERSITYGW, ("go",), _go("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)),
-        "python": Part(_digest(requirements()), (), _python),
-        "airflow": Part(_digest([AIRFLOW.read_text()]), (), _airflow),
+        "python": Part(digest(requirements()), (), _python),
+        "airflow": Part(digest([AIRFLOW.read_text()]), (), _airflow),
     }
 
 
@@ -212,7 +219,7 @@ def main(names: Sequence[str]) -> int:
     for name in names or parts():
         print(f"{_folder(name)}: ", end="", flush=True)
         try:
-            done = build(name)
+            done = build(name, parts()[name])
         except BuildError as error:
             failed, done = True, f"FAILED: {error}"
         print(done, flush=True)

@@ -1,0 +1,213 @@
+"""`output.names`: columns are written under the names that a trainer reads, in every format; nothing else changes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.config import FORMATS
+from beam_prep.core.schema import RESERVED, name_problems
+from beam_prep.errors import ConfigError
+from beam_prep.inspect import render
+from tests.conftest import ROOT, tree
+
+TALKS = [
+    {"messages": [{"role": "user", "content": "How far? " * n}, {"role": "assistant", "content": f"{n} miles."}]}
+    for n in range(1, 9)
+]
+PACKED: dict[str, Any] = {
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+    "mask": {"assistant": "train"},
+    "preprocessing": {"packing_strategy": "bfd", "max_seq_len": 64},
+    "output": {"columns": "labels", "storage_format": list(FORMATS), "dtype": {"labels": "int64"}},
+}
+NAMES = {"input_ids": "tokens", "labels": "targets", "position_ids": "places", "seq_lens": "seq_lengths"}
+PAIRS = [
+    {
+        side: [{"role": "user", "content": "Count."}, {"role": "assistant", "content": f"{side} {n}"}]
+        for side in ("chosen", "rejected")
+    }
+    for n in range(3)
+]
+ROLLOUTS = [{"prompt": "Count.", "responses": ["one", "one two"], "rewards": [0.5, 1.0]}] * 2
+SOURCES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]] = {
+    "dpo": (
+        json.loads((ROOT / "configs" / "dpo.json").read_text()),
+        PAIRS,
+        {"chosen": "better", "chosen_mask": "better_loss", "rejected_mask": "worse_loss"},
+    ),
+    "grpo": (
+        json.loads((ROOT / "configs" / "grpo.json").read_text()),
+        [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROLLOUTS],
+        {"prompts": "queries", "responses": "completions", "masks": "completion_mask", "rewards": "scores"},
+    ),
+}
+Run = Callable[..., Any]
+
+
+def with_names(config: dict[str, Any], names: dict[str, str], **output: Any) -> dict[str, Any]:
+    return {**config, "output": {**config["output"], **output, "names": names}}
+
+
+@pytest.fixture
+def pair(run: Run) -> tuple[bp.Dataset, bp.Dataset]:
+    """One job under the columns' own names, and with others."""
+    plain = run(PACKED, TALKS, "plain").output
+    return bp.open(plain), bp.open(run(with_names(PACKED, NAMES), TALKS, "named").output)
+
+
+def as_lists(row: dict[str, Any]) -> dict[str, list[Any]]:
+    return {name: value.to_lists() if isinstance(value, bp.Ragged) else value.tolist() for name, value in row.items()}
+
+
+def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset]) -> None:
+    plain, named = pair
+    assert named.columns == ("tokens", "targets", "places", "seq_lengths")
+    assert [(column.name, column.of, column.dtype) for column in named.schema] == [
+        ("tokens", None, "int32"),
+        ("targets", "tokens", "int64"),
+        ("places", "tokens", "int32"),
+        ("seq_lengths", "tokens", "int32"),
+    ]
+    assert [{NAMES[name]: value for name, value in as_lists(row).items()} for row in plain] == [*map(as_lists, named)]
+    for count, of in (("tokens", "input_ids"), ("trained", "labels")):
+        assert named.manifest["totals"][count] == {NAMES[of]: plain.manifest["totals"][count][of]}
+    same = ("inputs", "ledger", "counters", "domains", "rejects", "tokenizer")
+    assert {key: named.manifest[key] for key in same} == {key: plain.manifest[key] for key in same}
+    assert named.manifest["config"]["output"].pop("names") == NAMES
+    assert named.manifest["config"] == plain.manifest["config"]
+    named.verify()
+
+
+def test_every_format_has_the_names(pair: tuple[bp.Dataset, bp.Dataset]) -> None:
+    datasets, h5py, tf = map(pytest.importorskip, ("datasets", "h5py", "tensorflow"))
+    plain, named = pair
+    folder = named.path / "__default__"
+    wanted = [as_lists(row) for row in plain]
+
+    rows = datasets.load_from_disk(str(named.path))["__default__"]
+    assert rows.column_names == list(NAMES.values())
+    assert [{name: row[new] for name, new in NAMES.items()} for row in rows] == wanted
+
+    meta = json.loads((folder / "meta.json").read_text())
+    assert list(meta) == list(NAMES.values())
+    for name, new in NAMES.items():
+        values, offsets = np.fromfile(folder / f"{new}.bin", meta[new]["dtype"]), meta[new]["offsets"]
+        assert [part.tolist() for part in np.split(values, offsets[1:-1])] == [row[name] for row in wanted]
+
+    with h5py.File(folder / "shard_0000.h5") as file:
+        for name, new in NAMES.items():
+            borders = file["offsets"][new][:]
+            assert [part.tolist() for part in np.split(file[new][:], borders[1:-1])] == [row[name] for row in wanted]
+
+    features = json.loads((named.path / "features.json").read_text())
+    assert list(features) == list(NAMES.values())
+    spec = {key: tf.io.RaggedFeature(tf.as_dtype(features[key]["type"]), value_key=key) for key in features}
+    records = tf.data.TFRecordDataset(str(folder / "shard_0000.tfrecord"))
+    parsed = [tf.io.parse_single_example(record, spec) for record in records]
+    assert [{name: row[new].numpy().tolist() for name, new in NAMES.items()} for row in parsed] == wanted
+
+
+def test_a_packed_row_is_shown_as_under_its_own_names(pair: tuple[bp.Dataset, bp.Dataset]) -> None:
+    plain, named = (render(dataset, 0, marks=True).plain for dataset in pair)
+    assert "document 2 of" in plain
+    assert named == plain
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_outputs_of_several_sources_have_the_names(kind: str, run: Run) -> None:
+    config, records, names = SOURCES[kind]
+    config = {**config, "output": {**config.get("output", {}), "storage_format": list(FORMATS)}}
+    plain = bp.open(run(config, records, "plain").output)
+    named = bp.open(run(with_names(config, names), records, "named").output)
+    assert named.columns == tuple(names.get(name, name) for name in plain.columns)
+    for one, other in zip(plain, named, strict=True):
+        assert {names.get(name, name): value for name, value in as_lists(one).items()} == as_lists(other)
+    named.verify()
+    shown = render(named, 0, marks=True).plain
+    for old, new in sorted(names.items(), key=lambda item: -len(item[0])):
+        shown = shown.replace(f"── {new}", f"── {old}")
+    for note in ("no mask: nothing is trained", "trained ("):
+        assert shown.count(note) == render(plain, 0, marks=True).plain.count(note)
+
+
+def test_a_kept_spool_is_used_under_other_names(run: Run, tmp_path: Path) -> None:
+    run(PACKED, TALKS, "first", spool=str(tmp_path / "spool"))
+    run(with_names(PACKED, NAMES), TALKS, "named", spool=str(tmp_path / "spool"))
+    told = json.loads((tmp_path / "named" / "run.json").read_text())
+    assert told["blocks_reused"] == told["blocks"] == 1
+    run(with_names(PACKED, NAMES), TALKS, "afresh")
+    assert tree(tmp_path / "named") == tree(tmp_path / "afresh")
+
+
+def test_another_name_is_another_output(run: Run) -> None:
+    assert not run(with_names(PACKED, NAMES), TALKS).up_to_date
+    assert run(with_names(PACKED, {**NAMES, "labels": "labels"}), TALKS, overwrite=True).up_to_date is False
+    assert run(with_names(PACKED, {**NAMES, "labels": "labels"}), TALKS).up_to_date
+
+
+# Chains written by hand.
+
+
+def chain(folder: Path, tokenizer_path: str, names: dict[str, str]) -> bp.Dataset:
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
+    config, tokenizer = bp.PipelineConfig.from_dict(PACKED), bp.Tokenizer.load(tokenizer_path)
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        (
+            pipeline
+            | bp.ReadJSONL([str(folder / "in.jsonl")])
+            | bp.Prepare(config, tokenizer)
+            | bp.Shard(str(folder / "out"), pack=bp.Layout("bfd", capacity=64), formats="arrow", names=names)
+        )
+    return bp.open(folder / "out")
+
+
+def test_a_chain_by_hand_takes_names_too(tmp_path: Path, tokenizer_path: str) -> None:
+    made = chain(tmp_path, tokenizer_path, {"seq_lens": "seq_lengths"})
+    assert made.columns == ("input_ids", "labels", "seq_lengths")
+    assert all(row["seq_lengths"].sum() == len(row["input_ids"]) for row in made)
+
+
+@pytest.mark.parametrize("names", [{"labels": "a/b"}, {"labels": "x", "input_ids": "X"}, {"labels": "domain"}])
+def test_a_chain_by_hand_refuses_names_when_it_is_built(names: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names: "):
+        bp.Shard(str(tmp_path / "out"), names=names)
+
+
+@pytest.mark.parametrize("names", [{"position_ids": "x"}, {"labels": "input_ids"}])
+def test_a_chain_by_hand_with_names_of_other_columns_writes_nothing(
+    names: dict[str, str], tmp_path: Path, tokenizer_path: str
+) -> None:
+    with pytest.raises(Exception, match=r"names: \w+: found '\w+', which "):
+        chain(tmp_path, tokenizer_path, names)
+    assert not (tmp_path / "out").exists()
+
+
+# What is accepted.
+
+UNSAFE = ["1x", "_x", "", "x/y", "x\n", "é"]
+WORDS = ["x", "X", "a", "A", "b_1", "B_1", "input_ids", "labels", "Labels", *RESERVED, *UNSAFE]
+
+
+@given(
+    st.lists(st.sampled_from(["input_ids", "labels", "x", "position_ids", "seq_lens"]), unique=True, min_size=1),
+    st.dictionaries(st.sampled_from(["input_ids", "labels", "x", "position_ids", "seq_lens"]), st.sampled_from(WORDS)),
+)
+def test_accepted_names_are_distinct_and_safe(columns: list[str], names: dict[str, str]) -> None:
+    if list(name_problems(names, columns)):
+        return
+    written = [names.get(column, column) for column in columns]
+    assert names.keys() <= set(columns)
+    assert len({name.lower() for name in written}) == len(columns)
+    for column, name in zip(columns, written, strict=True):
+        assert name.isascii()
+        assert name.isidentifier()
+        assert not name.startswith("_")
+        assert name == column or (name.lower() not in RESERVED and name not in columns)

@@ -1,0 +1,120 @@
+"""docs/training.md: its code runs, and keeps documents apart; what it warns of lets them see each other."""
+
+import os
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
+pytest.importorskip("trl", reason="no TRL here: make test-trainers")
+
+from transformers.modeling_flash_attention_utils import (  # noqa: E402
+    _is_packed_sequence,
+    prepare_fa_kwargs_from_position_ids,
+)
+
+import beam_prep as bp  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.test_docs import texts  # noqa: E402
+from tests.trainers import documents as alone  # noqa: E402
+from tests.trainers.conftest import Outputs  # noqa: E402
+
+PAGE = "docs/training.md"
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the page's code leaves behind, run from top to bottom behind its first command."""
+    folder = tmp_path_factory.mktemp("page")
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    command = next(line for text in texts("sh", PAGE) for line in text.splitlines() if line.startswith("beam-prep run"))
+    run = [sys.executable, "-m", "beam_prep.cli", *shlex.split(command)[1:]]
+    subprocess.run(run, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    found: dict[str, Any] = {"__name__": "page"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for text in texts("python", PAGE):
+            exec(compile(text, PAGE, "exec"), found)
+    return found
+
+
+@pytest.fixture
+def batch(names: Any, packed: Outputs) -> Any:
+    """Two packed rows, as the page's loop has them."""
+    return names["collate"](list(bp.open(packed())[:2]))
+
+
+def rows(packed: Outputs) -> list[Any]:
+    return [dict(row) for row in alone.rows_of(packed()).select(range(2))]
+
+
+def test_the_code_of_the_page_trains(names: Any) -> None:
+    steps = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]
+    assert len(steps) == 2
+    assert torch.isfinite(names["loss"])
+    assert names["difference"] < alone.CLOSE
+
+
+def test_a_loop_of_ones_own_gives_the_logits_and_the_loss_of_documents_alone(packed: Outputs, batch: Any) -> None:
+    for attention in ("eager", "sdpa"):
+        model = alone.tiny(attention)
+        found = model(**batch, use_cache=False)
+        assert alone.farthest(found.logits[0], alone.logits_alone(model, rows(packed))) < alone.CLOSE
+        total, count = alone.loss_alone(model, rows(packed))
+        assert float(found.loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-6)
+
+
+@pytest.mark.parametrize("mistake", ["the cache of the model's config", "a mask of ones", "no position_ids"])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_the_page_warns_of_lets_documents_see_each_other(
+    mistake: str, training: bool, packed: Outputs, batch: Any
+) -> None:
+    model = alone.tiny().train(training)
+    given = {**alone.without_labels(batch), "use_cache": False}
+    if mistake == "a mask of ones":
+        given["attention_mask"] = torch.ones_like(batch["input_ids"])
+    else:
+        del given["use_cache" if "cache" in mistake else "position_ids"]
+    with torch.no_grad():
+        assert alone.farthest(model(**given).logits[0], alone.logits_alone(model, rows(packed))) > alone.FAR
+
+
+def test_no_document_foretells_the_first_token_of_the_next(names: Any) -> None:
+    """In texts of which every token is trained, the label at a border is one that a document alone never has."""
+    tokens, sizes = list(range(5, 17)), [5, 4, 3]
+    row = {"input_ids": tokens, "labels": tokens, "seq_lengths": sizes}
+    places = [place for size in sizes for place in range(size)]
+    batch = names["collate"]([{key: torch.tensor(v).numpy() for key, v in {**row, "position_ids": places}.items()}])
+    model = alone.tiny()
+    total, count = alone.loss_alone(model, [row])
+    assert count == len(tokens) - len(sizes)
+    wanted = pytest.approx(float(total.detach()) / count, rel=1e-6)
+    assert float(model(**batch, use_cache=False).loss.detach()) == wanted
+    assert float(model(**{**batch, "labels": batch["input_ids"]}, use_cache=False).loss.detach()) != wanted
+
+
+def test_flash_attention_is_told_the_borders_of_one_long_row_and_of_no_other(packed: Outputs, batch: Any) -> None:
+    sizes = [length for row in rows(packed) for length in row["seq_lengths"]]
+    (starts, _), (longest, _) = prepare_fa_kwargs_from_position_ids(batch["position_ids"])
+    assert starts.diff().tolist() == sizes
+    assert int(longest) == max(sizes)
+    assert _is_packed_sequence(batch["position_ids"], 1)
+    size = min(len(row["position_ids"]) for row in rows(packed))
+    two = torch.tensor([row["position_ids"][:size] for row in rows(packed)])
+    assert not _is_packed_sequence(two, 2)
+
+
+def test_the_check_of_the_page_finds_a_model_that_does_not_keep_documents_apart(names: Any, packed: Outputs) -> None:
+    row, model = bp.open(packed())[0], alone.tiny()
+    assert names["leak"](model, row) < alone.CLOSE
+
+    class Leaking(torch.nn.Module):
+        def forward(self, **given: Any) -> Any:
+            given.pop("position_ids", None)
+            return model(**given)
+
+    assert names["leak"](Leaking(), row) > alone.FAR

@@ -1,0 +1,201 @@
+"""TRL's own `SFTTrainer` on our output: each document of a packed row is trained as if it stood alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
+pytest.importorskip("trl", reason="no TRL here: make test-trainers")
+
+from trl import SFTConfig, SFTTrainer  # noqa: E402
+
+from tests.trainers import documents as alone  # noqa: E402
+from tests.trainers.conftest import Outputs  # noqa: E402
+
+PACKED = {"padding_free": True, "packing": False, "max_length": None}
+"""What docs/training.md says."""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SFTTrainer]:
+    """Two rows a batch, all batches in one step, nothing learned: the loss is that of the model as it is."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the trainer tokenises again")
+
+    def _trainer(model: Any, rows: Any, **settings: Any) -> SFTTrainer:
+        tokenizer = alone.tokenizer()
+        for name in ("__call__", "encode", "apply_chat_template"):
+            monkeypatch.setattr(type(tokenizer), name, refuse)
+        arguments = SFTConfig(
+            output_dir=str(tmp_path / "trained"),
+            use_cpu=True,
+            bf16=False,
+            per_device_train_batch_size=2,
+            per_device_eval_batch_size=2,
+            gradient_accumulation_steps=-(-len(rows) // 2),
+            max_steps=1,
+            learning_rate=0.0,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            **{**PACKED, **settings},
+        )
+        return SFTTrainer(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
+
+    return _trainer
+
+
+def first_batch(trainer: SFTTrainer) -> dict[str, Any]:
+    """The first two rows as the trainer hands them to the model, in order."""
+    return dict(next(iter(trainer.get_eval_dataloader())))
+
+
+def trained_loss(trainer: SFTTrainer) -> float:
+    trainer.train()
+    return float(trainer.state.log_history[0]["loss"])
+
+
+# Packed rows.
+
+
+def test_the_batch_holds_our_ids_and_labels_and_the_borders_of_the_documents(packed: Outputs, trainer: Any) -> None:
+    rows = alone.rows_of(packed())
+    made = trainer(alone.tiny(), rows)
+    for column in ("input_ids", "labels", "seq_lengths"):
+        assert made.train_dataset[column][:] == rows[column][:]
+    batch, first = first_batch(made), [rows[0], rows[1]]
+    positions = [place for row in first for place in row["position_ids"]]
+    labels = [label for row in first for label in row["labels"]]
+    sizes = [length for row in first for length in row["seq_lengths"]]
+    assert len(sizes) > 3
+    assert batch["input_ids"].tolist() == [[token for row in first for token in row["input_ids"]]]
+    assert batch["position_ids"].tolist() == [positions]
+    assert batch["labels"].tolist() == [[-100 if place == 0 else y for place, y in zip(positions, labels, strict=True)]]
+    assert batch["cu_seq_lens_q"].diff().tolist() == batch["cu_seq_lens_k"].diff().tolist() == sizes
+    assert "attention_mask" not in batch
+
+
+@pytest.mark.parametrize(
+    ("attention", "strategy"),
+    [
+        ("eager", "bfd"),
+        ("sdpa", "bfd"),
+        ("sdpa", "bfd_split"),
+        ("sdpa", "wrapped"),
+    ],
+)
+def test_a_packed_row_gives_the_logits_of_its_documents_alone(
+    attention: str, strategy: str, packed: Outputs, trainer: Any
+) -> None:
+    rows = alone.rows_of(packed(packing_strategy=strategy, packing_group=12))
+    assert any(len(row["seq_lengths"]) > 1 for row in (rows[0], rows[1]))
+    model = alone.tiny(attention).eval()
+    with torch.no_grad():
+        found = model(**alone.without_labels(first_batch(trainer(model, rows))), use_cache=False).logits[0]
+        assert alone.farthest(found, alone.logits_alone(model, [rows[0], rows[1]])) < alone.CLOSE
+
+
+def test_flex_attention_gives_the_same_logits_and_cannot_train_on_a_cpu(packed: Outputs, trainer: Any) -> None:
+    rows = alone.rows_of(packed())
+    model = alone.tiny("flex_attention")
+    made = trainer(model, rows)
+    with torch.no_grad():
+        found = model(**alone.without_labels(first_batch(made)), use_cache=False).logits[0]
+        wanted = alone.logits_alone(alone.tiny(), [rows[0], rows[1]])
+        assert alone.farthest(found, wanted) < alone.CLOSE
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        made.train()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_loss_and_its_gradients_are_those_of_the_documents_alone(
+    attention: str, packed: Outputs, trainer: Any
+) -> None:
+    rows = alone.rows_of(packed())
+    model = alone.tiny(attention)
+    total, count = alone.loss_alone(model, rows)
+    made = trainer(model, rows)
+    assert trained_loss(made) == pytest.approx(float(total.detach()) / count, rel=1e-6)
+
+    first = [rows[0], rows[1]]
+    total, count = alone.loss_alone(model, first)
+    model.zero_grad()
+    (total / count).backward()
+    wanted = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    made.compute_loss(model, first_batch(made), num_items_in_batch=torch.tensor(count)).backward()
+    for name, weight in model.named_parameters():
+        assert alone.farthest(weight.grad, wanted[name]) < 1e-4 * float(wanted[name].abs().max()), name
+
+
+# What follows would fail if TRL kept documents apart by itself: then the docs say too much.
+
+
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        pytest.param({}, {}, id="the column has its own name, seq_lens"),
+        pytest.param(None, {"padding_free": False}, id="padding_free=False"),
+        pytest.param(None, {"packing": True, "max_length": 400}, id="packing=True"),
+    ],
+)
+def test_without_the_name_or_the_settings_documents_see_each_other(
+    names: dict[str, str] | None, settings: dict[str, Any], packed: Outputs, trainer: Any
+) -> None:
+    rows = alone.rows_of(packed(names=names))
+    model = alone.tiny().eval()
+    made = trainer(model, rows, **settings)
+    batch = first_batch(made)
+    ids = batch["input_ids"][0].tolist()
+    (first,) = (row for row in rows if ids[: len(row["input_ids"])] == row["input_ids"])  # TRL packs in another order
+    assert len(first["input_ids"]) > max(alone.lengths(first))
+    with torch.no_grad():
+        found = model(**alone.without_labels(batch), use_cache=False).logits[0][: len(first["input_ids"])]
+        assert alone.farthest(found, alone.logits_alone(model, [first])) > alone.FAR
+        total, count = alone.loss_alone(model, rows)
+    assert abs(trained_loss(made) - float(total) / count) > 1e-3
+
+
+def test_trl_refuses_to_cut_packed_rows(packed: Outputs, trainer: Any) -> None:
+    with pytest.raises(ValueError, match="`max_length` is not enforced"):
+        trainer(alone.tiny(), alone.rows_of(packed()), max_length=1024)
+
+
+def test_flash_attention_cannot_run_here() -> None:
+    with pytest.raises(ImportError, match="FlashAttention2"):
+        alone.tiny("flash_attention_2")
+
+
+# Rows of one document.
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_unpacked_rows_are_trained_as_they_are(padding_free: bool, outputs: Outputs, trainer: Any) -> None:
+    rows = alone.rows_of(outputs("sft_conversation"))
+    model = alone.tiny()
+    made = trainer(model, rows, padding_free=padding_free)
+    assert {name: made.train_dataset[name][:] for name in rows.column_names} == rows[:]
+    batch, first = first_batch(made), [rows[0], rows[1]]
+    if padding_free:
+        assert batch["input_ids"].tolist() == [first[0]["input_ids"] + first[1]["input_ids"]]
+        assert batch["labels"].tolist() == [first[0]["labels"] + first[1]["labels"]]
+    else:
+        width = max(len(row["labels"]) for row in first)
+        assert batch["labels"].tolist() == [row["labels"] + [-100] * (width - len(row["labels"])) for row in first]
+        kept = [ids[mask == 1].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+        assert kept == [row["input_ids"] for row in first]
+    total, count = alone.loss_alone(model, rows)
+    assert trained_loss(made) == pytest.approx(float(total.detach()) / count, rel=1e-6)
+
+
+def test_rows_of_any_length_stay_whole_with_max_length_none(outputs: Outputs, trainer: Any) -> None:
+    rows = alone.rows_of(outputs("sft_conversation"))
+    longest = max(map(len, rows["input_ids"]))
+    cut = trainer(alone.tiny(), rows, padding_free=False, max_length=longest - 1)
+    assert max(map(len, cut.train_dataset["input_ids"])) == longest - 1
+    whole = trainer(alone.tiny(), rows, padding_free=False)
+    assert whole.train_dataset["labels"][:] == rows["labels"][:]
