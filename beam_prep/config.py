@@ -529,6 +529,11 @@ class PipelineConfig(_Strict):
         by_role = any(section.action == "$role" for spec in self.outputs() for section in spec.sections)
         if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
             found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
+        step = self.preprocessing
+        if step.packing_strategy == "none" and step.max_packed_len is not None:
+            found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
+        if step.packing_strategy == "none" and "packing_group" in step.model_fields_set:
+            found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
         return found
 
     @property

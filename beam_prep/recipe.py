@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 from dataclasses import replace
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from beam_prep.core.batch import Batch
 from beam_prep.core.block import InputFile
 from beam_prep.core.columns import Wanted
 from beam_prep.core.hashing import CHUNK
-from beam_prep.core.layout import Layout
+from beam_prep.core.layout import CUTTING, Layout
 from beam_prep.core.records import Records, filter_by_chars
 from beam_prep.core.schema import TextRules
 from beam_prep.core.template import Rendered, apply_template
@@ -158,6 +159,7 @@ def layout(config: PipelineConfig) -> Layout:
         step.packing_group,
         config.position_ids_mode,
         config.columns(),
+        step.truncation_mode,
     )
 
 
@@ -187,8 +189,11 @@ def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dic
 def spool_recipe(job_facts: dict[str, Any]) -> str:
     """Digest of what a spooled block is a function of, besides its bytes: all but what only the plan and Write see."""
     config = json.loads(json.dumps(job_facts["config"]))
-    for key in ("max_items", "packing_strategy", "max_packed_len", "packing_group"):
-        del config["preprocessing"][key]
+    step = config["preprocessing"]
+    if step["packing_strategy"] not in CUTTING or (step["max_packed_len"] or math.inf) >= step["max_seq_len"]:
+        del step["max_packed_len"]  # no row is cut to it
+    for key in ("max_items", "packing_strategy", "packing_group"):
+        del step[key]
     for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
         del config["output"][key]
     for key in ("position_ids", "seq_lens"):

@@ -97,10 +97,11 @@ class Batch(Block):
             counters={name: counts[rows] for name, counts in self.counters.items()},
         )
 
-    def count(self, name: str, per_row: Array) -> None:
-        """Adds to a counter of kept rows."""
+    def count(self, name: str, per_row: Array, once: bool = False) -> None:
+        """Adds to a counter of kept rows; `once`: to that of rows (bool) which are counted no more than once."""
         if per_row.any():
-            self.counters[name] = self.counters.get(name, 0) + per_row.astype(np.int64)
+            before = self.counters.get(name, 0)
+            self.counters[name] = (np.maximum if once else np.add)(before, per_row.astype(np.int64))
 
     def drop(self, rows: Array, reason: str) -> "Batch":
         """The batch without the rows of a bool mask, which its ledger counts as dropped."""
