@@ -203,9 +203,10 @@ def test_canonical_is_a_config_itself_and_says_everything(given: dict[str, Any])
 
 @pytest.mark.parametrize(("key", "value"), [("max_packed_len", 512), ("packing_group", 5000)])
 def test_settings_of_packing_are_ignored_without_packing_with_a_warning(key: str, value: int) -> None:
-    (warning,) = load(sections(CHAT, preprocessing={key: value})).warnings
-    assert warning == f"preprocessing.{key} is ignored, because packing_strategy is 'none'"
-    assert load(sections(CHAT, preprocessing={key: value, "packing_strategy": "bfd"})).warnings == []
+    warnings = load(sections(CHAT, preprocessing={key: value}, mask={"assistant": "train"})).warnings
+    assert warnings == [f"preprocessing.{key} is ignored, because packing_strategy is 'none'"]
+    packed = {key: value, "packing_strategy": "bfd"}
+    assert load(sections(CHAT, preprocessing=packed, mask={"assistant": "train"})).warnings == []
 
 
 def test_sections_are_ignored_beside_sources_with_a_warning() -> None:

@@ -78,7 +78,7 @@ def job(
         config = json.loads(json.dumps(CONFIG))
         config["preprocessing"] |= {"max_items": max_items, "packing_strategy": pack}
         if pack != "none":
-            config["preprocessing"]["max_packed_len"] = 150
+            config["preprocessing"]["max_packed_len"] = 40
         result: Result = Pipeline(
             PipelineConfig.from_dict(config),
             [str(folder / f"{source}.jsonl")],

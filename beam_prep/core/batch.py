@@ -23,7 +23,7 @@ class Segments:
         action: int8, see `template.MASK`, `TRAIN`, `BY_ROLE`.
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
-        own: int8, the message's own `train` key (1, 0), -1 without.
+        own: int8, the message's own `train` or `weight` key (1, 0), -1 without.
         proven: bool, False where it is not certain that this is what the message says.
         roles: names of the roles.
     """
