@@ -32,7 +32,7 @@ from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
 from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.template import ApplyTemplate, Render, voice_of
+from beam_prep.transforms.template import ApplyTemplate, Render, check_voice, voice_of
 from beam_prep.transforms.tokenize import FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
@@ -144,10 +144,17 @@ def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> 
     return apply_template(records, outputs, voice, config.output.domain_key)
 
 
+def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
+    """Raises what `ApplyTemplate` would raise of a config."""
+    if not config.input.tokenized:
+        outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
+        check_voice(outputs, tokenizer, text_rules(config))
+
+
 def text_rules(config: PipelineConfig) -> TextRules:
     """How a config's text becomes pieces, beyond its sections."""
     step, given = config.preprocessing, config.input
-    return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens)
+    return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens, given.date)
 
 
 def layout(config: PipelineConfig) -> Layout:
