@@ -7,13 +7,16 @@ Which columns exist is decided here, by the config alone, never by the data. Wha
 one `ConfigError` that lists all problems.
 """
 
+import contextlib
 import difflib
 import json
 import os
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date as Date
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -90,6 +93,15 @@ def _as_formats(value: object) -> tuple[str, ...]:
             f"found {_found(value)}; allowed: {', '.join(map(repr, FORMATS))}, or a list of them, each once"
         )
     return tuple(name for name in FORMATS if name in names)
+
+
+def _as_date(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and re.fullmatch(r"[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}", value):
+        with contextlib.suppress(ValueError):
+            return Date.fromisoformat(value).isoformat()
+    raise ValueError(f"found {_found(value)}; must be a date such as '2026-11-22'")
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -219,6 +231,13 @@ class InputConfig(_Strict):
     chat_template: Text | None = Field(
         default=None,
         description="In place of the tokenizer's chat template: the template itself, or a path beside the config.",
+    )
+    date: Annotated[
+        str | None,
+        BeforeValidator(_as_date),
+        WithJsonSchema({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}),
+    ] = Field(
+        default=None, description="The day that the chat template is told when it asks for today's date: 2026-11-22."
     )
     implicit_prompt: bool = Field(
         default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
@@ -551,6 +570,11 @@ class PipelineConfig(_Strict):
         by_role = any(section.action == "$role" for spec in self.outputs() for section in spec.sections)
         if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
             found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
+        step = self.preprocessing
+        if step.packing_strategy == "none" and step.max_packed_len is not None:
+            found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
+        if step.packing_strategy == "none" and "packing_group" in step.model_fields_set:
+            found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
         return found
 
     @property
@@ -610,6 +634,8 @@ class PipelineConfig(_Strict):
         """
         plain = self.model_dump(mode="json")
         plain["input"]["sections" if self.input.sources else "sources"] = None
+        if self.input.date is None:  # old outputs and spools keep their names
+            del plain["input"]["date"]
         for spec in self.outputs() if self.input.sources else ():
             plain["input"]["sources"][spec.name]["mask_key"] = spec.mask_name
         plain["mask"] = dict(sorted(self.mask.items()))
@@ -661,6 +687,8 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
 
 
 def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
+    if given.date is not None and not any(spec.has_template for spec in _specs(given, OutputConfig())):
+        yield ("input", "date"), f"found {given.date!r}; it works only with a template, which may ask for the date"
     specs = [spec for spec in _specs(given, OutputConfig()) if spec.kind == "ids"]
     conversation = any(section.template == "conversation" for spec in specs for section in spec.sections)
     if preprocessing.bos != "keep" and not conversation:

@@ -183,11 +183,13 @@ def legend(marks: bool) -> Text:
 
 def _packing(stats: Mapping[str, Any]) -> str:
     lost = {"cut": stats["rows_cut"], "split": stats["rows_split"]}
+    bare = stats.get("packs_untrained", 0)  # outputs of earlier versions do not say
     return ", ".join(
         [
             f"{stats['rows']:,} documents in {stats['packs']:,} rows of {stats['capacity']:,} tokens at most",
             f"{stats['fill_rate']:.1%} full",
             *(f"{count:,} {what}" for what, count in lost.items() if count),
+            *([f"{bare:,} row{'s' * (bare != 1)} without a trained token"] if bare else []),
         ]
     )
 

@@ -137,6 +137,7 @@ class Pipeline:
         self.staging = Staging.beside(self.output, staging)
         self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)
+        recipe.check_template(self.config, self.tokenizer)
         self.facts = recipe.facts(self.config, self.tokenizer, reject_text)
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:

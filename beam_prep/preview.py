@@ -35,7 +35,7 @@ _TEXT = 200  # characters of a record that is left out
 _DROPPED = {
     "empty": "there is nothing to encode",
     "too_short": "every text field is shorter than preprocessing.min_chars, which is {min_chars:,}",
-    "too_long": "longer than max_chars, {max_chars:,} characters, or max_seq_len, {max_seq_len:,} tokens",
+    "too_long": "longer than max_chars, {max_chars:,} characters, or {limit}, {tokens:,} tokens",
     "untrained": "no token of it is trained on (preprocessing.untrained: 'keep' keeps it)",
 }
 
@@ -96,7 +96,7 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
         batch = to_labels(batch, step.shift)
     if config.pad_multiple is not None:
         batch = pad(batch, config.pad_multiple, pad_id_of(tokenizer))
-    return settle(batch, step.untrained, config.columns())
+    return settle(layout(config).fit(batch, eos_id), step.untrained, config.columns())
 
 
 def _tokenized(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
@@ -190,8 +190,8 @@ def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut
     if plan.packing != "none":
         names = {column: name for column, name in plan.names.items() if column in batch.schema}
         plan = dataclasses.replace(plan, packing="none", position_ids="none", names=names)
-    columns, _ = next(plan.rows([batch.columns]))
     schema = plan.columns(tuple(batch.schema.values()))
+    columns, _ = next(plan.rows([(batch.columns, None)], schema))
     screen, path = job.screen, batch.origin.source.path
     look = Look(schema, job.tokenizer, job.config.canonical(), path, screen.marks, screen.width)
     rows = {line: row for row, line in enumerate(batch.line.tolist())}
@@ -213,7 +213,10 @@ def _left_out(job: _Job, ledger: Ledger, line: int, place: str) -> _LeftOut | No
         return None
     why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
     if kind == "dropped":
-        why = why.format(**job.config.preprocessing.model_dump())
+        step, plan = job.config.preprocessing, layout(job.config)
+        packed = plan.cuts and plan.capacity < step.max_seq_len
+        limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
+        why = why.format(**step.model_dump(), limit=limit, tokens=tokens)
     text = ledger.text(line, _TEXT + 1)
     return _LeftOut(place, kind, reason, why, text if len(text) <= _TEXT else f"{text[:_TEXT]} ...")
 

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from beam_prep.core.batch import Batch
 from beam_prep.core.block import InputFile
 from beam_prep.core.columns import Wanted
 from beam_prep.core.hashing import CHUNK
-from beam_prep.core.layout import Layout
+from beam_prep.core.layout import CUTTING, Layout
 from beam_prep.core.records import Records, filter_by_chars
 from beam_prep.core.schema import TextRules
 from beam_prep.core.template import Rendered, apply_template
@@ -30,7 +31,7 @@ from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
 from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.template import ApplyTemplate, Render, voice_of
+from beam_prep.transforms.template import ApplyTemplate, Render, check_voice, voice_of
 from beam_prep.transforms.tokenize import FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
@@ -142,10 +143,17 @@ def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> 
     return apply_template(records, outputs, voice, config.output.domain_key)
 
 
+def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
+    """Raises what `ApplyTemplate` would raise of a config."""
+    if not config.input.tokenized:
+        outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
+        check_voice(outputs, tokenizer, text_rules(config))
+
+
 def text_rules(config: PipelineConfig) -> TextRules:
     """How a config's text becomes pieces, beyond its sections."""
     step, given = config.preprocessing, config.input
-    return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens)
+    return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens, given.date)
 
 
 def layout(config: PipelineConfig) -> Layout:
@@ -158,6 +166,7 @@ def layout(config: PipelineConfig) -> Layout:
         config.position_ids_mode,
         config.columns(),
         config.names,
+        step.truncation_mode,
     )
 
 
@@ -187,8 +196,11 @@ def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dic
 def spool_recipe(job_facts: dict[str, Any]) -> str:
     """Digest of what a spooled block is a function of, besides its bytes: all but what only the plan and Write see."""
     config = json.loads(json.dumps(job_facts["config"]))
-    for key in ("max_items", "packing_strategy", "max_packed_len", "packing_group"):
-        del config["preprocessing"][key]
+    step = config["preprocessing"]
+    if step["packing_strategy"] not in CUTTING or (step["max_packed_len"] or math.inf) >= step["max_seq_len"]:
+        del step["max_packed_len"]  # no row is cut to it
+    for key in ("max_items", "packing_strategy", "packing_group"):
+        del step[key]
     for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
         del config["output"][key]
     config["output"].pop("names", None)

@@ -218,10 +218,13 @@ def _shard(
         yield "this version cannot read the format: pip install --upgrade beam-prep"
         return
     found = {"tokens": dict.fromkeys(shard.tokens, 0), "trained": dict.fromkeys(shard.trained, 0)}
+    untrained = 0
     try:
         reader = FORMATS[name].read(folder, columns, shard.shard, shards)
         for index in range(rows := len(reader)):
-            for kind, counts in count_tokens(columns, reader.row(index)).items():
+            counted = count_tokens(columns, reader.row(index))
+            untrained += not all(counted["trained"].values())
+            for kind, counts in counted.items():
                 for column, count in counts.items():
                     found[kind][column] = found[kind].get(column, 0) + count
     except (FormatError, ImportError) as error:
@@ -230,10 +233,12 @@ def _shard(
         return
     if rows != shard.rows:
         yield f"found {rows} rows, {MANIFEST} says {shard.rows}"
-    for kind, said in (("tokens", shard.tokens), ("trained", shard.trained)):
+    if shard.packing is not None and untrained != (said := shard.packing.get("packs_untrained", untrained)):
+        yield f"found {untrained} packed rows without a trained token, {MANIFEST} says {said}"
+    for kind, listed in (("tokens", shard.tokens), ("trained", shard.trained)):
         for column, count in found[kind].items():
-            if count != said.get(column):
-                yield f"found {kind} {count} of {column!r}, {MANIFEST} says {said.get(column)}"
+            if count != listed.get(column):
+                yield f"found {kind} {count} of {column!r}, {MANIFEST} says {listed.get(column)}"
 
 
 def _rejects(folder: Path, name: str, reasons: Counter[str]) -> Iterator[str]:

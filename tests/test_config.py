@@ -201,6 +201,14 @@ def test_canonical_is_a_config_itself_and_says_everything(given: dict[str, Any])
 # Sections, sources, columns
 
 
+@pytest.mark.parametrize(("key", "value"), [("max_packed_len", 512), ("packing_group", 5000)])
+def test_settings_of_packing_are_ignored_without_packing_with_a_warning(key: str, value: int) -> None:
+    warnings = load(sections(CHAT, preprocessing={key: value}, mask={"assistant": "train"})).warnings
+    assert warnings == [f"preprocessing.{key} is ignored, because packing_strategy is 'none'"]
+    packed = {key: value, "packing_strategy": "bfd"}
+    assert load(sections(CHAT, preprocessing=packed, mask={"assistant": "train"})).warnings == []
+
+
 def test_sections_are_ignored_beside_sources_with_a_warning() -> None:
     config = load({"input": {"sections": [TEXT], "sources": {"chosen": {"sections": [CHAT]}}}, "mask_default": "train"})
     assert list(config.columns()) == ["chosen", "chosen_mask"]

@@ -71,12 +71,14 @@ def job(
     part.write_bytes(b"\r\n".join(lines[: len(lines) // 5]) + b"\r\n")
 
     def run(
-        *options: str, block_bytes: int, max_items: int | None = None, source: str = "whole"
+        *options: str, block_bytes: int, max_items: int | None = None, source: str = "whole", pack: str = "none"
     ) -> tuple[dict[str, str], dict[str, Any]]:
         """(digest of every file but run.json, the manifest) of a run from scratch."""
         output = folder / f"out-{len(list(folder.iterdir()))}"
         config = json.loads(json.dumps(CONFIG))
-        config["preprocessing"]["max_items"] = max_items
+        config["preprocessing"] |= {"max_items": max_items, "packing_strategy": pack}
+        if pack != "none":
+            config["preprocessing"]["max_packed_len"] = 40
         result: Result = Pipeline(
             PipelineConfig.from_dict(config),
             [str(folder / f"{source}.jsonl")],
@@ -140,6 +142,14 @@ def test_a_job_that_ends_early_ends_at_the_same_record(
     assert manifest["ledger"]["kept"] == manifest["totals"]["rows"] == max_items
     assert manifest["ledger"]["not_read"] > 0
     assert job(*options, block_bytes=64 * KB, max_items=max_items, source="part")[0] == digests
+
+
+@pytest.mark.parametrize("pack", ["bfd", "wrapped"])
+def test_what_packing_cuts_and_counts_does_not_depend_on_blocks_or_workers(pack: str, job: Callable[..., Any]) -> None:
+    digests, manifest = job(block_bytes=8 * MB, source="part", pack=pack)
+    counted = "tokens_cut" if pack == "bfd" else "packs_untrained"
+    assert manifest["totals"]["packing"][counted] > 0
+    assert job(*TWO_PROCESSES, block_bytes=64 * KB, source="part", pack=pack)[0] == digests
 
 
 # Blocks are not serialised in phase 1

@@ -23,7 +23,7 @@ class Segments:
         action: int8, see `template.MASK`, `TRAIN`, `BY_ROLE`.
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
-        own: int8, the message's own `train` key (1, 0), -1 without.
+        own: int8, the message's own `train` or `weight` key (1, 0), -1 without.
         proven: bool, False where it is not certain that this is what the message says.
         roles: names of the roles.
     """
@@ -102,10 +102,11 @@ class Batch(Block):
             counters={name: counts[rows] for name, counts in self.counters.items()},
         )
 
-    def count(self, name: str, per_row: Array) -> None:
-        """Adds to a counter of kept rows."""
+    def count(self, name: str, per_row: Array, once: bool = False) -> None:
+        """Adds to a counter of kept rows; `once`: to that of rows (bool) which are counted no more than once."""
         if per_row.any():
-            self.counters[name] = self.counters.get(name, 0) + per_row.astype(np.int64)
+            before = self.counters.get(name, 0)
+            self.counters[name] = (np.maximum if once else np.add)(before, per_row.astype(np.int64))
 
     def drop(self, rows: Array, reason: str) -> "Batch":
         """The batch without the rows of a bool mask, which its ledger counts as dropped."""

@@ -8,10 +8,10 @@ other on every template at hand.
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from types import CodeType
+from datetime import date as Date
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import jinja2
@@ -20,6 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 from jinja2 import nodes
+from jinja2.runtime import BlockReference
 
 from beam_prep.core import render_plan
 from beam_prep.core.block import Reject
@@ -156,7 +157,86 @@ class _Namespace(jinja2.utils.Namespace):
             raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r} on a namespace")
 
 
-class _Dict:
+def _refuse_text(_: Any, *__: Any) -> Any:
+    raise jinja2.exceptions.SecurityError(
+        "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
+        "its text is an address in memory, another one in every run"
+    )
+
+
+class _Unwritten:
+    """What templates use and cannot write."""
+
+    __slots__ = ()
+    __str__ = __repr__ = __format__ = _refuse_text
+
+
+class _Callable(_Unwritten):
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+class _Stream(_Unwritten):
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._items
+
+
+class _Cycler(_Unwritten, jinja2.utils.Cycler):
+    pass
+
+
+class _Joiner(_Unwritten, jinja2.utils.Joiner):
+    pass
+
+
+_ADDRESSED = {BuiltinMethodType, MethodType, FunctionType, BlockReference}
+_LAZY = ("map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "slice", "items", "reverse")
+"""Filters that give iterators."""
+
+
+def _sealed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose iterators cannot be written. `unsealed` is the filter itself."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return _Stream(found) if isinstance(found, Iterator) else found
+
+    run.unsealed = function  # type: ignore[attr-defined]
+    return run
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, without what gives another text in another run: addresses, and the order of sets."""
+
+    intercepted_binops = frozenset("-")
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        found = super().getattr(obj, attribute)
+        return _Callable(found) if type(found) in _ADDRESSED else found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        found = super().getitem(obj, argument)
+        return _Callable(found) if type(found) in _ADDRESSED else found
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        found = super().call_binop(context, operator, left, right)
+        if isinstance(found, set | frozenset):
+            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
+        return found
+
+
+class _Dict(_Unwritten):
     """`dict(...)` in templates, without the type's own attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -167,7 +247,7 @@ class _Dict:
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
+    raise jinja2.exceptions.TemplateError(str(message))
 
 
 def _tojson(
@@ -180,8 +260,62 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+_COMPOUND = {
+    "c": "%a %b %e %H:%M:%S %Y", "D": "%m/%d/%y", "F": "%Y-%m-%d", "h": "%b", "r": "%I:%M:%S %p", "R": "%H:%M",
+    "T": "%H:%M:%S", "x": "%m/%d/%y", "X": "%H:%M:%S",
+}  # fmt: skip
+_DIRECTIVE = re.compile("%([-_0^]?)(.)", re.DOTALL)
+
+
+class _Clock(_Unwritten):
+    """`strftime_now` that stands at the midnight of one day.
+
+    As `strftime` in English, but by no locale, time zone or C library: on every machine the same.
+    """
+
+    def __init__(self, day: str) -> None:
+        self._day = Date.fromisoformat(day)
+
+    def __call__(self, form: str) -> str:
+        return _DIRECTIVE.sub(self._written, form)
+
+    def _written(self, found: re.Match[str]) -> str:
+        flag, letter = found.groups()
+        if letter in _COMPOUND:
+            text = self(_COMPOUND[letter])
+        elif letter in (numbers := self._numbers()):
+            number, width = numbers[letter]
+            fill = {"-": "", "_": " ", "0": "0"}.get(flag, " " if letter in "ekl" else "0")
+            text = str(number).rjust(width, fill) if fill else str(number)
+        else:
+            texts = self._texts()
+            if letter not in texts:
+                raise ValueError(f"strftime_now: {found[0]!r} is not the same on every machine, or nothing")
+            text = texts[letter]
+        return text.upper() if flag == "^" else text
+
+    def _numbers(self) -> dict[str, tuple[int, int]]:
+        """Directives that are numbers: (number, width)."""
+        day = self._day
+        year, week, weekday = day.isocalendar()
+        of_year = day.timetuple().tm_yday
+        return {
+            "C": (day.year // 100, 2), "d": (day.day, 2), "e": (day.day, 2), "f": (0, 6), "g": (year % 100, 2),
+            "G": (year, 4), "H": (0, 2), "I": (12, 2), "j": (of_year, 3), "k": (0, 2), "l": (12, 2), "M": (0, 2),
+            "m": (day.month, 2), "S": (0, 2), "u": (weekday, 1), "U": ((of_year + 6 - weekday % 7) // 7, 2),
+            "V": (week, 2), "w": (weekday % 7, 1), "W": ((of_year + 7 - weekday) // 7, 2), "y": (day.year % 100, 2),
+            "Y": (day.year, 4),
+        }  # fmt: skip
+
+    def _texts(self) -> dict[str, str]:
+        day, month = _DAYS[self._day.weekday()], _MONTHS[self._day.month - 1]
+        names = {"a": day[:3], "A": day, "b": month[:3], "B": month, "p": "AM", "P": "am"}
+        return {**names, "n": "\n", "t": "\t", "z": "", "Z": "", "%": "%"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,21 +330,29 @@ class _Compiled:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(source: str) -> _Compiled:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
-    )
+def _compile(source: str, date: str | None) -> _Compiled:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    del environment.filters["random"]
+    environment.filters.update({name: _sealed(environment.filters[name]) for name in _LAZY}, tojson=_tojson)
+    environment.globals = {
+        "range": _Callable(jinja2.sandbox.safe_range),
+        "cycler": _Cycler,
+        "joiner": _Joiner,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+        "raise_exception": _Callable(_raise_exception),
+        "strftime_now": _Callable(_no_date) if date is None else _Clock(date),
+    }
     try:
         tree = environment.parse(source)
+        _check_steady(tree, date)
         _mark_loops(tree)
         tree.set_environment(environment)
         code = environment.compile(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
+    except jinja2.exceptions.SecurityError as error:  # raised by what jinja computes when it compiles
+        raise TokenizerError(f"the chat template does not compile: {error}") from None
     # A plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
     template = jinja2.Template.from_code(environment, code, dict(environment.globals))
     blocks = list(_generation_blocks(tree))
@@ -218,6 +360,30 @@ def _compile(source: str) -> _Compiled:
         id(block) for outer in tree.find_all(_CAPTURES) for block in _generation_blocks(outer) if block is not outer
     }
     return _Compiled(tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
+
+
+def _no_date(*_: Any) -> Any:
+    raise jinja2.exceptions.SecurityError("strftime_now without a date")
+
+
+def _check_steady(tree: nodes.Template, date: str | None) -> None:
+    """Refuses what gives another text in another run."""
+    loaded = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+    if "strftime_now" in loaded and date is None:
+        today = json.dumps(Date.today().isoformat())
+        raise TokenizerError(
+            "the chat template writes today's date (strftime_now), so another day would give other bytes: add "
+            f'"date": {today} to "input" in the config (in a chain written by hand: TextRules(date={today}))'
+        )
+    chance = ["lipsum"] if "lipsum" in loaded else []
+    for node in tree.find_all(nodes.Filter):
+        named = [each.value for each in node.args[:1] if node.name == "map" and isinstance(each, nodes.Const)]
+        chance += [name for name in (node.name, *named) if name == "random"]
+    if chance:
+        raise TokenizerError(
+            f"the chat template uses {chance[0]}, which gives another text in every run: take it out, or give another "
+            "template (input.chat_template)"
+        )
 
 
 def _mark_loops(tree: nodes.Template) -> None:
@@ -259,17 +425,21 @@ class ChatTemplate:
         source: the template.
         special_tokens: by their names in templates.
         plans: render conversations of known patterns by recorded plans: the same texts, faster (`core.render_plan`).
+        date: the day that `strftime_now` tells, as "2026-11-22".
 
     Attributes:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
         frames: what `conversation` knows of the template, by its variables.
 
     Raises:
-        TokenizerError: the template has a syntax error.
+        TokenizerError: the template has a syntax error, or what it writes would differ from run to run: it calls
+            `strftime_now`, and no date is given; or it draws lots.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], plans: bool = False) -> None:
-        self._compiled = _compile(source)
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], plans: bool = False, date: str | None = None
+    ) -> None:
+        self._compiled = _compile(source, date)
         self._tokens = dict(special_tokens)
         self._prompts: dict[str, str] = {}
         self._tracer = self._new_plans(source)

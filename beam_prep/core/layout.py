@@ -2,16 +2,24 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from beam_prep.core.batch import Batch
 from beam_prep.core.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, Strategy, pack_columns, plan_packs
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column, name_problems
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.schema import IGNORE_INDEX, Column, name_problems
+from beam_prep.core.truncate import TruncationMode, truncate
 from beam_prep.errors import ConfigError
 
 Rows = Mapping[str, Ragged]
+
+_PACKING = Literal["none", Strategy]
+CUT = "truncated_to_pack"
+"""The counter of the tokens that rows lost since a packed row does not hold them."""
+CUTTING = ("simple", "bfd")
+"""The strategies that keep of each row what one packed row holds; the others keep every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +34,48 @@ class Layout:
         position_ids: see `pack_columns`.
         dtype: of the columns that are added; int32 where it does not say.
         names: column -> the name under which it is written, where that is another one.
+        truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
+
+    Raises:
+        ValueError: one of these is none that there is.
     """
 
-    packing: Literal["none"] | Strategy = "none"
+    packing: _PACKING = "none"
     capacity: int = 2048
     group: int = 5000
     position_ids: Positions = "none"
     dtype: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    truncation_mode: TruncationMode = "keep_start"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("packing", _PACKING), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
+            if (value := getattr(self, name)) not in (known := get_args(kind)):
+                raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
+        for name in ("capacity", "group"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}, wanted at least 1")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether `fit` has anything to do."""
+        return self.packing in CUTTING
+
+    def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
+        """Rows that a packed row holds: before the plan, so that all that is decided by rows knows how they end.
+
+        Counts what `truncate` counts, and `truncated_to_pack`: tokens that a row lost here.
+
+        Raises:
+            RunError: a row is longer, and the mode is `error`.
+        """
+        if not self.cuts:
+            return batch
+        before = batch.counters.get("truncated_tokens", np.zeros(len(batch), np.int64))
+        fitting = truncate(batch, self.capacity, self.truncation_mode, eos_id, "max_packed_len")
+        if fitting is not batch and self.truncation_mode in ("keep_start", "keep_end"):
+            fitting.count(CUT, fitting.counters["truncated_tokens"] - before)
+        return fitting
 
     def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """The columns that are written, by the names under which they are.
@@ -64,21 +106,36 @@ class Layout:
     def _name(self, column: str) -> str:
         return self.names.get(column, column)
 
-    def rows(self, parts: Iterable[Rows]) -> Iterator[tuple[Rows, PackStats | None]]:
-        """The rows to write, from the shard's rows in order; what packing did with each group."""
-        for rows, stats in self._rows(parts):
-            yield {self._name(column): values for column, values in rows.items()}, stats
+    def rows(
+        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
+    ) -> Iterator[tuple[Rows, PackStats | None]]:
+        """The rows to write, and what packing did with each group.
 
-    def _rows(self, parts: Iterable[Rows]) -> Iterator[tuple[Rows, PackStats | None]]:
+        Args:
+            parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
+            columns: what is written, see `columns`.
+        """
+        for own, stats in self._rows(parts):
+            rows = {self._name(column): values for column, values in own.items()}
+            yield rows, stats and replace(stats, packs_untrained=_untrained(columns, rows))
+
+    def _rows(self, parts: Iterable[tuple[Rows, Array | None]]) -> Iterator[tuple[Rows, PackStats | None]]:
         """The same, by the columns' own names."""
         if self.packing == "none":
-            for part in parts:
+            for part, _ in parts:
                 yield (part if self.position_ids == "none" else _with_positions(part)), None
             return
-        for group in _groups(parts, self.group):
+        for group, cut in _groups(parts, self.group):
             lengths = next(iter(group.values())).lengths
-            plan = plan_packs(lengths, self.packing, self.capacity)
+            plan = plan_packs(lengths, self.packing, self.capacity, cut)
             yield pack_columns(group, plan, self.position_ids), plan.stats
+
+
+def _untrained(columns: Sequence[Column], rows: Rows) -> int:
+    """Rows without a token that is trained. Where no column tells, all tokens are."""
+    nothing = {"mask": 0, "labels": IGNORE_INDEX}
+    some = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
+    return int(np.count_nonzero(~np.all(some, axis=0))) if some else 0
 
 
 def _with_positions(part: Rows) -> Rows:
@@ -87,27 +144,29 @@ def _with_positions(part: Rows) -> Rows:
     return {**part, POSITION_IDS: rows.with_flat(places.astype(np.int32))}
 
 
-def _groups(parts: Iterable[Rows], size: int) -> Iterator[Rows]:
-    """Rows in groups of `size`; the last one may be smaller."""
-    held: list[Rows] = []
+def _groups(parts: Iterable[tuple[Rows, Array | None]], size: int) -> Iterator[tuple[Rows, Array]]:
+    """Rows, and the tokens that each lost, in groups of `size`; the last one may be smaller."""
+    held: list[tuple[Rows, Array]] = []
     count = 0
-    for part in parts:
+    for part, lost in parts:
         rows = len(next(iter(part.values())))
+        cut = np.zeros(rows, np.int64) if lost is None else lost
         start = 0
         while count + rows - start >= size:
             stop = start + size - count
-            yield _concat([*held, _cut(part, start, stop)])
+            yield _concat([*held, (_slice(part, start, stop), cut[start:stop])])
             held, count, start = [], 0, stop
         if start < rows:
-            held.append(_cut(part, start, rows))
+            held.append((_slice(part, start, rows), cut[start:]))
             count += rows - start
     if held:
         yield _concat(held)
 
 
-def _cut(part: Rows, start: int, stop: int) -> Rows:
+def _slice(part: Rows, start: int, stop: int) -> Rows:
     return {name: rows[start:stop] for name, rows in part.items()}
 
 
-def _concat(parts: Sequence[Rows]) -> Rows:
-    return {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}
+def _concat(parts: Sequence[tuple[Rows, Array]]) -> tuple[Rows, Array]:
+    rows = {name: Ragged.concat([part[name] for part, _ in parts]) for name in parts[0][0]}
+    return rows, np.concatenate([cut for _, cut in parts])

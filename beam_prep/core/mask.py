@@ -26,7 +26,7 @@ class RoleMask:
         roles: role -> `train`, `mask`, or `last` (only the last message of that role).
         default: for roles that are not named.
 
-    A message's own `train` key wins, except in a section whose action is `mask`.
+    A message's own `train` or `weight` key wins, except in a section whose action is `mask`.
     """
 
     roles: Mapping[str, RoleRule] = field(default_factory=dict)

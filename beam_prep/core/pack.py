@@ -30,9 +30,10 @@ class PackStats:
         capacity: tokens that a pack may hold.
         rows: rows that came in.
         rows_empty: of these, without a token: in no pack.
-        rows_cut: of these, in a pack with their first tokens only.
+        rows_cut: of these, in a pack with some of their tokens only.
         rows_split: of these, in several packs.
         packs: rows that went out.
+        packs_untrained: of these, without a token that is trained; a plan alone does not know, and says 0.
         tokens: in packs.
         tokens_cut: in no pack.
     """
@@ -43,6 +44,7 @@ class PackStats:
     rows_cut: int = 0
     rows_split: int = 0
     packs: int = 0
+    packs_untrained: int = 0
     tokens: int = 0
     tokens_cut: int = 0
 
@@ -67,12 +69,14 @@ class PackPlan:
 
     Attributes:
         lengths: int64 [rows], tokens of each row as it came.
+        cut: int64 [rows], tokens that it lost before, since no pack holds them.
         capacity: tokens that a pack may hold.
         piece_row, piece_start, piece_stop: int64 [pieces], in output order.
         packs: int64 [packs + 1], borders of the packs, counted in pieces.
     """
 
     lengths: Array
+    cut: Array
     capacity: int
     piece_row: Array
     piece_start: Array
@@ -93,25 +97,26 @@ class PackPlan:
         rows = len(self.lengths)
         kept = np.zeros(rows, np.int64)
         np.add.at(kept, self.piece_row, self.piece_lengths)
-        tokens = int(kept.sum())
+        tokens, whole = int(kept.sum()), self.lengths + self.cut
         return PackStats(
             capacity=self.capacity,
             rows=rows,
             rows_empty=int(np.count_nonzero(self.lengths == 0)),
-            rows_cut=int(np.count_nonzero(kept < self.lengths)),
+            rows_cut=int(np.count_nonzero(kept < whole)),
             rows_split=int(np.count_nonzero(np.bincount(self.piece_row, minlength=rows) > 1)),
             packs=len(self),
             tokens=tokens,
-            tokens_cut=int(self.lengths.sum()) - tokens,
+            tokens_cut=int(whole.sum()) - tokens,
         )
 
 
-def plan_packs(lengths: Array, strategy: Strategy, capacity: int) -> PackPlan:
+def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | None = None) -> PackPlan:
     """Plans the packs of one group of consecutive rows. Rows without tokens are in no pack.
 
     * `simple`: every row is its own pack, cut to its first `capacity` tokens.
-    * `bfd`: rows are cut to their first `capacity` tokens; the longest as they came (before that cut) go first, equal
-      ones in input order. Cut to `capacity` before they come, their order is TRL's.
+    * `bfd`: rows are cut to their first `capacity` tokens; the longest go first, as they were before that cut and
+      before what `cut` tells, equal ones in input order. Cut to `capacity` before they come, and `cut` not told,
+      their order is TRL's.
     * `bfd_split`: rows are cut into pieces of `capacity`, the last one shorter; `bfd` of the pieces. Nothing is lost.
     * `wrapped`: all rows one after the other, cut at every multiple of `capacity`; the last pack may be shorter.
       Nothing is lost, but any row may be split.
@@ -122,6 +127,7 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int) -> PackPlan:
         lengths: integers [rows], tokens of each row.
         strategy: see above.
         capacity: tokens that a pack may hold.
+        cut: integers [rows], tokens that each row lost before it came, since no pack holds them; None: none did.
 
     Time O(n log n) for n pieces, whatever the capacity; no loop over tokens.
 
@@ -129,12 +135,13 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int) -> PackPlan:
         ValueError: a negative or fractional length, a capacity that is not from 1 to 2**31 - 1, an unknown strategy.
     """
     lengths = _checked(lengths, capacity)
+    cut = np.zeros_like(lengths) if cut is None else cut.astype(np.int64)
     if strategy == "simple":
         pieces = _heads(lengths, capacity)
         packs = np.arange(pieces.shape[1] + 1)
     elif strategy == "bfd":
         pieces = _heads(lengths, capacity)
-        pieces, packs = _best_fit_decreasing(pieces, lengths[pieces[0]], capacity)
+        pieces, packs = _best_fit_decreasing(pieces, (lengths + cut)[pieces[0]], capacity)
     elif strategy == "bfd_split":
         pieces, _ = _splits(np.zeros_like(lengths), lengths, capacity)
         pieces, packs = _best_fit_decreasing(pieces, pieces[2] - pieces[1], capacity)
@@ -144,7 +151,7 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int) -> PackPlan:
     else:
         raise ValueError(f"strategy is {strategy!r}, wanted one of {', '.join(get_args(Strategy))}")
     row, start, stop = pieces
-    return PackPlan(lengths, capacity, row, start, stop, packs)
+    return PackPlan(lengths, cut, capacity, row, start, stop, packs)
 
 
 def _checked(lengths: Array, capacity: int) -> Array:

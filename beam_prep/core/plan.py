@@ -70,6 +70,7 @@ class ShardPlan:
         shard, shards: its number, and how many its domain has.
         slices: where its rows lie.
         last: nobody else reads a block that it takes whole.
+        cut: rows of the plan lost tokens to `Layout.fit`.
     """
 
     domain: str
@@ -78,6 +79,7 @@ class ShardPlan:
     shards: int
     slices: tuple[Slice, ...]
     last: bool = False
+    cut: bool = False
 
 
 class RejectSlice(NamedTuple):

@@ -60,7 +60,7 @@ class Layout:
 
     Attributes:
         constants: per piece its text where it is constant, else None.
-        sources: per piece the messages and keys that it is computed from: none for constants, tools and the date.
+        sources: per piece the messages and keys that it is computed from: none for constants and tools.
         mixed: per piece whether text of the template itself is in a piece that is computed from messages.
         plain_content: per piece the message whose content it is, as it is or stripped of white space; else -1.
         marks: (pieces written, message) whenever a loop comes to a message or ends: then -1, or the message of the
@@ -404,7 +404,7 @@ class _Trace:
     def __init__(self, functions: dict[str, Any]) -> None:
         self.lines: list[str] = []
         self.functions = functions
-        self.clock = self.content_guards = False
+        self.content_guards = False
         self.decided: set[int] = set()
         self.turn: Callable[[], int] = lambda: -1  # the message that a loop came to
         self.simple = True
@@ -771,7 +771,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def adopt(self, other: jinja2.Environment) -> None:
         """Takes filters, tests and globals of the environment that compiled the template."""
         self.globals = other.globals
-        self.filters = {name: self._filter(name, other.filters[name]) for name in _FILTERS if name in other.filters}
+        filters = {name: other.filters[name] for name in _FILTERS if name in other.filters}
+        filters = {name: getattr(found, "unsealed", found) for name, found in filters.items()}
+        self.filters = {name: self._filter(name, found) for name, found in filters.items()}
         tests: dict[str, Any] = dict(other.tests)
         self.tests = {name: self._test(name, tests[name]) for name in _TESTS}
         self.tests.update((name, tests[name]) for name in _OPERATING)
@@ -902,12 +904,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 return super().call(context, function, *arguments, **options)
         raise Refusal
 
-    def _now(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Traced:
+    def _now(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
         if len(arguments) != 1 or type(arguments[0]) is not str or options:
             raise Refusal
-        self.trace.clock = True
-        source = f"strftime_now({arguments[0]!r})"
-        return self.trace.computed(source, self.clock(arguments[0]), str, _NONE_OF_THEM, pure=False)
+        return str(self.clock(arguments[0]))  # the date is part of the template
 
     def concat(self, parts: Any) -> Any:
         return self.trace.joined(tuple(parts))
@@ -972,7 +972,6 @@ class Template:
 class _Plan:
     run: Callable[[list[Message], Any], tuple[str, ...] | None]
     layout: Layout
-    clock: bool
     compared: int = 0
 
 
@@ -1129,16 +1128,13 @@ class Plans:
 
     def _agrees(self, plan: _Plan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]) -> bool:
         """Renders with jinja as well; a difference ends all plans of the template."""
-        found: tuple[str, ...] | None = pieces
         try:
-            for _ in range(3 if plan.clock else 1):  # the clock may have gone on between the two
-                rendered = self._reference(plain, variables)
-                if self._template.captured:
-                    rendered = rendered._replace(generations=None)
-                if found is not None and in_characters(Planned(found, plan.layout)) == rendered:
-                    plan.compared += 1
-                    return True
-                found = plan.run(plain, variables.get("tools"))
+            rendered = self._reference(plain, variables)
+            if self._template.captured:
+                rendered = rendered._replace(generations=None)
+            if in_characters(Planned(pieces, plan.layout)) == rendered:
+                plan.compared += 1
+                return True
         except Exception:  # jinja refuses what the plan renders: that is a difference
             pass
         _OFF.add(self._template.source)
@@ -1325,7 +1321,7 @@ class _Recording:
             written = f"return ({''.join(_source(piece) + ', ' for piece in pieces)})"
             names = dict(trace.functions)
             exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
-            return _Plan(names["plan"], layout, trace.clock)
+            return _Plan(names["plan"], layout)
 
         return Planned(tuple(map(_real, pieces)), layout), compiled
 
@@ -1352,5 +1348,4 @@ def _functions(environment: jinja2.Environment) -> dict[str, Any]:
         "filter_indent": environment.filters["indent"],
         "tojson": tojson,
         "tool_json": tool_json,
-        "strftime_now": environment.globals["strftime_now"],
     }

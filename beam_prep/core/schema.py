@@ -77,6 +77,7 @@ class TextRules:
         implicit_prompt: (preference) the longest common beginning of both sides is the prompt.
         chat_template: in place of the tokenizer's own.
         control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
+        date: the day that a chat template is told when it asks (`strftime_now`), as "2026-11-22".
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -84,6 +85,7 @@ class TextRules:
     implicit_prompt: bool = False
     chat_template: str | None = None
     control_tokens: Literal["keep", "escape", "reject"] = "keep"
+    date: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

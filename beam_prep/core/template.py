@@ -40,7 +40,7 @@ class Segment(NamedTuple):
         action: MASK, TRAIN or BY_ROLE.
         role: index into the block's roles; UNSET for text sections.
         turn: index of the message; UNSET for text sections.
-        own: the message's own `train` key, 1 or 0; UNSET without.
+        own: the message's own `train` or `weight` key, 1 or 0; UNSET without.
         proven: 0 where it is not certain that this is what the message says.
     """
 
@@ -501,8 +501,9 @@ class _Texts:
         own = [_own(message) for message in messages]
         roles = [self.roles.setdefault(message["role"], len(self.roles)) for message in messages]
         last = len(messages) - 1
-        prompted = answer is not None
-        if answer is not None and own[last] != 0:
+        masked = None if answer is None else self._masked(messages, actions)
+        apart = masked is not None and 0 in own[masked:last]  # not all after the prompt is trained
+        if answer is not None and own[last] != 0 and not apart:
             yield Segment(answer.start, answer.stop, TRAIN, roles[last], last, UNSET, int(answer.proven))
         if all(action == "train" for action in actions) and set(own) <= {UNSET, 1}:
             yield Segment(*WHOLE, TRAIN)
@@ -511,7 +512,8 @@ class _Texts:
             return
         for said in spans():
             place = said.message
-            if (prompted and own[place] != 1) or actions[place] == "mask":
+            after = apart and masked is not None and place >= masked
+            if (answer is not None and own[place] != 1 and not after) or actions[place] == "mask":
                 continue
             action = BY_ROLE if actions[place] == "$role" else TRAIN
             yield Segment(said.start, said.stop, action, roles[place], place, own[place], int(said.proven))
@@ -643,6 +645,8 @@ def _moved(segment: Segment, cut: int) -> Segment:
 
 def _own(message: Mapping[str, Any]) -> int:
     own = message.get("train")
+    if own is None:
+        own = message.get("weight")
     return UNSET if own is None else int(own)
 
 
@@ -723,7 +727,8 @@ def check_message(message: Any, where: str) -> str:
     """The role of a message.
 
     Raises:
-        Reject: `wrong_type` or `bad_message`: not an object, no role, content that is no string.
+        Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no string, a
+            weight that is neither 0 nor 1, or not what `train` says.
     """
     if not isinstance(message, dict):
         raise Reject("wrong_type", f"{where!r} is {_describe(message)}, wanted a message (an object)")
@@ -736,7 +741,20 @@ def check_message(message: Any, where: str) -> str:
         raise Reject("wrong_type", f"'{where}.content' is {_describe(content)}, wanted a string")
     if not isinstance(message.get("train"), bool | None):
         raise Reject("wrong_type", f"'{where}.train' is {_describe(message['train'])}, wanted true or false")
+    if message.get("weight") is not None:
+        _check_weight(message["weight"], message.get("train"), where)
     return role
+
+
+def _check_weight(weight: Any, train: bool | None, where: str) -> None:
+    # SlimOrca has 0.0 and 1.0: a column of numbers, some of them null, is one of floats.
+    if type(weight) not in (int, float):
+        raise Reject("wrong_type", f"'{where}.weight' is {_describe(weight)}, wanted 0 or 1")
+    if weight not in (0, 1):
+        raise Reject("bad_weight", f"'{where}.weight' is {_describe(weight)}, wanted 0 or 1: there are no loss weights")
+    if train is not None and train != weight:
+        found = f"train {'true' if train else 'false'} and weight {weight}"
+        raise Reject("bad_weight", f"'{where}' has {found}, wanted one of them, or both alike")
 
 
 def _list(record: Record, name: str) -> list[Any]:

@@ -261,22 +261,22 @@ class Tokenizer:
         """The Rust tokenizer, as transformers set it up."""
         return self._it.backend
 
-    def template(self, source: str | None = None, plans: bool = False) -> ChatTemplate:
+    def template(self, source: str | None = None, plans: bool = False, date: str | None = None) -> ChatTemplate:
         """The compiled chat template, the same object whenever asked for; of `source`, where it is given.
 
         Args:
             source: a template in place of the tokenizer's own.
-            plans: see `ChatTemplate`.
+            plans, date: see `ChatTemplate`.
 
         Raises:
-            TokenizerError: the tokenizer has none.
+            TokenizerError: the tokenizer has none; or see `ChatTemplate`.
         """
         if source is None and self.chat_template is None:
             raise TokenizerError(
                 "this tokenizer has no chat template, and the config asks for one (template: true): put a "
                 "chat_template.jinja into the tokenizer's folder, or use text sections"
             )
-        return _chat_template(self, source, plans)
+        return _chat_template(self, source, plans, date)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
@@ -347,9 +347,9 @@ class Tokenizer:
 
 
 @functools.lru_cache(maxsize=8)
-def _chat_template(tokenizer: Tokenizer, source: str | None, plans: bool) -> ChatTemplate:
+def _chat_template(tokenizer: Tokenizer, source: str | None, plans: bool, date: str | None) -> ChatTemplate:
     # Kept, since plans are learnt from what was rendered.
-    return ChatTemplate(source or tokenizer.chat_template or "", tokenizer.special_tokens, plans)
+    return ChatTemplate(source or tokenizer.chat_template or "", tokenizer.special_tokens, plans, date)
 
 
 def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:

@@ -13,7 +13,13 @@ TruncationMode = Literal["keep_start", "keep_end", "drop", "error"]
 
 
 @step
-def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start", eos_id: int | None = None) -> Batch:
+def truncate(
+    batch: Batch,
+    max_seq_len: int,
+    mode: TruncationMode = "keep_start",
+    eos_id: int | None = None,
+    setting: str = "max_seq_len",
+) -> Batch:
     """No sequence (in lists: no element) longer than `max_seq_len` tokens, masks alike.
 
     Args:
@@ -22,9 +28,10 @@ def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start"
         mode: keep the first tokens (`keep_start`) or the last (`keep_end`), drop the record (`drop`, counted as
             `too_long`), or fail the run (`error`).
         eos_id: the token that ends an answer.
+        setting: what the config calls this length, for messages.
 
     Counts over kept rows: `truncated_rows`, `truncated_tokens` (ids), and `truncated_eos`: rows that lost their final
-    EOS, so that nobody learns from them where to stop.
+    EOS, so that nobody learns from them where to stop. A row that is cut twice counts once.
 
     Raises:
         RunError: a sequence is longer, and the mode is `error`.
@@ -43,8 +50,8 @@ def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start"
     if mode == "error":
         row = int(np.argmax(cut))
         raise RunError(
-            f"a sequence is {lost[row]} tokens longer than max_seq_len {max_seq_len} ({batch.where(row)}): "
-            "raise max_seq_len, or choose another truncation_mode"
+            f"a sequence is {lost[row]} tokens longer than {setting} {max_seq_len} ({batch.where(row)}): "
+            f"raise {setting}, or choose another truncation_mode"
         )
     columns = {
         name: rows if batch.schema[name].role == "value" else _cut(rows, max_seq_len, mode)
@@ -52,11 +59,11 @@ def truncate(batch: Batch, max_seq_len: int, mode: TruncationMode = "keep_start"
     }
     shorter = batch._with(columns=columns)
     shorter.count("truncated_tokens", lost)
-    shorter.count("truncated_rows", cut)
+    shorter.count("truncated_rows", cut, once=True)
     if mode == "keep_start" and eos_id is not None:
         ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
         fewer = [_count(batch[name], eos_id) > _count(shorter[name], eos_id) for name in ids]
-        shorter.count("truncated_eos", np.any(fewer, axis=0))
+        shorter.count("truncated_eos", np.any(fewer, axis=0), once=True)
     return shorter
 
 

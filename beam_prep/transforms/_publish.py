@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from beam_prep.core.layout import Layout
+from beam_prep.core.layout import CUT, Layout
 from beam_prep.core.pack import PackStats
-from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan
+from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan, Slice
+from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
@@ -50,8 +51,7 @@ def write_shard(plan: ShardPlan, spool: Spool, output: Output, formats: Sequence
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
             for name in formats
         ]
-        slices = (spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last) for piece in plan.slices)
-        for data, stats in layout.rows(slices):
+        for data, stats in layout.rows((_slice(piece, plan, spool) for piece in plan.slices), columns):
             for writer in writers:
                 writer.write(data)
             rows += len(data[columns[0].name])
@@ -64,6 +64,11 @@ def write_shard(plan: ShardPlan, spool: Spool, output: Output, formats: Sequence
     return ShardReceipt(
         plan.domain, plan.shard, rows, dict(counts["tokens"]), dict(counts["trained"]), packing, files.written()
     )
+
+
+def _slice(piece: Slice, plan: ShardPlan, spool: Spool) -> tuple[Mapping[str, Ragged], Array | None]:
+    cut = spool.counter(CUT, piece.name, piece.domain, piece.start, piece.stop) if plan.cut else None
+    return spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last), cut
 
 
 def write_rejects(plan: RejectsPlan, spool: Spool, output: Output) -> WrittenFile:

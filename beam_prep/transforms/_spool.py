@@ -8,7 +8,7 @@ from typing import Any
 
 from beam_prep.core.batch import Batch
 from beam_prep.core.block import BlockReceipt
-from beam_prep.core.ragged import Ragged
+from beam_prep.core.ragged import Array, Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats.spool import (
     REJECTS,
@@ -81,6 +81,12 @@ class Spool:
         if last and are_all:
             os.unlink(path)  # the rows are mapped, and stay as long as they are in use
         return rows
+
+    def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
+        """int64 [rows]: what a counter says of a slice of a block's rows; None where it counts none of the block."""
+        sidecar = self._sidecar(name)
+        counts = sidecar.counters.get(counter)
+        return None if counts is None else counts[sidecar.domain == domain][start:stop]
 
     def receipt(self, name: str) -> BlockReceipt:
         """A block's receipt."""

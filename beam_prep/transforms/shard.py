@@ -17,7 +17,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.core.batch import Batch
-from beam_prep.core.layout import Layout
+from beam_prep.core.layout import CUT, Layout
 from beam_prep.core.mask import Untrained
 from beam_prep.core.plan import (
     Plan,
@@ -45,13 +45,18 @@ class SpoolBlocks(beam.DoFn):
 
     spool: Spool
     dtype: Mapping[str, str]
+    layout: Layout
     untrained: Untrained
     reject_text: int
+    tokenizer: Tokenizer | None
     progress: str | None
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
+            if self.layout.cuts:
+                eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
+                batch = self.layout.fit(batch, eos_id)
             batch = settle(batch, self.untrained, self.dtype)
             receipt = self.spool.write(batch, self.reject_text)
         rejected = sum(receipt.counts["rejected"].values())
@@ -118,8 +123,8 @@ class MakePlan(beam.DoFn):
         receipts = Receipts(blobs)
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
         if self.publisher.prepare(plan):
-            last = self.spool.once and receipts.distinct
-            yield from (dataclasses.replace(shard, last=last) for shard in plan.shards) if last else plan.shards
+            last, cut = self.spool.once and receipts.distinct, CUT in plan.counters
+            yield from (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
         yield from plan.rejects
         # Publish knows by their counts which shards there must be.
         yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))
@@ -167,7 +172,8 @@ class Shard(beam.PTransform):
         max_tokens: tokens of a shard, over all domains, before it is flushed.
         formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`; all from one tokenisation.
         max_items: kept records, at most.
-        pack: how rows are packed, and which position ids they get; by default neither.
+        pack: how rows are packed, and which position ids they get; by default neither. Rows that are too long for a
+            packed row are cut, dropped (`too_long`) or fail the run, by its `truncation_mode`.
         untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
         dtype: column -> dtype, where it is not the default (ids, masks and labels int32, values float32).
         names: column -> the name under which it is written, in every format; `dtype` keeps to the column's own name.
@@ -242,7 +248,9 @@ class Shard(beam.PTransform):
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
         assert self.spool is not None
-        spool = SpoolBlocks(self.spool, dict(self.dtype), self.untrained, self.reject_text, self.progress)
+        spool = SpoolBlocks(
+            self.spool, dict(self.dtype), self.pack, self.untrained, self.reject_text, self.tokenizer, self.progress
+        )
         receipts = (
             batches
             | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)

@@ -15,13 +15,13 @@ from beam_prep.errors import TokenizerError
 Render = Literal["auto", "jinja"]
 
 
-def _check(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
+def check_voice(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
     """Whether these outputs need a chat template. Raises what `voice_of` raises, and does not load the tokenizer."""
     if rules.eos != "never" and "eos_token" not in tokenizer.special_tokens:
         raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
     needed = any(output.has_template for output in outputs)
     if needed:
-        tokenizer.template(rules.chat_template)
+        tokenizer.template(rules.chat_template, date=rules.date)
     return needed
 
 
@@ -37,15 +37,15 @@ def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules, 
     Raises:
         TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
     """
-    needed = _check(outputs, tokenizer, rules)
+    needed = check_voice(outputs, tokenizer, rules)
     tokens = tokenizer.special_tokens
     return Voice(
-        tokenizer.template(rules.chat_template, plans=render == "auto") if needed else None,
+        tokenizer.template(rules.chat_template, plans=render == "auto", date=rules.date) if needed else None,
         tokenizer.controls,
         tokens.get("bos_token", ""),
         tokens.get("eos_token", ""),
         rules,
-        tokenizer.template(rules.chat_template) if needed and render == "auto" else None,
+        tokenizer.template(rules.chat_template, date=rules.date) if needed and render == "auto" else None,
     )
 
 
@@ -67,7 +67,7 @@ class ApplyTemplate(beam.PTransform):
     Records that cannot be used are rejected; those that yield nothing are dropped (`empty`).
 
     Attributes:
-        outputs: what each row consists of, or a config's `input`.
+        outputs: what each row consists of, or a config's `input`, whose `date` then is that of `rules`.
         tokenizer: its chat template renders messages.
         domain_key: the record's key that names its domain.
         rules: BOS, EOS, implicit prompts, another chat template.
@@ -75,7 +75,8 @@ class ApplyTemplate(beam.PTransform):
             and gives the same (`core.render_plan`); `jinja`: never. Changes no byte of the output.
 
     Raises:
-        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
+        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or
+            the template would give another text in another run: see `ChatTemplate`.
     """
 
     outputs: Sequence[Output]
@@ -86,11 +87,13 @@ class ApplyTemplate(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
+        if self.rules.date is None:
+            self.rules = dataclasses.replace(self.rules, date=getattr(self.outputs, "date", None))
         outputs = getattr(self.outputs, "outputs", None)
         self.outputs = tuple(outputs() if callable(outputs) else self.outputs)
         if self.render not in get_args(Render):
             raise ValueError(f"render is {self.render!r}, wanted {' or '.join(get_args(Render))}")
-        _check(self.outputs, self.tokenizer, self.rules)
+        check_voice(self.outputs, self.tokenizer, self.rules)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Rendered]:
         work = beam.Map(_render, self.outputs, self.tokenizer, self.domain_key, self.rules, self.render)

@@ -1,11 +1,16 @@
 """Our environment for chat templates against transformers' own: the same text, the same refusals, the same walls."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from beam_prep.core.adapters import template_kwargs
 from beam_prep.core.block import Reject
@@ -186,7 +191,6 @@ WRITTEN = {
     "generation in a macro": "{% macro x(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
     "{{ x(messages[0]) | upper }}",
     "generation of a number": "{% generation %}{{ 5 }}{% endgeneration %}",
-    "year": "{{ strftime_now('%Y') }}",
     "names of ours": "{{ _beam_prep_mark is defined and false }}{% for _x in messages %}{{ _x.content }}{% endfor %}",
     "lipsum's friends": "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ joiner(',')() }}",
     "escapes": "{{ '<b>' }}{{ '<b>' | e }}{{ '<b>' | safe }}",
@@ -338,3 +342,162 @@ def test_a_template_is_compiled_once_for_all_blocks(monkeypatch: pytest.MonkeyPa
     ChatTemplate(source, {})
     monkeypatch.setattr("jinja2.sandbox.ImmutableSandboxedEnvironment.compile", None)
     assert ChatTemplate(source, {}).render([say("user", "x")]) == "x"
+
+
+# The same text in every run
+
+ASK = 'the chat template writes today\'s date \\(strftime_now\\), .*: add "date": "{}" to "input" in the config'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ strftime_now('%Y') }}",
+        "{% if false %}{{ strftime_now('%Y') }}{% endif %}",
+        "{% if strftime_now is defined %}x{% endif %}",
+        "{% macro day(form='%d') %}{{ strftime_now(form) }}{% endmacro %}",
+        "{% set clock = strftime_now %}{{ clock('%d') }}",
+        "{{ messages | map('string') | map(attribute=strftime_now('%d')) | list }}",
+        "{% for m in messages %}{% generation %}{{ strftime_now('%d') }}{% endgeneration %}{% endfor %}",
+    ],
+)
+@pytest.mark.parametrize("plans", [True, False])
+def test_a_template_that_asks_for_the_date_is_refused_without_one(source: str, plans: bool) -> None:
+    with pytest.raises(TokenizerError, match=ASK.format(date.today())):
+        ChatTemplate(source, {}, plans)
+    ChatTemplate(source, {}, plans, "2026-11-22").render([say("user", "x")])
+
+
+def test_data_cannot_bring_a_clock() -> None:
+    with pytest.raises(Reject, match="template_error"):
+        ChatTemplate("{{ now('%d') }}", {}).render([say("user", "x")], now="strftime_now")
+    template = ChatTemplate("{{ strftime_now('%d') }}", {}, date="2026-11-22")
+    with pytest.raises(Reject, match="'str' object is not callable"):
+        template.render([say("user", "x")], strftime_now="x")
+
+
+@given(st.dates(date(1000, 1, 1)), st.lists(st.sampled_from("aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ%"), max_size=6))
+def test_the_date_is_written_as_by_strftime_at_midnight(day: date, letters: list[str]) -> None:
+    form = "".join(f"{ord(letter)}: %{letter};" for letter in letters) + "%-d/%-m %^a %^B %_d %_H %-I %-e %0e é"
+    midnight = datetime(day.year, day.month, day.day)
+    assert ChatTemplate("{{ strftime_now(form) }}", {}, date=day.isoformat()).render([], form=form) == (
+        midnight.strftime(form)
+    )
+
+
+@pytest.mark.parametrize("form", ["%s", "%E", "%+", "%Q"])
+def test_what_a_machine_would_write_in_its_own_way_is_refused(form: str) -> None:
+    with pytest.raises(Reject, match=f"strftime_now: '{re.escape(form)}' is not the same on every machine"):
+        ChatTemplate("{{ strftime_now(form) }}", {}, date="2026-11-22").render([], form=form)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{{ lipsum() }}", "lipsum"),
+        ("{% if lipsum is defined %}{% endif %}", "lipsum"),
+        ("{{ [1, 2] | random }}", "random"),
+        ("{{ [[1, 2]] | map('random') | list }}", "random"),
+    ],
+)
+def test_a_template_that_draws_lots_is_refused(source: str, name: str) -> None:
+    with pytest.raises(TokenizerError, match=f"the chat template uses {name}, which gives another text in every run"):
+        ChatTemplate(source, {}, date="2026-11-22")
+
+
+VALUES = {
+    "a text": "messages[0].content",
+    "a list": "messages",
+    "a message": "messages[0]",
+    "a number": "(7)",
+    "a fraction": "(1.5)",
+    "a truth": "(true)",
+    "a range": "range(3)",
+    "a namespace": "namespace(a=1)",
+    "a cycler": "cycler(1, 2)",
+    "a joiner": "joiner(1)",
+    "keys": "messages[0].keys()",
+    "bytes": "messages[0].content.encode()",
+    "nothing": "none",
+    "what is not there": "absent",
+}
+EVERY_FILTER = sorted(set(jinja2.defaults.DEFAULT_FILTERS) - {"random"})
+ADDRESS = re.compile("0x[0-9a-f]{6,}", re.IGNORECASE)
+WAYS = [
+    *(
+        "{{ X }}",
+        "{{ X ~ '' }}",
+        "{{ [X] }}",
+        "{{ {'a': X} }}",
+        "{{ X | string }}",
+        "{{ '%s' % X }}",
+        "{{ [X] | join }}",
+    ),
+    *("{{ '{}'.format(X) }}", "{{ [X] | pprint }}", "{{ X | upper }}", "{{ X | e }}", "{{ raise_exception(X) }}"),
+]
+
+
+def written(expression: str, ways: list[str] = WAYS) -> list[str]:
+    """What a template writes of an expression, or how it is refused."""
+    found = []
+    for way in ways:
+        source = "{% macro m() %}{% endmacro %}{% block b %}{% endblock %}" + way.replace("X", f"({expression})")
+        try:
+            found.append(ChatTemplate(source, {}, date="2026-11-22").render([say("user", "x"), say("assistant", "y")]))
+        except Reject as reject:
+            found.append(reject.message)
+        except TokenizerError as error:  # a filter that takes more, or something else
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [*jinja2.defaults.DEFAULT_NAMESPACE, "raise_exception", "strftime_now", "self", "self.b", "m"]
+)
+def test_no_name_is_written_as_an_address(name: str) -> None:  # fmt: skip
+    assert not [text for text in written(name) if ADDRESS.search(text)]
+    loop = written("loop", ["{% for x in messages %}{{ X }}{{ loop.cycle }}{{ [loop.changed] }}{% endfor %}"])
+    assert not ADDRESS.search(loop[0])
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_no_method_is_written_as_an_address(value: str) -> None:
+    kinds = (str, list, dict, int, float, range, bytes, jinja2.utils.Cycler, jinja2.utils.Joiner, type({}.keys()))
+    names = sorted({name for kind in kinds for name in dir(kind) if not name.startswith("_")})
+    way = "".join(f"{{% if X.{name} is defined %}}.{{% endif %}}" for name in names)
+    assert len(written(VALUES[value], [way])[0]) < len(names)
+    for name in names:
+        found = written(f"{VALUES[value]}.{name}", ["{{ X }}"]) + written(f"{VALUES[value]}['{name}']", ["{{ [X] }}"])
+        found += written(f"{VALUES[value]} | attr('{name}')", ["{{ X ~ '' }}"])
+        assert not [text for text in found if ADDRESS.search(text)], name
+
+
+@pytest.mark.parametrize("name", EVERY_FILTER)
+def test_nothing_that_a_filter_gives_is_written_as_an_address(name: str) -> None:
+    arguments = ["", "('upper')", "(4)", "(attribute='role')", "('role')", "('string', 'x')"]
+    ways = ["{{ X }}", "{{ [X] }}", "{{ X ~ '' }}"]
+    found = [
+        text for value in VALUES.values() for more in arguments for text in written(f"{value} | {name}{more}", ways)
+    ]
+    assert not [text for text in found if ADDRESS.search(text)]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["messages[0].keys() - ['x']", "messages[0].keys() - messages[1].keys()", "{}.keys() - 'ab'"],
+)  # fmt: skip
+def test_a_set_has_no_order(expression: str) -> None:
+    assert "a template makes a set" in written(f"({expression}) | length", ["{{ X }}"])[0]
+
+
+def test_what_is_refused_as_text_is_used_as_ever() -> None:
+    source = (
+        "{% set up = messages[0].content.upper %}{{ up() }}{{ 'a{}'.format(1) }}"
+        "{{ messages | map(attribute='role') | first }}"
+        "{% for k, v in messages[0] | items %}{{ k }}{{ loop.cycle(1, 2) }}{% endfor %}{{ [3, 1] | reverse | join }}"
+        "{{ [1, 2, 2] | unique | list }}{{ [1, 2, 3] | batch(2) | list }}{{ 3 - 1 }}{{ {'a': 1}.items() | list }}"
+        "{{ 2 in ([1, 2] | select) }}{{ messages | map('length') | sum }}"
+        "{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.current }}"
+    )
+    tokenizer = auto(ROOT / "examples" / "tokenizer")
+    assert ours(ChatTemplate(source, {}), [say("user", "x")]) == theirs(tokenizer, source, [say("user", "x")])

@@ -179,7 +179,8 @@ CLOCK = "{{ strftime_now('%Y')[:2] }}" + STRIPS
 BOS = "{{ bos_token }}" + STRIPS
 TEMPLATES = {**SOURCES, "strips": STRIPS, "keys": KEYS, "clock": CLOCK, "bos": BOS}
 VOICES = {
-    name: Voice(ChatTemplate(source, TOKENS, True), CONTROLS, "<s>", "</s>") for name, source in TEMPLATES.items()
+    name: Voice(ChatTemplate(source, TOKENS, True, "2026-11-22"), CONTROLS, "<s>", "</s>")
+    for name, source in TEMPLATES.items()
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_prep.core import chat_template, render_plan
+from beam_prep.core import render_plan
 from beam_prep.core.block import Reject
 from beam_prep.core.chat_template import ChatTemplate, Message
 from tests.conftest import shared
@@ -38,7 +38,8 @@ def _plans_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def both(source: str, tokens: dict[str, str] | None = None) -> tuple[ChatTemplate, ChatTemplate]:
     """(with plans, without)."""
     given = TOKENS if tokens is None else tokens
-    return ChatTemplate(source, given, plans=True), ChatTemplate(source, given)
+    date = "2026-11-22"
+    return ChatTemplate(source, given, True, date), ChatTemplate(source, given, False, date)
 
 
 def outcome(render: Any, *arguments: Any, **options: Any) -> Any:
@@ -241,7 +242,6 @@ NEVER_PLANNED = {
     "safe": each("{{ m.content | safe }}"),
     "same": each("{{ m.content is sameas messages[0].content }}"),
     "range": each("{% for i in range(m.content | length) %}{{ i }}{% endfor %}"),
-    "random": "{{ [1, 1] | random }}" + each("{{ m.content }}"),
     "index of a list": each("{{ messages[m.content | length - m.content | length].content }}"),
     "method compared": each("{{ m.content.strip == m.content.strip }}{{ m.content }}"),
     "method written": each("{{ 'x' if m.content.strip }}{{ m.content.strip is string }}"),
@@ -558,24 +558,16 @@ def test_a_plan_is_compared_at_its_first_uses_only(monkeypatch: pytest.MonkeyPat
     assert template.rendered_by_plan == 30 - template.rendered_by_jinja
 
 
-def test_a_clock_is_read_at_every_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        now_is = "1"
-
-        @classmethod
-        def now(cls) -> "Clock":
-            return cls()
-
-        def strftime(self, form: str) -> str:
-            return form + self.now_is
-
-    monkeypatch.setattr(chat_template, "datetime", Clock)
-    template = ChatTemplate("{{ strftime_now('%d ') }}{{ strftime_now('%d ') }}" + each("{{ m.content }}"), {}, True)
-    assert by_plan(template, [say("user", "x")])
-    Clock.now_is = "2"
-    before = template.rendered_by_plan
-    assert template.render([say("user", "y")]) == "%d 2%d 2y"
-    assert template.rendered_by_plan == before + 1
+def test_the_date_is_a_constant_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_plan, "_SIGHTINGS", 1)
+    source = "{{ strftime_now('%d ') }}{{ strftime_now('%B ') }}" + each("{{ m.content }}")
+    template = ChatTemplate(source, {}, True, "2026-11-22")
+    for text in "abcdef":
+        planned = template.planned([say("user", text)])
+    assert planned is not None
+    assert planned.layout.simple
+    assert planned.layout.constants[0] == "22 November "
+    assert "".join(planned.pieces) == "22 November f"
 
 
 def test_another_jinja_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""The date that a chat template asks for: fixed by the config, or a refusal before anything runs."""
+
+import json
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+
+import beam_prep as bp
+from beam_prep import recipe
+from beam_prep.cli import main
+from beam_prep.errors import ConfigError, TokenizerError
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ strftime_now('%d %B') }}{{ m.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHATS = [
+    {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(9)
+]
+
+
+def config(day: str | None, mode: Any = "conversation", action: str = "train") -> dict[str, Any]:
+    section = {"field": "messages", "action": action, "template": mode}
+    return {"input": {"chat_template": TEMPLATE, "sections": [section], **({"date": day} if day else {})}}
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("mode", ["message", "conversation"])
+def test_a_run_writes_the_date_of_its_config(mode: str, run: Callable[..., Any]) -> None:
+    result = run(config("2024-02-29", mode), CHATS)
+    dataset = bp.open(result.output)
+    assert dataset.decode(0).removeprefix("<|bos|>") == (
+        "<|im_start|>user\n29 Februaryq0<|im_end|>\n<|im_start|>assistant\n29 Februarya0<|im_end|>\n"
+    )
+    assert len(dataset) == 9
+    assert result.manifest["config"]["input"]["date"] == "2024-02-29"
+
+
+@pytest.mark.parametrize("mode", ["message", "conversation"])
+def test_without_a_date_nothing_runs(
+    mode: str, run: Callable[..., Any], tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f'add "date": "{date.today()}" to "input" in the config'
+    with pytest.raises(TokenizerError, match=line):
+        run(config(None, mode), CHATS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["input.jsonl"]
+    (tmp_path / "config.json").write_text(json.dumps(config(None, mode)))
+    known = ["--config", str(tmp_path / "config.json"), "--tokenizer_path", tokenizer_path]
+    assert main(["inspect", str(tmp_path / "input.jsonl"), *known]) != 0
+    assert line in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps(config("2024-02-29", mode)))
+    assert main(["inspect", str(tmp_path / "input.jsonl"), *known]) == 0
+    assert "29 Februarya0" in capsys.readouterr().out
+
+
+def test_a_chain_by_hand_follows(tmp_path: Path, tokenizer_path: str) -> None:
+    tokenizer = bp.Tokenizer.load(tokenizer_path).with_template(TEMPLATE)
+    given = bp.PipelineConfig.from_dict(config("2024-02-29")).input
+    undated = bp.PipelineConfig.from_dict(config(None)).input
+    with pytest.raises(TokenizerError, match=r'TextRules\(date="'):
+        bp.ApplyTemplate(undated, tokenizer)
+    (tmp_path / "input.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
+    steps = {
+        "config": bp.ApplyTemplate(given, tokenizer),
+        "rules": bp.ApplyTemplate(undated, tokenizer, rules=bp.TextRules(date="2024-02-29")),
+    }
+    for name, step in steps.items():
+        with beam.Pipeline(runner="FnApiRunner") as pipeline:
+            rendered = pipeline | bp.ReadJSONL([str(tmp_path / "input.jsonl")]) | step
+            rendered | bp.Tokenize(tokenizer) | bp.Shard(str(tmp_path / name), tokenizer=tokenizer)
+        assert bp.open(tmp_path / name).decode(8).endswith("assistant\n29 Februarya8<|im_end|>\n")
+
+
+def test_the_date_names_the_blocks_of_a_spool(run: Callable[..., Any], tmp_path: Path, tokenizer_path: str) -> None:
+    spool = str(tmp_path / "spool")
+    for day, reused in (("2024-02-29", 0), ("2024-03-01", 0), ("2024-02-29", 1)):
+        result = run(config(day), CHATS, f"{day}-{reused}", spool=spool)
+        assert json.loads(Path(result.output, "run.json").read_text())["blocks_reused"] == reused
+        assert f"user\n{day[-2:]} " in bp.open(result.output).decode(0)
+    tokenizer = bp.Tokenizer.load(tokenizer_path)
+    plain = {"input": {"sections": [{"field": "messages", "action": "train", "template": True}]}}
+    facts = recipe.facts(bp.PipelineConfig.from_dict(plain), tokenizer, 0)
+    assert "date" not in facts["config"]["input"]  # as before there was such a field
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["2026-11-31", "22.11.2026", "20261122", "2026-W47-7", "2026-11-22T00:00", "0026-11-22", "", 20261122, True],
+)
+def test_a_date_that_is_none_is_refused(wrong: Any) -> None:
+    given = config(None)
+    given["input"]["date"] = wrong
+    with pytest.raises(ConfigError, match=r"input\.date: found .*; must be a date such as '2026-11-22'"):
+        bp.PipelineConfig.from_dict(given)
+
+
+def test_a_date_that_nothing_asks_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"input\.date: found '2026-11-22'; it works only with a template"):
+        bp.PipelineConfig.from_dict(
+            {"input": {"sections": [{"field": "text", "action": "train"}], "date": "2026-11-22"}}
+        )

@@ -1,0 +1,162 @@
+"""Packed rows of whole runs: what is cut for packing is known to the ledger, the limits and the spool."""
+
+import json
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+
+import beam_prep as bp
+from beam_prep.core.pack import plan_packs
+from beam_prep.errors import FormatError, RunError
+from tests.conftest import tree
+
+Record = dict[str, Any]
+
+
+def tokens(length: int, trained: slice, first: int = 0, **more: Any) -> Record:
+    """A row of ids that count up, of which some are trained."""
+    ids = [5 + (first + place) % 3000 for place in range(length)]
+    kept = set(range(length)[trained])
+    return {"input_ids": ids, "labels": [token if place in kept else -100 for place, token in enumerate(ids)], **more}
+
+
+LATE = [tokens(12, slice(10, None)), tokens(5, slice(2, None), 100), tokens(9, slice(0, 1), 200)]
+"""12 tokens of which the last 2 are trained, 5, and 9 of which the first is."""
+
+
+def config(strategy: str, longest: int = 8, **preprocessing: Any) -> dict[str, Any]:
+    step = {"packing_strategy": strategy, "max_packed_len": longest, **preprocessing}
+    return {"input": {"adapter": "tokenized"}, "preprocessing": step, "output": {"columns": "labels"}}
+
+
+def documents(output: str | Path) -> list[list[tuple[int, bool]]]:
+    """(id, trained) of each token of each document in the packed rows."""
+    found = []
+    for row in bp.open(output):
+        pairs = list(zip(row["input_ids"].tolist(), (row["labels"] != -100).tolist(), strict=True))
+        at = 0
+        for length in row["seq_lens"].tolist():
+            found.append(pairs[at : at + length])
+            at += length
+    return found
+
+
+def pairs(record: Record, part: slice = slice(None)) -> list[tuple[int, bool]]:
+    return [(a, b != -100) for a, b in zip(record["input_ids"], record["labels"], strict=True)][part]
+
+
+@pytest.mark.parametrize("strategy", ["simple", "bfd"])
+def test_rows_that_lose_all_that_is_trained_leave_before_the_plan(strategy: str, run: Callable[..., Any]) -> None:
+    result = run(config(strategy, max_items=2), [*LATE, tokens(3, slice(None), 300)])
+    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    assert (result.manifest["ledger"]["kept"], result.manifest["ledger"]["not_read"]) == (2, 1)
+    assert sorted(documents(result.output)) == sorted([pairs(LATE[1]), pairs(LATE[2], slice(8))])
+    packing = result.manifest["totals"]["packing"]
+    assert (packing["rows_cut"], packing["tokens_cut"], packing["packs_untrained"]) == (1, 1, 0)
+    assert result.manifest["counters"] == {"truncated_rows": 1, "truncated_to_pack": 1, "truncated_tokens": 1}
+
+
+@pytest.mark.parametrize("strategy", ["simple", "bfd"])
+def test_the_cut_follows_the_truncation_mode(strategy: str, run: Callable[..., Any]) -> None:
+    result = run(config(strategy, truncation_mode="keep_end"), LATE, "end")
+    assert sorted(documents(result.output)) == sorted([pairs(LATE[0], slice(4, None)), pairs(LATE[1])])
+    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    result = run(config(strategy, truncation_mode="drop"), LATE, "drop")
+    assert documents(result.output) == [pairs(LATE[1])]
+    assert result.manifest["ledger"]["dropped"] == {"too_long": 2}
+    with pytest.raises(RunError, match=r"a sequence is 4 tokens longer than max_packed_len 8 .*: raise max_packed_len"):
+        run(config(strategy, truncation_mode="error"), LATE, "error")
+
+
+@pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
+def test_packing_order_is_by_uncut_length_whatever_the_blocks_and_domains(
+    mode: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from beam_prep.transforms import read
+
+    monkeypatch.setattr(read, "CHUNK", 4096)  # lifts the floor of 64 KB
+    lengths = [7 + 37 * place % 90 for place in range(120)]
+    rows = [tokens(n, slice(None), 11 * at, topic="ab"[at % 3 == 0]) for at, n in enumerate(lengths)]
+    wanted = config("bfd", 40, truncation_mode=mode, max_seq_len=80, packing_group=17)
+    wanted["output"] |= {"domain_key": "topic", "max_tokens_per_shard": 2000}
+    result = run(wanted, rows, block_bytes=4096)
+    assert json.loads(Path(result.output, "run.json").read_text())["blocks"] > 5
+    cut = slice(40) if mode == "keep_start" else slice(-40, None)
+    whole = slice(80) if mode == "keep_start" else slice(-80, None)
+    left = [pairs(row, whole) for row in rows]
+    shards: list[list[int]] = [[]]  # rows of each flush
+    for place in range(len(left)):
+        shards[-1].append(place)
+        if sum(len(left[each][cut]) for each in shards[-1]) >= 2000:
+            shards.append([])
+    found = {topic: [] for topic in "ab"}
+    for shard in shards:
+        for topic in "ab":
+            mine = [place for place in shard if rows[place]["topic"] == topic]
+            for first in range(0, len(mine), 17):
+                group = mine[first : first + 17]
+                plan = plan_packs([len(left[place]) for place in group], "bfd", 40)
+                found[topic] += [left[group[row]][cut] for row in plan.piece_row.tolist()]
+    dataset = bp.open(result.output)
+    assert documents(result.output) == [document for topic in dataset.domains for document in found[topic]]
+
+
+def test_a_chain_by_hand_is_as_right(tmp_path: Path, run: Callable[..., Any], tokenizer_path: str) -> None:
+    by_config = run(config("bfd", truncation_mode="keep_end"), LATE)
+    tokenizer = bp.Tokenizer.load(tokenizer_path)
+    output = bp.Output("input_ids", "ids", (bp.Section("input_ids", "train"),), "labels")
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        (
+            pipeline
+            | bp.ReadJSONL([str(tmp_path / "input.jsonl")])
+            | bp.FromTokens(output, tokenizer)
+            | bp.Labels()
+            | bp.Shard(
+                str(tmp_path / "hand"),
+                pack=bp.Layout("bfd", 8, position_ids="doc_reset", truncation_mode="keep_end"),
+                tokenizer=tokenizer,
+            )
+        )
+    assert documents(tmp_path / "hand") == documents(by_config.output)
+    by_hand, wanted = bp.open(tmp_path / "hand").manifest, by_config.manifest
+    for key in ("ledger", "counters", "totals", "shards"):
+        assert by_hand[key] == wanted[key]
+
+
+@pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
+def test_strategies_that_keep_every_token_count_rows_without_a_trained_one(
+    strategy: str, run: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [tokens(16, slice(14, None)), tokens(5, slice(2, None), 100)]
+    result = run(config(strategy, truncation_mode="drop"), rows)
+    assert sorted(chain(*documents(result.output))) == sorted(pairs(rows[0]) + pairs(rows[1]))
+    assert result.manifest["totals"]["packing"]["packs_untrained"] == 1
+    bp.open(result.output).verify()
+    from beam_prep.inspect import inspect
+
+    inspect(result.output, count=0)
+    assert ", 1 row without a trained token\n" in capsys.readouterr().out
+    manifest = json.loads(Path(result.output, "manifest.json").read_text())
+    for entry in (manifest["totals"]["packing"], manifest["shards"][0]["packing"]):
+        entry["packs_untrained"] = 0
+    Path(result.output, "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match=r"found 1 packed rows without a trained token, manifest.json says 0"):
+        bp.open(result.output).verify()
+
+
+def test_a_kept_spool_serves_both_strategies_that_cut_and_no_other(tmp_path: Path, run: Callable[..., Any]) -> None:
+    def blocks(name: str, **wanted: Any) -> int:
+        result = run(config(**wanted), LATE, name, spool=str(tmp_path / "spool"))
+        assert tree(result.output) == tree(run(config(**wanted), LATE, name + "-alone").output)
+        return int(json.loads(Path(result.output, "run.json").read_text())["blocks_reused"])
+
+    assert blocks("first", strategy="wrapped") == 0
+    assert blocks("other", strategy="bfd_split", longest=6) == 1
+    assert blocks("cut", strategy="bfd") == 0
+    assert blocks("same cut", strategy="simple") == 1
+    assert blocks("shorter", strategy="bfd", longest=7) == 0
+    assert blocks("uncut", strategy="bfd", longest=5000) == 1
