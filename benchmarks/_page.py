@@ -30,7 +30,7 @@ def machine() -> str:
 
 
 def shown(command: str) -> str:
-    """A command for a page, without places of one machine: paths in or beside the project seen from it, others by name."""
+    """A command for a page: paths in or beside the project as seen from it, others by their names."""
     return shlex.join(_seen(word) for word in shlex.split(command))
 
 

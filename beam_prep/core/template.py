@@ -802,7 +802,7 @@ def apply_template(
     kept: list[int] = []
     domain: list[str] = []
     ledger = records.ledger
-    made = Counter[str]()
+    made = Counter(records.made)
     countable = any(output.kind != "ids" for output in outputs)
     bulk = _bulk_of(records, collectors)
     rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
