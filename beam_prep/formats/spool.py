@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.core.batch import Batch
-from beam_prep.core.block import BlockReceipt, Kind, count_outcomes
+from beam_prep.core.block import OF_THIS_RUN, BlockReceipt, Kind, count_outcomes
 from beam_prep.core.ragged import Array, Ragged
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
@@ -71,6 +71,7 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
         ],
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
+        made={name: count for name, count in batch.made.items() if name not in OF_THIS_RUN},
     )
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from beam_prep.core.batch import Batch
 from beam_prep.core.block import BlockReceipt
+from beam_prep.core.check import Trust
 from beam_prep.core.ragged import Ragged
 from beam_prep.errors import FormatError, SpoolError
 from beam_prep.formats.spool import (
@@ -40,12 +41,14 @@ class Spool:
         options: for workers.
         once: for this run alone, on a local disk: a block goes as soon as all of its rows are in a shard. Then less of
             the disk is in use at a time, and what is not yet on it need not be written there.
+        trust: which blocks are used again.
     """
 
     folder: str
     recipe: str
     options: StoreOptions = field(default_factory=StoreOptions.current)
     once: bool = False
+    trust: Trust = field(default_factory=Trust)
 
     def name(self, digest: str) -> str:
         """The name of a block, from the digest of its bytes. The first two digits are a folder."""

@@ -92,9 +92,12 @@ def _block(
     except SpoolError as error:
         log.warning("%s; the block is made again", error)
         made = {"blocks_damaged": 1}
+    if receipt is not None and spool is not None and not spool.trust.holds(receipt.made):
+        receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
         records = parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
-        records.made = made
+        way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
+        records.made = made | ({way: len(records)} if len(records) else {})
         return records
     nothing = np.zeros(0, np.int64)
     return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
