@@ -144,16 +144,16 @@ def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile)
     return [text[:_PROBE_CHARACTERS] for each in pieces for text in each.texts[:_PROBES]]
 
 
-def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Rendered:
-    """What `Prepare` makes of records before it encodes them, without Beam."""
+def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer, render: Render = "jinja") -> Rendered:
+    """What `Prepare` makes of records before it encodes them, without Beam, and without a sample by the reference."""
     given, step = config.input, config.preprocessing
     if given.adapter is not None:
         records = adapt_records(records, given.adapter.build())
     if config.char_filter_fields:
         records = filter_by_chars(records, step.min_chars, step.max_chars, config.char_filter_fields)
     outputs = given.outputs(joint=step.encode == "joint")
-    voice = voice_of(outputs, tokenizer, text_rules(config))
-    return apply_template(records, outputs, voice, config.output.domain_key)
+    voice = voice_of(outputs, tokenizer, text_rules(config), render)
+    return apply_template(records, outputs, replace(voice, reference=None), config.output.domain_key)
 
 
 def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
