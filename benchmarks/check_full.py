@@ -83,7 +83,7 @@ JOBS = {
     "prompt": ANSWERS,
     "grpo": ROLLOUTS,
     "sharegpt": SHAREGPT,
-    "bad": CHATS | TEXTS | PAIRS | ROLLOUTS | SHAREGPT,
+    "bad": {"chat, roles": CHATS["chat, roles"], "text, whole": TEXTS["text, whole"], **PAIRS, **ROLLOUTS, **SHAREGPT},
 }
 """How the name of a file begins, or of its folder -> its jobs."""
 

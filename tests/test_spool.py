@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from beam_prep import errors
 from beam_prep.core.block import BlockReceipt
 from beam_prep.formats import spool as files
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
-from beam_prep.transforms import _spool, shard
+from beam_prep.transforms import _spool, _stores, shard
 from beam_prep.transforms._spool import Spool
 from tests.test_resume import Jobs, changed, chat, spooled
 
@@ -72,9 +74,10 @@ class Block:
         for ending, path in self.paths.items():
             path.write_bytes(self.whole[ending])
 
-    def read(self) -> list[str]:
+    def read(self, spool: Spool | None = None) -> list[str]:
         """All that a job reads of it."""
-        spool, found = self.spool, [repr(self.spool.receipt(self.name))]
+        spool = spool or self.spool
+        found = [repr(spool.receipt(self.name))]
         for domain, (_, rows, _) in enumerate(self.receipt.domains):
             for start, stop in ((0, rows), (rows // 3, rows // 2)):
                 part = spool.rows(self.name, domain, start, stop)
@@ -165,6 +168,77 @@ def test_rows_of_another_block_are_not_those_that_the_plan_knows(block: Block) -
         files.read_rows(pa.memory_map(str(block.paths[ROWS])), "x", 0, 0, rows + 1)
     with pytest.raises(errors.FormatError, match="has not the rows"):
         files.read_rows(pa.memory_map(str(block.paths[ROWS])), "x", len(block.receipt.domains), 0, 1)
+
+
+class Store:
+    """An object store in memory, as `_stores` calls it."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.objects, self.requests = objects, Counter[str]()
+
+    def _bytes(self, path: str) -> bytes:
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return self.objects[path]
+
+    def find(self, path: str) -> _stores.Found:
+        self.requests["find"] += 1
+        return _stores.Found(path, len(self._bytes(path)), "1", "", 0.0)
+
+    def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
+        self.requests["get"] += 1
+        return self._bytes(path)[start:stop]
+
+    def tail(self, path: str, size: int) -> tuple[bytes, int]:
+        self.requests["tail"] += 1
+        return self._bytes(path)[-size:], len(self._bytes(path))
+
+    def put(self, path: str, data: bytes, sha256: str | None) -> None:
+        self.objects[path] = bytes(data)
+
+    def delete(self, path: str) -> None:
+        del self.objects[path]
+
+
+@pytest.fixture
+def stored(block: Block, monkeypatch: pytest.MonkeyPatch) -> tuple[Spool, Store]:
+    spool = replace(block.spool, folder="s3://bucket/spool")
+    store = Store({f"s3://bucket/spool/{block.name}{ending}": data for ending, data in block.whole.items()})
+    monkeypatch.setattr(_stores, "_client", lambda path: store)
+    return spool, store
+
+
+def test_a_block_in_a_store_is_proven_with_few_requests(block: Block, stored: tuple[Spool, Store]) -> None:
+    spool, store = stored
+    assert spool.find(block.digest) == block.receipt
+    assert store.requests["tail"] == 3
+    assert store.requests["get"] <= 1
+    rows = block.receipt.domains[0][1]
+    store.requests.clear()
+    found = spool.rows(block.name, 0, 0, rows)
+    assert {name: part.to_lists() for name, part in found.items()} == {
+        name: part.to_lists() for name, part in block.spool.rows(block.name, 0, 0, rows).items()
+    }
+    assert store.requests["tail"] == 1
+    assert store.requests["get"] <= 2
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_damaged_block_in_a_store_is_found_and_set_aside(
+    block: Block, stored: tuple[Spool, Store], ending: str
+) -> None:
+    spool, store = stored
+    path = f"s3://bucket/spool/{block.name}{ending}"
+    data = bytearray(store.objects[path])
+    data[len(data) // 2] ^= 8
+    store.objects[path] = bytes(data)
+    with pytest.raises(errors.SpoolError, match="damaged"):
+        spool.find(block.digest)
+    with pytest.raises(errors.SpoolError, match="set aside"):
+        block.read(spool)
+    assert store.objects.keys() == {f"s3://bucket/spool/{block.name}{each}.damaged" for each in ENDINGS}
+    assert store.objects[path + ".damaged"] == data
+    assert spool.find(block.digest) is None
 
 
 # Whole runs

@@ -26,6 +26,9 @@ from beam_prep.transforms._stores import Changed, Reader, is_local
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 _PACKED_BYTES = 256 * 1024
 
+_END_BYTES = 256 * 1024
+"""Of an object: a block's checksums and footer, and the whole 64 KB in which the footer begins, in one request."""
+
 ASIDE = ".damaged"
 """Behind the name of a file that is kept to be looked at, and used by nobody."""
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
@@ -257,7 +260,7 @@ def read_file(path: str) -> Any:
     Raises:
         FileNotFoundError: there is none.
     """
-    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path), mode="r")
+    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path, _END_BYTES), mode="r")
 
 
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
