@@ -155,6 +155,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         staging_ttl=given.staging_ttl,
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
+        check=given.check,
         beam_options=[*beam_options, *options.as_given(given)],
     ).run(wait=given.wait)
     if result.manifest is None:

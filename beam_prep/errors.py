@@ -7,6 +7,7 @@
      |-- OutputError        an output that cannot be written: it exists and belongs to another job, its lock is held
      |-- StorageError       an object store that does not answer, or refuses
      |-- RunError           a run that failed by a rule: too many rejects, nothing kept, nothing trained
+     |-- SpoolError         a tokenised block is damaged or gone: the same run again makes it anew
      |-- FormatError        a file that is not what its reader expects
      `-- UserFunctionError  a user's function raised on a record; the message names file and offset
 
@@ -40,6 +41,10 @@ class StorageError(BeamPrepError):
 
 class RunError(BeamPrepError):
     """The run failed by a rule: too many rejects, nothing kept, or nothing to train on."""
+
+
+class SpoolError(BeamPrepError):
+    """A tokenised block is damaged or gone. The run may be tried again as it is: that makes the block anew."""
 
 
 class FormatError(BeamPrepError):

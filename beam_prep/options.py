@@ -233,7 +233,7 @@ OPTIONS = (
         label="Encoder",
         group="Speed",
         kind="choice",
-        help="what encodes; changes no byte of the output",
+        help="what encodes; what is not the reference is compared with it, see check",
         default="auto",
         choices=(
             ("auto", "gigatoken where it gives the same ids as transformers"),
@@ -247,10 +247,23 @@ OPTIONS = (
         label="Renderer of chat templates",
         group="Speed",
         kind="choice",
-        help="what renders chat templates; changes no byte of the output",
+        help="what renders chat templates; plans are compared with jinja, see check",
         default="auto",
         choices=(("auto", "recorded plans where they give what jinja gives"), ("jinja", "jinja alone")),
         example="jinja",
+    ),
+    Option(
+        name="check",
+        label="Check against the reference",
+        group="Speed",
+        kind="choice",
+        help="how much of what the fast ways give is compared with transformers and jinja",
+        default="sample",
+        choices=(
+            ("sample", "some records of every block; where one differs, the reference makes the block"),
+            ("full", "everything, from the bytes to the masks; a difference fails the run"),
+        ),
+        example="full",
     ),
     Option(
         name="wait",

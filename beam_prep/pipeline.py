@@ -23,6 +23,7 @@ from beam_prep import errors, recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.backend import INHERITED, Backend, choose
 from beam_prep.core.block import InputFile
+from beam_prep.core.check import IN_FULL, Check, Trust
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
@@ -77,8 +78,10 @@ class Pipeline:
         spool: a folder that keeps tokenised blocks for later runs; without it they go when the run has succeeded.
         staging: where unfinished files lie; by default a hidden folder beside the output.
         staging_ttl: seconds after which what failed launches left is removed.
-        tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`. Changes no byte of the output.
-        render: `auto` or `jinja`: see `ApplyTemplate`. Changes no byte of the output.
+        tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
+        render: `auto` or `jinja`: see `ApplyTemplate`.
+        check: how much of what the fast ways give is compared with the reference: `sample`, some records of every
+            block, or `full`, all of it; then a difference fails the run. docs/masks.md says what a sample can miss.
         beam_options: any options of Beam, which `run` takes where it is given none. Those that say where a store is
             (`--s3_endpoint_url` ...) are needed here, where the inputs are listed.
 
@@ -102,6 +105,7 @@ class Pipeline:
         staging_ttl: float = 7 * 24 * 3600,
         tokenizer_backend: Backend = "auto",
         render: Render = "auto",
+        check: Check = "sample",
         beam_options: Sequence[str] | PipelineOptions | None = None,
     ) -> None:
         self.beam_options = beam_options
@@ -127,8 +131,11 @@ class Pipeline:
             raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, wanted one of {wanted}")
         if render not in get_args(Render):
             raise ConfigError(f"render is {render!r}, wanted {' or '.join(get_args(Render))}")
+        if check not in get_args(Check):
+            raise ConfigError(f"check is {check!r}, wanted {' or '.join(get_args(Check))}")
         self.tokenizer_backend = tokenizer_backend
         self.render = render
+        self.check = check
         self.overwrite = overwrite
         self.max_reject_rate = max_reject_rate
         self.reject_text = reject_text
@@ -158,7 +165,7 @@ class Pipeline:
             FileSystems.set_options(options)
             self.staging = replace(self.staging, options=StoreOptions.current())
         with self._locked():
-            if up_to_date(self.output, self.facts, self._same_inputs):
+            if up_to_date(self.output, self.facts, self._same_inputs) and self._checked():
                 return self._result(up_to_date=True)
             return self._run(options, wait)
 
@@ -248,12 +255,13 @@ class Pipeline:
             once: see `Spool`.
         """
         folder = self.spool or join(self.staging.root, "spool")
-        spool = Spool(folder, recipe.spool_recipe(self.facts), once=once)
+        trust = Trust(self.tokenizer_backend, self.render, self.check)
+        spool = Spool(folder, recipe.spool_recipe(self.facts), once=once, trust=trust)
         config = self.config
         return (
             pipeline
             | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.columns_of(config, self.render))
-            | recipe.Prepare(config, self.tokenizer, self._backend, self.render)
+            | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check)
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,
@@ -272,11 +280,26 @@ class Pipeline:
                 run={
                     **run,
                     "block_bytes": self.block_bytes,
+                    "check": self.check,
                     "started": time.time(),
                     **({} if (checksum := self._inputs_checksum()) is None else {"inputs_checksum": checksum}),
                 },
             )
         )
+
+    def _checked(self) -> bool:
+        """Whether an output of this very job went through the check that is asked for.
+
+        Raises:
+            OutputError: it did not, and may not be replaced.
+        """
+        run = json.loads(read_bytes(join(self.output, RUN))) if self.check == "full" else {}
+        checked = bool(run.get(IN_FULL) == run.get("blocks"))
+        if not checked and not self.overwrite:
+            raise OutputError(
+                f"{self.output} is up to date, but was made without --check full: pass --overwrite to make it again"
+            )
+        return checked
 
     def _same_inputs(self, listed: list[dict[str, Any]]) -> bool:
         mine = [(file.path, file.size) for file in self.inputs]
@@ -307,7 +330,12 @@ _WAYS = {
     "rendered_by_plans": "rendered by plans",
     "rendered_by_jinja": "rendered by jinja",
     "blocks_rendered_again": "blocks in which plans differed",
+    "compared_with_transformers": "compared with transformers' ids",
+    "compared_with_jinja": "compared with jinja's text",
+    IN_FULL: "blocks compared whole",
     "blocks_reused": "blocks that were in the spool",
+    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
+    "blocks_damaged": "blocks of the spool that were damaged, and made again",
 }
 
 

@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import math
 import os
+import platform
+from dataclasses import replace
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -13,17 +15,20 @@ import apache_beam as beam
 from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
 from beam_prep.core.adapters import adapt_records
-from beam_prep.core.backend import Backend
-from beam_prep.core.batch import Batch
+from beam_prep.core.backend import GIGATOKEN, Backend
+from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.block import InputFile
+from beam_prep.core.check import IN_FULL, Check, first_difference
 from beam_prep.core.columns import Wanted
 from beam_prep.core.hashing import CHUNK
+from beam_prep.core.json_list import is_json_file, parse_list
 from beam_prep.core.layout import CUTTING, Layout
-from beam_prep.core.records import Records, filter_by_chars
+from beam_prep.core.mask import RoleMask, build_mask
+from beam_prep.core.records import RawBlock, Records, filter_by_chars, parse
 from beam_prep.core.schema import TextRules
 from beam_prep.core.template import Rendered, apply_template
 from beam_prep.core.tokenizer import Tokenizer
-from beam_prep.errors import ConfigError, InputError
+from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.transforms._stores import is_local, read_bytes
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
@@ -37,6 +42,10 @@ from beam_prep.transforms.truncate import Truncate
 
 # What makes tokens: with another version of these, an old block or output is another one.
 _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
+
+# What a spooled block went through besides: with another version of these, it is made again, and an output stays the
+# same if it ends the same. orjson and pyarrow parse, numpy computes, pyarrow packs the block.
+_BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
 
 def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
@@ -64,12 +73,14 @@ class Prepare(beam.PTransform):
         tokenizer: its tokenizer.
         tokenizer_backend: see `Tokenize`.
         render: see `ApplyTemplate`.
+        check: `sample`: see `sampled` of these two; `full`: see `check_in_full`.
     """
 
     config: PipelineConfig
     tokenizer: Tokenizer
     tokenizer_backend: Backend | Literal["inherited"] = "auto"
     render: Render = "auto"
+    check: Check = "sample"
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -77,7 +88,7 @@ class Prepare(beam.PTransform):
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         config, step = self.config, self.config.preprocessing
-        rules = text_rules(config)
+        rules, sampled = text_rules(config), self.check == "sample"
         outputs = config.input.outputs(joint=step.encode == "joint")
         if config.input.tokenized:
             batches = records | FromTokens(outputs[0], self.tokenizer, config.output.domain_key)
@@ -88,10 +99,13 @@ class Prepare(beam.PTransform):
                 records |= FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields)
             batches = (
                 records
-                | ApplyTemplate(outputs, self.tokenizer, config.output.domain_key, rules, self.render)
-                | Tokenize(self.tokenizer, self.tokenizer_backend)
+                | ApplyTemplate(outputs, self.tokenizer, config.output.domain_key, rules, self.render, sampled)
+                | Tokenize(self.tokenizer, self.tokenizer_backend, sampled)
                 | BuildMask(config.mask, config.mask_default)
             )
+        if not sampled:
+            check = beam.Map(check_in_full, config, self.tokenizer)
+            batches |= "Check" >> check.with_output_types(Batch)
         batches |= Truncate(step.max_seq_len, step.truncation_mode, self.tokenizer)
         if config.output.columns == "labels":
             batches |= Shift() if step.shift else Labels()
@@ -131,16 +145,47 @@ def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile)
     return [text[:_PROBE_CHARACTERS] for each in pieces for text in each.texts[:_PROBES]]
 
 
-def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Rendered:
-    """What `Prepare` makes of records before it encodes them, without Beam."""
+def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer, render: Render = "jinja") -> Rendered:
+    """What `Prepare` makes of records before it encodes them, without Beam, and without a sample by the reference."""
     given, step = config.input, config.preprocessing
     if given.adapter is not None:
         records = adapt_records(records, given.adapter.build())
     if config.char_filter_fields:
         records = filter_by_chars(records, step.min_chars, step.max_chars, config.char_filter_fields)
     outputs = given.outputs(joint=step.encode == "joint")
-    voice = voice_of(outputs, tokenizer, text_rules(config))
-    return apply_template(records, outputs, voice, config.output.domain_key)
+    voice = voice_of(outputs, tokenizer, text_rules(config), render)
+    return apply_template(records, outputs, replace(voice, reference=None), config.output.domain_key)
+
+
+def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+    """The batch, if the reference gives the same for every line of its block, from the bytes on.
+
+    Lines are parsed one by one, chats rendered by jinja, texts and their offsets encoded by the Rust library of
+    transformers. What comes behind masks is the same code for all.
+
+    Raises:
+        RunError: it gives something else; the message names file and byte offset of the first line where it does.
+    """
+    if batch.receipt is not None:  # of a block that was checked when it was made
+        return batch
+    if not config.input.tokenized:
+        ledger, origin = batch.ledger, batch.origin
+        raw = RawBlock(origin.start, origin.size, origin.skip, ledger.raw, b"")
+        records = parse_list(raw, origin) if is_json_file(origin.source.path) else parse(raw, origin)
+        wanted = tokenize(rendered(records, config, tokenizer), tokenizer, tokenizer.bos_id)
+        found = first_difference(batch, build_mask(wanted, RoleMask(config.mask, config.mask_default)))
+        if found is not None:
+            line, how = found
+            offset = origin.first_line + int(ledger.starts[line])
+            raise RunError(
+                f"--check full: {origin.source.path} (byte offset {offset}) is not what transformers and jinja give: "
+                f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us of it"
+            )
+        for way in ("jinja", "transformers"):
+            if way == "transformers" or any(name.startswith("rendered_") for name in batch.made):
+                batch.made[f"compared_with_{way}"] = len(batch)
+    batch.made[IN_FULL] = 1
+    return batch
 
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
@@ -206,5 +251,9 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
     config["output"].pop("names", None)
     for key in ("position_ids", "seq_lens"):
         config["output"]["dtype"].pop(key, None)
-    text = json.dumps([SPOOL_VERSION, {**job_facts, "config": config}])  # unsorted: the order of sources matters
+    versions = {name: importlib.metadata.version(name) for name in _BLOCK_LIBRARIES}
+    # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
+    versions |= {"gigatoken": GIGATOKEN, "python": ".".join(platform.python_version_tuple()[:2])}
+    # Unsorted: the order of sources matters.
+    text = json.dumps([SPOOL_VERSION, versions, {**job_facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -19,7 +19,7 @@ TRL = (
     *("tokenizers==0.23.3", "pyarrow==26.0.1", "jinja2==3.1.6"),
 )
 # Of a run.json: what is not about how the records were worked on.
-_EVERY_RUN = ("how", "block_bytes", "started", "finished", "host", "blocks", "blocks_reused")
+_EVERY_RUN = ("how", "block_bytes", "check", "started", "finished", "host", "blocks", "blocks_reused")
 
 
 @dataclass(frozen=True, slots=True)

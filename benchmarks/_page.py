@@ -5,11 +5,12 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from _measure import BenchmarkError
+from _measure import ROOT, BenchmarkError
 
 LIBRARIES = ("beam-prep", "apache-beam", "datasets", "transformers", "tokenizers", "gigatoken", "pyarrow", "numpy")
 
@@ -26,6 +27,19 @@ def machine() -> str:
         f"{datetime.date.today()}: {_cpu_model()}, {cores} cores, {total:.1f} GB memory, Linux {platform.release()}; "
         f"{', '.join(versions)}."
     )
+
+
+def shown(command: str) -> str:
+    """A command for a page: paths in or beside the project as seen from it, others by their names."""
+    return shlex.join(_seen(word) for word in shlex.split(command))
+
+
+def _seen(word: str) -> str:
+    option, equals, path = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    if not os.path.isabs(path):
+        return word
+    beside = Path(path).is_relative_to(ROOT.parent)
+    return f"{option}{equals}{os.path.relpath(path, ROOT) if beside else os.path.basename(path.rstrip('/'))}"
 
 
 def _cpu_model() -> str:

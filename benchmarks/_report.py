@@ -9,7 +9,7 @@ from typing import Any
 
 from _jobs import JOBS, LIMIT, MAP, OURS, PACKED, TEXT_MAP, Done, Job, Written
 from _measure import BenchmarkError, Usage
-from _page import table
+from _page import shown, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def report(log: Log) -> str:
             parts += [f"### `{name}`", job.caption, usage_table(log, name, job), written_table(log, name, job)]
             if notes := [*_row_notes(log, name), *_tool_notes(log, name, job)]:
                 parts.append("\n".join(notes))
-    commands = "\n".join(dict.fromkeys(f"    {session['command']}" for session in log.sessions))
+    commands = "\n".join(dict.fromkeys(f"    {shown(session['command'])}" for session in log.sessions))
     return "\n\n".join([*parts, f"### Commands\n\n{commands}"])
 
 

@@ -88,7 +88,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, bytes]:
         batch.schema[column.name] = column
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
     receipt, files = encode_block(batch, 0)
-    return receipt, bytes(files[SIDECAR])
+    return receipt, b"".join(files[SIDECAR])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class SimulatedSpool(Spool):
     def _sidecar(self, name: str) -> Rows:
         time.sleep(self.delay)
         _, sidecar = block(*bytes.fromhex(name[3:7]))
-        return read_sidecar(pa.py_buffer(sidecar), name)
+        return read_sidecar(pa.BufferReader(sidecar), name)
 
 
 SPOOL = Spool("gs://bucket/spool", "0123456789abcdef")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _measure import ROOT, BenchmarkError, check_material, make_corpus, prepare_disk, say
-from _page import machine, split_at_markers, table, write_markdown
+from _page import machine, shown, split_at_markers, table, write_markdown
 
 MARKER = "profile"
 BOUND = 0.10
@@ -173,7 +173,7 @@ def report(clock: Clock, whole: float, start_up: dict[str, float], size: int, co
             f"{size / 1e6:,.0f} MB in one process, {size / 1e6 / whole:.1f} MB/s. Beam's own share, with what the "
             f"launcher does around it: {beam / whole:.1%}; under {BOUND:.0%}: {held}. Not in the table, start-up: "
             f"{before}.",
-            f"Command: `{command}`",
+            f"Command: `{shown(command)}`",
         ]
     )
 

@@ -25,6 +25,7 @@ from beam_prep.core.template import apply_template
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.spool import SIDECAR, read_sidecar
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.transforms._files import read_file
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.template import voice_of
 from tests.conftest import ROOT, SHARED, shared
@@ -401,7 +402,7 @@ def test_the_verdict_on_each_line(name: str, config: str, tmp_path: Path) -> Non
         ledger = json.loads((tmp_path / "out.failed" / "failure.json").read_bytes())["ledger"]
         rejects = rejects_in(tmp_path / "out.failed")
     (sidecar,) = (tmp_path / "spool").rglob(f"*{SIDECAR}")
-    lines = read_sidecar(sidecar.read_bytes(), sidecar.name)
+    lines = read_sidecar(read_file(str(sidecar)), sidecar.name)
     marks = {"rejected": "", "dropped": "-", "blank": ""}
     names = ["kept", *(marks[kind] + reason for kind, reason in lines.outcomes)]
     assert [names[status] for status in lines.status.tolist()] == table

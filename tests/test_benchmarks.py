@@ -85,6 +85,21 @@ def test_bounds_are_ratios_of_medians_of_all_logs(tmp_path: Path) -> None:
     assert "some command" in done.stdout
 
 
+def test_a_page_names_no_place_of_the_machine(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    beside, within = ROOT.parent / "shared", ROOT / "benchmarks" / "x.py"
+    command = f"python {within} --shared {beside} --log=/var/tmp/some/log.jsonl --cache /var/tmp/cache/ --sizes 100"
+    log.write_text(json.dumps({"session": {"machine": "some machine", "command": command}}) + "\n")
+    told = "python benchmarks/x.py --shared ../shared --log=log.jsonl --cache cache --sizes 100"
+    assert run_script("--report", log).stdout.endswith(f"    {told}\n")
+
+
+def test_the_docs_name_no_place_of_a_machine() -> None:
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(r"^.*benchmarks/\S* .*/(?:tmp|work|home|root)/.*$", text, re.M)
+
+
 def test_a_slow_run_has_a_speed_too(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(line_of("chat_last", 1, "beam-prep chat_last", 50))

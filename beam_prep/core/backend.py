@@ -321,6 +321,13 @@ def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
                     raise _Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
 
 
+@functools.cache
+def name_of(backend: str) -> str:
+    """A backend with its version: `gigatoken 0.10.0`; that of transformers is its Rust library, `tokenizers`."""
+    name = "tokenizers" if backend == "transformers" else backend
+    return f"{name} {importlib.metadata.version(name)}"
+
+
 def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
     """What encodes in a worker: the reference where this machine has no gigatoken."""
     if backend == INHERITED:

@@ -177,11 +177,15 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
     batch.made = dict(rendered.made)
     encoded = {name: _encode(pieces, encoder) for name, pieces in rendered.pieces.items()}
-    if reference is not None and not all(
-        _agree(pieces, encoded[name], reference, rendered.origin.digest) for name, pieces in rendered.pieces.items()
-    ):
-        encoded = {name: _encode(pieces, reference) for name, pieces in rendered.pieces.items()}
-        batch.made["blocks_encoded_again"] = 1
+    if reference is not None:
+        found = [
+            _agree(each, encoded[name], reference, rendered.origin.digest) for name, each in rendered.pieces.items()
+        ]
+        if compared := len(set[int]().union(*(rows for rows, _ in found))):
+            batch.made["compared_with_transformers"] = compared
+        if not all(agreed for _, agreed in found):
+            encoded = {name: _encode(pieces, reference) for name, pieces in rendered.pieces.items()}
+            batch.made["blocks_encoded_again"] = 1
     enough = []
     for output in rendered.outputs:
         if output.kind == "value":
@@ -208,8 +212,8 @@ _SAMPLED = 16
 _SAMPLED_SIZE = 16_384  # see `measure`
 
 
-def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> bool:
-    """Whether the reference gives the same for a sample of the pieces: some by a hash of block and place."""
+def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> tuple[set[int], bool]:
+    """The rows of a sample of the pieces, some by a hash of block and place; whether the reference gives their same."""
     sizes = measure(pieces.texts)
     order = sample(digest, len(sizes), 4 * _SAMPLED)
     picked = order[np.cumsum(sizes[order]) <= _SAMPLED_SIZE][:_SAMPLED]
@@ -218,7 +222,8 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
     picked = np.sort(picked)
     theirs = _encode(pieces.take(picked), reference)
     segments = np.isin(_piece_of_segment(pieces), picked)
-    return all(
+    rows = np.searchsorted(pieces.rows, np.searchsorted(pieces.sequences, picked, "right") - 1, "right") - 1
+    return set(rows.tolist()), all(
         np.array_equal(one, other)
         for one, other in (
             (encoded.ids.take(picked).flat, theirs.ids.flat),

@@ -16,6 +16,9 @@ from beam_prep.errors import RunError, UserFunctionError
 Kind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
+OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
+"""What `Block.made` says of the run, and not of the block: the one that lay in the spool was damaged, or was not made
+in a way that this run trusts."""
 TEXT_LIMIT = 1000
 """Characters of a rejected record that are kept in the rejects, and of its message."""
 
@@ -142,6 +145,7 @@ class BlockReceipt:
         domains: per domain in order of first appearance: (domain, rows, tokens).
         counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
         columns: what each row has.
+        made: see `Block`. Of whoever made the block first: no byte of an output, nor a manifest, depends on it.
     """
 
     lines: int
@@ -149,6 +153,7 @@ class BlockReceipt:
     domains: list[tuple[str, int, int]]
     counters: dict[str, int]
     columns: tuple[Column, ...]
+    made: dict[str, int] = field(default_factory=dict)
 
     @property
     def kept(self) -> int:
@@ -196,8 +201,8 @@ class Block:
         ledger: the account of its lines.
         line: int32 [rows], the line of each row that is still alive.
         receipt: set when the spool already has this block: then there are no rows, and nothing is left to do.
-        made: how many records were made in which way ("encoded_by_gigatoken" ...). For `run.json`: no byte of an output
-            depends on it.
+        made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
+            reference. For `run.json`, and kept with spooled blocks, but for `OF_THIS_RUN`.
     """
 
     origin: Origin

@@ -42,7 +42,7 @@ class SpoolReceipt:
         name: its file in the spool, without ending.
         reused: it was there already: from an earlier run, or because the input has the same bytes twice.
         block: what it holds.
-        made: how many of its records were made in which way, in this run: see `Block`.
+        made: how many of its records were made in which way, in whichever run: see `Block`.
     """
 
     origin: Origin
@@ -147,7 +147,7 @@ class Plan:
         domains: domain -> folder.
         shards_of: domain -> how many shards it has.
         blocks, reused: how many blocks there are, and how many of them were in the spool already.
-        made: how many records this run made in which way.
+        made: how many records were made in which way, those of reused blocks too.
     """
 
     shards: Sequence[ShardPlan]

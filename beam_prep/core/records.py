@@ -444,7 +444,7 @@ def _each(records: Records, work: Callable[[Record], Any]) -> Records:
             rows.append(row)
             kept.append(index)
     line = records.line[np.asarray(kept, dtype=np.int64)]
-    return Records(records.origin, ledger, line, records.receipt, rows)
+    return Records(records.origin, ledger, line, records.receipt, rows, made=records.made)
 
 
 def _call(records: Records, function: Callable[[Record], Any], row: Record) -> Any:

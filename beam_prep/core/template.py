@@ -775,7 +775,7 @@ def apply_template(
     A record that yields nothing is dropped (`empty`); one that yields only some of its outputs is rejected
     (`missing_source`), as is one whose lists and values differ in length (`count_mismatch`).
     """
-    agreed = voice.reference is None or _agree(records, outputs, voice)
+    compared, agreed = (0, True) if voice.reference is None else _agree(records, outputs, voice)
     if not agreed:
         voice = replace(voice, template=voice.reference)
     roles: dict[str, int] = {}
@@ -785,7 +785,7 @@ def apply_template(
     kept: list[int] = []
     domain: list[str] = []
     ledger = records.ledger.copy()
-    made = Counter[str]()
+    made = Counter(records.made)
     countable = any(output.kind != "ids" for output in outputs)
     bulk = _bulk_of(records, collectors)
     rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
@@ -814,6 +814,8 @@ def apply_template(
             ledger.drop(line, "empty")
         for collector in collectors:
             collector.undo(len(kept))
+    if compared:
+        made["compared_with_jinja"] = compared
     if not agreed:
         made["blocks_rendered_again"] = 1
     if bulk is not None and (lines := bulk.add()):
@@ -1006,8 +1008,8 @@ def sample(digest: str, count: int, limit: int) -> Array:
     return np.argsort(hashed ^ (hashed >> np.uint64(29)), kind="stable")[:limit]
 
 
-def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> bool:
-    """Whether the reference renders a sample of the records in the same way."""
+def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> tuple[int, bool]:
+    """How many records were drawn, and whether the reference renders them in the same way."""
     places = np.sort(sample(records.origin.digest, len(records), _SAMPLED))
     rows = [records.rows[place] for place in places.tolist()]
     mine, theirs = (
@@ -1025,7 +1027,8 @@ def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> bool:
         for template in (voice.template, voice.reference)
     )
     ledgers = [(made.ledger.status.tolist(), made.ledger.messages) for made in (mine, theirs)]
-    return ledgers[0] == ledgers[1] and all(pieces.equals(theirs.pieces[name]) for name, pieces in mine.pieces.items())
+    equal = all(pieces.equals(theirs.pieces[name]) for name, pieces in mine.pieces.items())
+    return len(rows), equal and ledgers[0] == ledgers[1]
 
 
 def _with_prompt(record: Record, outputs: Sequence[Output]) -> Record:

@@ -38,6 +38,7 @@ def from_tokens(records: Records, output: Output, max_id: int, domain_key: str |
         domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
     lengths = [len(row) for row in ids]
     batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, (output,), domain)
+    batch.made = dict(records.made)
     for name, rows, role, of, dtype in (
         (output.name, ids, "ids", None, np.int32),
         (output.mask_name, masks, "mask", output.name, np.uint8),

@@ -3,7 +3,9 @@
 A block takes up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block's receipt in
 its footer; labels that are the ids or -100 take one bit a token. `<name>.rows.arrow` (small) holds what only shard
 borders need: each line's outcome, each row's domain and tokens. `<name>.rejects.arrow` holds rejected lines, where
-there are any. The first is written last: where it is whole, the others are too.
+there are any. The first is written last: where it is there, the others are too.
+
+Each is sealed (`formats.sealed`): no byte of it is used unproven, and a slice of rows proves only what it covers.
 """
 
 import json
@@ -15,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.core.batch import Batch
-from beam_prep.core.block import BlockReceipt, Kind, count_outcomes
+from beam_prep.core.block import OF_THIS_RUN, BlockReceipt, Kind, count_outcomes
 from beam_prep.core.ragged import Array, Ragged, narrow
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
+from beam_prep.formats.sealed import Data, Sealed, seal
 
-SPOOL_VERSION = 3
+SPOOL_VERSION = 4
 """Goes up with every change of what a spool file holds; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
@@ -47,8 +50,10 @@ class Rows:
     counters: dict[str, Array]
 
 
-def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, bytes | memoryview]]:
+def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
     """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
+
+    A file is its content and, behind it, its seal.
 
     Args:
         batch: rows with their final dtypes; masks may be uint8 where bool is stored.
@@ -66,8 +71,9 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
         ],
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
+        made={name: count for name, count in batch.made.items() if name not in OF_THIS_RUN},
     )
-    files: dict[str, bytes | memoryview] = {}
+    files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit)
     files[SIDECAR] = _sidecar(batch, domain, tokens)
@@ -87,7 +93,7 @@ _OF = b"of"
 """In the metadata of a column of bits: the column of ids that its labels are of."""
 
 
-def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> memoryview:
+def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> tuple[Data, bytes]:
     columns = {name: batch[name] for name in batch.schema}
     fields = {name: pa.field(name, _arrow(rows).type) for name, rows in columns.items()}
     for name, column in batch.schema.items():
@@ -97,11 +103,20 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> memoryview:
     schema = pa.schema(fields.values())
     sink = pa.BufferOutputStream()
     footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
+    messages = []
     with pa.ipc.new_file(sink, schema, metadata=footer) as writer:
         for index in range(len(receipt.domains)):
             wanted = domain == index
+            first = sink.tell()
             writer.write_batch(pa.record_batch([_arrow(rows.take(wanted)) for rows in columns.values()], schema=schema))
-    return memoryview(sink.getvalue())
+            messages.append((first, sink.tell()))
+    content = sink.getvalue()
+    return content, seal(content, [(_body(content, first), last) for first, last in messages])
+
+
+def _body(content: pa.Buffer, message: int) -> int:
+    """Where the body of a record batch begins: behind a mark and the metadata's size, of 4 bytes each, and these."""
+    return message + 8 + int.from_bytes(content[message + 4 : message + 8], "little")
 
 
 def _trained(labels: Ragged, ids: Ragged, column: Column) -> Array | None:
@@ -121,7 +136,7 @@ def _arrow(rows: Ragged) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(narrow(rows.offsets)), values)
 
 
-def _sidecar(batch: Batch, domain: Array, tokens: Array) -> bytes:
+def _sidecar(batch: Batch, domain: Array, tokens: Array) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
     table = pa.table({name: pa.array([values]) for name, values in columns.items()})
@@ -129,7 +144,7 @@ def _sidecar(batch: Batch, domain: Array, tokens: Array) -> bytes:
     return _write(table, footer)
 
 
-def _rejects(batch: Batch, text_limit: int) -> bytes:
+def _rejects(batch: Batch, text_limit: int) -> tuple[Data, bytes]:
     ledger = batch.ledger
     lines = sorted(ledger.messages)
     reasons = [ledger.outcomes[ledger.status[line] - 1][1] for line in lines]
@@ -154,54 +169,58 @@ def _rejects(batch: Batch, text_limit: int) -> bytes:
     return _write(table, {})
 
 
-def _write(table: pa.Table, footer: Mapping[str, str]) -> bytes:
+def _write(table: pa.Table, footer: Mapping[str, str]) -> tuple[Data, bytes]:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(sink, table.schema, options=options, metadata=dict(footer)) as writer:
         writer.write_table(table)
-    return bytes(memoryview(sink.getvalue()))
+    content = sink.getvalue()
+    return content, seal(content)
 
 
-def _open(source: Any, name: str) -> pa.ipc.RecordBatchFileReader:
-    try:
-        return pa.ipc.open_file(source)
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"the spool file {name} is cut or damaged ({error}): delete it and run again") from None
-
-
-def check_whole(source: Any, name: str) -> None:
-    """Looks at a file's end, which a cut one does not have.
+def check_whole(source: pa.NativeFile, name: str) -> None:
+    """Proves every byte of a file.
 
     Raises:
         FormatError: the file is cut or damaged.
     """
-    _open(source, name)
+    Sealed(source, name).check_all()
 
 
-def read_receipt(source: Any, name: str) -> BlockReceipt:
+def read_receipt(source: pa.NativeFile, name: str, whole: bool = False) -> BlockReceipt:
     """The receipt in the footer of a block's rows.
 
     Args:
         source: an open file or a memory map.
         name: for messages.
+        whole: prove the rows, too.
 
     Raises:
         FormatError: the file is cut or damaged.
     """
-    found = json.loads(_open(source, name).metadata[b"receipt"])
+    sealed = Sealed(source, name)
+    if whole:
+        sealed.check_all()
+    found = json.loads(sealed.open().metadata[b"receipt"])
     found["domains"] = [tuple(entry) for entry in found["domains"]]
     found["columns"] = tuple(Column(**column) for column in found["columns"])
     return BlockReceipt(**found)
 
 
-def read_rows(source: Any, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
+def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
     """Rows [start, stop) of a domain, views of the source's memory where it is mapped and they lie there so; and
-    whether these are all."""
-    reader = _open(source, name)
-    whole = reader.get_batch(domain)
+    whether these are all.
+
+    Raises:
+        FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
+    """
+    sealed = Sealed(source, name)
+    reader = sealed.open()
+    if domain >= reader.num_record_batches or stop > len(whole := reader.get_batch(domain)):
+        raise FormatError(f"the spool file {name} has not the rows that its receipt told of")
     batch = whole.slice(start, stop - start)
     are_all = len(batch) == len(whole) and reader.num_record_batches == 1
-    rows = {column: _ragged(batch.column(column)) for column in batch.schema.names}
+    rows = {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}
     for field in batch.schema:
         if field.metadata is not None and _OF in field.metadata:
             ids = rows[field.metadata[_OF].decode()]
@@ -209,16 +228,23 @@ def read_rows(source: Any, name: str, domain: int, start: int, stop: int) -> tup
     return rows, are_all
 
 
-def _ragged(array: pa.ListArray) -> Ragged:
+def _ragged(array: pa.ListArray, sealed: Sealed) -> Ragged:
+    sealed.check_array(array.offsets)
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    inner = _ragged(values) if pa.types.is_list(values.type) else values.to_numpy(zero_copy_only=False)
-    return Ragged(inner, offsets - offsets[0])
+    if pa.types.is_list(values.type):
+        return Ragged(_ragged(values, sealed), offsets - offsets[0])
+    sealed.check_array(values)
+    return Ragged(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
 
 
-def read_sidecar(source: Any, name: str) -> Rows:
-    """The sidecar of a block."""
-    reader = _open(source, name)
+def read_sidecar(source: pa.NativeFile, name: str) -> Rows:
+    """The sidecar of a block.
+
+    Raises:
+        FormatError: the file is cut or damaged.
+    """
+    reader = Sealed(source, name).open()
     batch = reader.get_batch(0)
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
     outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
@@ -226,7 +252,11 @@ def read_sidecar(source: Any, name: str) -> Rows:
     return Rows(**found, outcomes=outcomes, counters=counters)
 
 
-def read_rejects(source: Any, name: str) -> list[dict[str, Any]]:
-    """Rejected lines of a block, in order: line (in the block), offset (from its first line), reason, message, text."""
-    rows: list[dict[str, Any]] = _open(source, name).read_all().to_pylist()
+def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:
+    """Rejected lines of a block, in order: line (in the block), offset (from its first line), reason, message, text.
+
+    Raises:
+        FormatError: the file is cut or damaged.
+    """
+    rows: list[dict[str, Any]] = Sealed(source, name).open().read_all().to_pylist()
     return rows

@@ -9,7 +9,7 @@ import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,12 @@ from beam_prep.transforms._stores import Changed, Reader, is_local
 
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 _PACKED_BYTES = 256 * 1024
+
+_END_BYTES = 256 * 1024
+"""Of an object: a block's checksums and footer, and the whole 64 KB in which the footer begins, in one request."""
+
+ASIDE = ".damaged"
+"""Behind the name of a file that is kept to be looked at, and used by nobody."""
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
@@ -254,20 +260,30 @@ def read_file(path: str) -> Any:
     Raises:
         FileNotFoundError: there is none.
     """
-    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path), mode="r")
+    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path, _END_BYTES), mode="r")
 
 
-def write_file(path: str, data: bytes | memoryview) -> None:
+def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     """Writes a file whole: under another name first, then renamed (object stores: one request)."""
     if not is_local(path):
-        _stores.put(path, data)
+        _stores.put(path, b"".join(parts))
         return
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     made = f"{path}.{uuid.uuid4().hex}"
     with open(made, "wb") as file:
-        file.write(data)
+        file.writelines(parts)
     os.replace(made, path)
+
+
+def set_aside(path: str) -> None:
+    """Gives a file another name, under which nobody looks for it; one that is not there is no error."""
+    with suppress(FileNotFoundError):
+        if is_local(path):
+            os.replace(path, path + ASIDE)
+        else:
+            _stores.put(path + ASIDE, _stores.read_bytes(path))
+            _stores.delete([path])
 
 
 def exists(path: str) -> bool:

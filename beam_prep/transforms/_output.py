@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from beam_prep.errors import OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
 from beam_prep.transforms import _stores
-from beam_prep.transforms._files import join
+from beam_prep.transforms._files import join, write_file
 from beam_prep.transforms._staging import Files, Staging, temporary_files
 from beam_prep.transforms._stores import is_local, read_bytes
 
@@ -86,6 +86,10 @@ class Output(Protocol):
             others: the files that no shard has: `tokenizer/...`, `features.json`.
             run: `run.json`.
         """
+        ...
+
+    def tell(self, run: Mapping[str, Any]) -> None:
+        """Replaces `run.json` alone, where a run made what is there already."""
         ...
 
     def tidy(self, manifest: Mapping[str, Any]) -> None:
@@ -173,6 +177,9 @@ class LocalOutput:
         files.write(RUN, dump(run))
         files.write(MANIFEST, text)
         self._swap()
+
+    def tell(self, run: Mapping[str, Any]) -> None:
+        write_file(join(self.path, RUN), dump(run))
 
     def tidy(self, manifest: Mapping[str, Any]) -> None:
         failed = Path(f"{self.path}.failed")
@@ -330,9 +337,12 @@ class StoredOutput:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
         if (there := self.manifest()) is not None and there != text:
             self._put_away(there)
-        _stores.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
+        self.tell(run)
         self._check_claim()
         _stores.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+
+    def tell(self, run: Mapping[str, Any]) -> None:
+        _stores.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def tidy(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}

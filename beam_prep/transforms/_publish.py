@@ -36,6 +36,9 @@ from beam_prep.transforms._output import Output, is_manifest, output_at
 from beam_prep.transforms._spool import Spool
 from beam_prep.transforms._staging import Staging
 
+_ENCODER = "encoder: "
+"""Before the name of an encoder and its version, among the ways in which records were made."""
+
 
 def write_shard(plan: ShardPlan, spool: Spool, output: Output, formats: Sequence[str], layout: Layout) -> ShardReceipt:
     """Streams a shard's slices from the spool into every format.
@@ -206,6 +209,8 @@ class Publisher:
             if refusal := self.refuse():
                 raise OutputError(refusal)
             place.publish(manifest, text, others, self._run(plan))
+        elif self.run.get("check") == "full":
+            place.tell(self._run(plan))
         place.tidy(manifest)
         place.release()
         if self.remove_staging:
@@ -236,7 +241,10 @@ class Publisher:
             "host": platform.node(),
             "blocks": plan.blocks,
             "blocks_reused": plan.reused,
-            **plan.made,
+            **{name: count for name, count in plan.made.items() if not name.startswith(_ENCODER)},
+            "encoders": {
+                name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
+            },
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:

@@ -1,6 +1,7 @@
 """ReadJSONL: files -> blocks of parsed records."""
 
 import dataclasses
+import logging
 import pickle
 import zlib
 from collections.abc import Iterable, Sequence
@@ -14,9 +15,11 @@ from beam_prep.core.columns import Kind, Wanted
 from beam_prep.core.hashing import CHUNK
 from beam_prep.core.json_list import is_json_file, parse_list
 from beam_prep.core.records import RawBlock, Records, parse, read_blocks
-from beam_prep.errors import InputError
+from beam_prep.errors import InputError, SpoolError
 from beam_prep.transforms._files import list_inputs, open_input
 from beam_prep.transforms._spool import Spool
+
+log = logging.getLogger("beam_prep")
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
@@ -83,9 +86,19 @@ def _block(
     split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, columns: Wanted | None = None
 ) -> Records:
     origin = raw.origin(split.file, split.source, block_bytes)
-    receipt = spool.find(origin.digest) if spool is not None else None
+    receipt, made = None, {}
+    try:
+        receipt = spool.find(origin.digest) if spool is not None else None
+    except SpoolError as error:
+        log.warning("%s; the block is made again", error)
+        made = {"blocks_damaged": 1}
+    if receipt is not None and spool is not None and not spool.trust.holds(receipt.made):
+        receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
-        return parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
+        records = parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
+        way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
+        records.made = made | ({way: len(records)} if len(records) else {})
+        return records
     nothing = np.zeros(0, np.int64)
     return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
 

@@ -17,6 +17,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.core.batch import Batch
+from beam_prep.core.block import OF_THIS_RUN
 from beam_prep.core.layout import CUT, Layout
 from beam_prep.core.mask import Untrained
 from beam_prep.core.plan import (
@@ -68,7 +69,8 @@ class SpoolBlocks(beam.DoFn):
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
             _report(self.progress, batch.origin.size, receipt.lines, rejected)
-        yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, batch.made)
+        made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
+        yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
 
 
 def _report(folder: str, size: int, lines: int, rejected: int) -> None:

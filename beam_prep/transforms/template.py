@@ -56,8 +56,12 @@ def _render(
     domain_key: str | None,
     rules: TextRules,
     render: Render,
+    sampled: bool,
 ) -> Rendered:
-    return apply_template(records, outputs, voice_of(outputs, tokenizer, rules, render), domain_key)
+    voice = voice_of(outputs, tokenizer, rules, render)
+    return apply_template(
+        records, outputs, voice if sampled else dataclasses.replace(voice, reference=None), domain_key
+    )
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,7 +76,9 @@ class ApplyTemplate(beam.PTransform):
         domain_key: the record's key that names its domain.
         rules: BOS, EOS, implicit prompts, another chat template.
         render: `auto`: chat templates are rendered by recorded plans where they hold, which is several times faster
-            and gives the same (`core.render_plan`); `jinja`: never. Changes no byte of the output.
+            and gives the same (`core.render_plan`); `jinja`: never.
+        sampled: jinja renders a sample of each block too, and all of it where one record differs. A difference in a
+            record that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.
 
     Raises:
         TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or
@@ -84,6 +90,7 @@ class ApplyTemplate(beam.PTransform):
     domain_key: str | None = None
     rules: TextRules = dataclasses.field(default_factory=TextRules)
     render: Render = "auto"
+    sampled: bool = True
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -96,5 +103,5 @@ class ApplyTemplate(beam.PTransform):
         check_voice(self.outputs, self.tokenizer, self.rules)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Rendered]:
-        work = beam.Map(_render, self.outputs, self.tokenizer, self.domain_key, self.rules, self.render)
+        work = beam.Map(_render, self.outputs, self.tokenizer, self.domain_key, self.rules, self.render, self.sampled)
         return records | work.with_output_types(Rendered)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import apache_beam as beam
 
-from beam_prep.core.backend import INHERITED, Backend, choose, encoder_of
+from beam_prep.core.backend import INHERITED, Backend, choose, encoder_of, name_of
 from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.records import Records
 from beam_prep.core.schema import Output
@@ -43,14 +43,15 @@ class FromTokens(beam.PTransform):
         return records | work.with_output_types(Batch)
 
 
-def _tokenize(rendered: Rendered, tokenizer: Tokenizer, backend: str) -> Batch:
+def _tokenize(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
     encoder = encoder_of(tokenizer, backend)
-    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer)
+    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
     again = "blocks_encoded_again" in batch.made
     theirs = len(batch) if again or encoder.backend == "transformers" else min(encoder.fell_back, len(batch))
     for name, records in (("gigatoken", len(batch) - theirs), ("transformers", theirs)):
         if records:
             batch.made[f"encoded_by_{name}"] = records
+            batch.made[f"encoder: {name_of(name)}"] = records
     return batch
 
 
@@ -61,8 +62,10 @@ class Tokenize(beam.PTransform):
     Attributes:
         tokenizer: loaded once by each process, at its first block.
         backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (`core.backend`);
-            `transformers`: always the reference; `gigatoken`: or an error. Changes no byte of the output.
+            `transformers`: always the reference; `gigatoken`: or an error.
             `inherited`, for launchers: what `choose` said in the process that the workers are forked from.
+        sampled: the reference encodes a sample of each block too, and all of it where one text differs. A difference
+            in a text that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.
 
     Raises:
         TokenizerError: gigatoken was asked for, and cannot be used.
@@ -70,6 +73,7 @@ class Tokenize(beam.PTransform):
 
     tokenizer: Tokenizer
     backend: Backend | Literal["inherited"] = "auto"
+    sampled: bool = True
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -83,4 +87,4 @@ class Tokenize(beam.PTransform):
             log.info("%s", problem)
 
     def expand(self, rendered: beam.PCollection[Rendered]) -> beam.PCollection[Batch]:
-        return rendered | beam.Map(_tokenize, self.tokenizer, self.chosen).with_output_types(Batch)
+        return rendered | beam.Map(_tokenize, self.tokenizer, self.chosen, self.sampled).with_output_types(Batch)

@@ -71,8 +71,8 @@ def spool(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda 
             node = Node(number, 0, bytes(32))
             origin = Origin(file, source, start, min(3, size), size, (node,), name)
             receipt, files_of_block = encode_block(batch_of(lines, origin), 100)
-            assert read_receipt(pa.py_buffer(files_of_block[ROWS]), name) == receipt
-            made.sidecars[name] = read_sidecar(pa.py_buffer(files_of_block[SIDECAR]), name)
+            assert read_receipt(pa.BufferReader(b"".join(files_of_block[ROWS])), name) == receipt
+            made.sidecars[name] = read_sidecar(pa.BufferReader(b"".join(files_of_block[SIDECAR])), name)
             made.receipts.append(SpoolReceipt(origin, name, reused(name), receipt))
             start += size
     return made

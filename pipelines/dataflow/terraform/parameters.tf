@@ -130,7 +130,7 @@ variable "block_bytes" {
 }
 
 variable "tokenizer_backend" {
-  description = "What encodes; changes no byte of the output. Example: transformers"
+  description = "What encodes; what is not the reference is compared with it, see check. Example: transformers"
   type        = string
   default     = null
 
@@ -141,13 +141,24 @@ variable "tokenizer_backend" {
 }
 
 variable "render" {
-  description = "What renders chat templates; changes no byte of the output. Example: jinja"
+  description = "What renders chat templates; plans are compared with jinja, see check. Example: jinja"
   type        = string
   default     = null
 
   validation {
     condition     = var.render == null || can(regex("^(auto|jinja)$", var.render))
     error_message = "Wanted a value like jinja."
+  }
+}
+
+variable "check" {
+  description = "How much of what the fast ways give is compared with transformers and jinja. Example: full"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.check == null || can(regex("^(sample|full)$", var.check))
+    error_message = "Wanted a value like full."
   }
 }
 
@@ -169,6 +180,7 @@ locals {
       block_bytes       = var.block_bytes
       tokenizer_backend = var.tokenizer_backend
       render            = var.render
+      check             = var.check
     } : name => value if value != null
   }
 }

@@ -1,0 +1,167 @@
+"""Sealed files: content, and behind it the checksums with which a reader proves what it uses of it.
+
+    content | crc32c of each 64 KB of the content | begin and end of each body | size, bodies, crc32c of the seal, magic
+
+Checksums are of bytes, not of values, and are looked at before anything makes sense of the bytes: with a damaged length
+a reader would allocate, or read, anything. A *body* is a part of which a reader takes slices: of a file that is mapped
+into memory, its chunks are checked when they are used. All else is checked when the file is opened.
+"""
+
+import io
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from beam_prep.errors import FormatError
+
+CHUNK = 64 * 1024
+_TAIL = struct.Struct("<QII8s")
+_MAGIC = b"BPSEALED"
+_PART = 256 * CHUNK
+"""Read at a time to prove all of a file that is not mapped: most are smaller."""
+
+Data: TypeAlias = bytes | pa.Buffer
+
+
+def seal(content: Data, bodies: Sequence[tuple[int, int]] = ()) -> bytes:
+    """What is written behind a file's content.
+
+    Args:
+        content: of the file.
+        bodies: (first byte, one past the last) of the parts that are read in slices.
+    """
+    crcs = [google_crc32c.value(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
+    told = np.array(crcs, "<u4").tobytes() + np.array(bodies, "<u8").tobytes()
+    size = struct.pack("<QI", len(content), len(bodies))
+    return told + _TAIL.pack(len(content), len(bodies), google_crc32c.value(told + size), _MAGIC)
+
+
+class Sealed:
+    """The content of a sealed file. Nothing of it is given out unproven.
+
+    Args:
+        file: an Arrow file, at any place. Of one that lies in memory, or is mapped into it, slices are views.
+        name: for messages.
+
+    Raises:
+        FormatError: the seal, or what is no body, is damaged; or the file is cut, or has none.
+    """
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        self._file, self.name = file, name
+        self._mapped: pa.Buffer | None = None
+        whole = file.size()
+        if whole < _TAIL.size:
+            raise self._damaged("it is cut")
+        if isinstance(file, pa.MemoryMappedFile | pa.BufferReader):
+            file.seek(0)
+            self._mapped = file.read_buffer()
+        size, bodies, crc, magic = _TAIL.unpack(self._raw(whole - _TAIL.size, whole))
+        chunks = -(-size // CHUNK)
+        if magic != _MAGIC or size + 4 * chunks + 16 * bodies + _TAIL.size != whole:
+            raise self._damaged("it is cut, or its end is damaged")
+        told = bytes(self._raw(size, whole - _TAIL.size))
+        if google_crc32c.value(told + struct.pack("<QI", size, bodies)) != crc:
+            raise self._damaged("its end is damaged")
+        self.size = int(size)
+        self._crcs = np.frombuffer(told, "<u4", chunks)
+        self._proven = np.zeros(chunks, bool)
+        self._bodies = np.frombuffer(told, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
+        if self._mapped is not None:
+            at = 0
+            for first, last in [*self._bodies.tolist(), (self.size, self.size)]:
+                self.check(at, first)
+                at = last
+
+    def open(self) -> pa.ipc.RecordBatchFileReader:
+        """The content as an Arrow file."""
+        content = pa.PythonFile(_Proven(self), mode="r") if self._mapped is None else self._mapped.slice(0, self.size)
+        try:
+            return pa.ipc.open_file(content)
+        except pa.ArrowInvalid as error:
+            raise self._damaged(str(error)) from None
+
+    def check(self, start: int, stop: int) -> None:
+        """Proves bytes [start, stop) of a file that is mapped into memory; of any other they were proven when read.
+
+        Raises:
+            FormatError: they are not what was written.
+        """
+        if self._mapped is None or start >= stop:
+            return
+        for chunk in range(start // CHUNK, -(-stop // CHUNK)):
+            if not self._proven[chunk]:
+                self._prove(chunk, self._mapped[chunk * CHUNK : min((chunk + 1) * CHUNK, self.size)])
+                self._proven[chunk] = True
+
+    def check_array(self, values: pa.Array) -> None:
+        """Proves the values of an array of numbers, or of bits, that is a view of the content."""
+        if self._mapped is None or not len(values):
+            return
+        data, bits = values.buffers()[1], values.type.bit_width
+        first = (data.address - self._mapped.address) * 8 + values.offset * bits
+        self.check(first // 8, -(-(first + len(values) * bits) // 8))
+
+    def check_all(self) -> None:
+        """Proves the whole content.
+
+        Raises:
+            FormatError: it is not what was written.
+        """
+        self.check(0, self.size)
+        if self._mapped is None:
+            for start in range(0, self.size, _PART):
+                self.read(start, min(start + _PART, self.size))
+
+    def read(self, start: int, stop: int) -> Data:
+        """Bytes [start, stop), proven. They are read as whole chunks."""
+        if start >= stop:
+            return b""
+        first, last = start // CHUNK, -(-stop // CHUNK)
+        data = self._raw(first * CHUNK, min(last * CHUNK, self.size))
+        for chunk in range(first, last):
+            self._prove(chunk, data[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK])
+        return data[start - first * CHUNK : stop - first * CHUNK]
+
+    def _prove(self, chunk: int, data: Data) -> None:
+        if google_crc32c.value(data) != self._crcs[chunk]:
+            raise self._damaged(f"the 64 KB from byte {chunk * CHUNK} on are not what was written")
+
+    def _raw(self, start: int, stop: int) -> Data:
+        if self._mapped is not None:
+            return self._mapped[start:stop]
+        return self._file.read_at(stop - start, start)
+
+    def _damaged(self, how: str) -> FormatError:
+        return FormatError(f"the spool file {self.name} is damaged: {how}")
+
+
+class _Proven(io.RawIOBase):
+    """The content of a sealed file for Arrow, which reads the parts that it wants."""
+
+    def __init__(self, sealed: Sealed) -> None:
+        self._sealed, self._at = sealed, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._sealed.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        stop = self._sealed.size if size < 0 else min(self._at + size, self._sealed.size)
+        data = self._sealed.read(self._at, stop)
+        self._at = max(self._at, stop)
+        return data

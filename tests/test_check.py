@@ -1,0 +1,312 @@
+"""What is compared with the reference, what is kept of it with a block, and who may use the block again."""
+
+import importlib.metadata
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beam_prep import recipe, testing
+from beam_prep.config import PipelineConfig
+from beam_prep.core import backend, template
+from beam_prep.core.backend import GIGATOKEN, Fast
+from beam_prep.core.batch import Batch
+from beam_prep.core.check import first_difference
+from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.schema import Column
+from beam_prep.errors import ConfigError, OutputError, RunError
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT, tree
+from tests.test_backends import config
+
+CHAT = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()] * 3
+TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
+TEXTS = [{"text": f"Text number {number}, as good as any other."} for number in range(200)]
+
+Run = Callable[..., Any]
+
+
+def told(made: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(made.output, "run.json").read_bytes())
+    return found
+
+
+def ways(made: Any) -> dict[str, Any]:
+    """How its records were made, and what was compared."""
+    names = ("parsed_", "rendered_", "encoded_", "compared_", "encoders", "blocks_checked")
+    return {name: value for name, value in told(made).items() if name.startswith(names)}
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> str:
+    return str(tmp_path / "spool")
+
+
+# Kept with a block, and summed
+
+
+def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool: str) -> None:
+    first = run(config(), CHAT, spool=spool)
+    found, records = ways(first), first.manifest["ledger"]["kept"]
+    assert found["encoders"] == {f"gigatoken {GIGATOKEN}": records}
+    assert found["encoded_by_gigatoken"] == found["parsed_as_columns"] == records
+    assert found["rendered_as_columns"] + found["rendered_by_plans"] + found["rendered_by_jinja"] == records
+    assert 0 < found["compared_with_transformers"] <= 16
+    assert 0 < found["compared_with_jinja"] <= 16
+    other = run(config(), CHAT, "other", spool=spool)
+    assert told(other)["blocks_reused"] == told(other)["blocks"]
+    assert ways(other) == found
+    assert tree(other.output) == tree(first.output)
+
+
+def test_the_backend_of_the_reference_has_its_version_too(run: Run) -> None:
+    made = run(config(), CHAT, tokenizer_backend="transformers", render="jinja")
+    records = made.manifest["ledger"]["kept"]
+    assert ways(made)["encoders"] == {f"tokenizers {importlib.metadata.version('tokenizers')}": records}
+    assert ways(made)["parsed_as_objects"] == records
+    assert "compared_with_jinja" not in ways(made)  # all is jinja's
+
+
+# Who may use a block again
+
+FAST, REFERENCE = ("gigatoken", "auto"), ("transformers", "jinja")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "again"),
+    [
+        (FAST, ("auto", "auto"), False),
+        (FAST, ("transformers", "auto"), True),
+        (FAST, ("auto", "jinja"), True),
+        (("transformers", "auto"), REFERENCE, True),
+        (("gigatoken", "jinja"), REFERENCE, True),
+        (REFERENCE, REFERENCE, False),
+        (REFERENCE, FAST, False),
+    ],
+)
+def test_the_reference_uses_no_block_of_others(
+    run: Run, spool: str, first: tuple[str, str], second: tuple[str, str], again: bool
+) -> None:
+    names = ("tokenizer_backend", "render")
+    made = run(config(), CHAT, spool=spool, **dict(zip(names, first, strict=True)))
+    other = run(config(), CHAT, "other", spool=spool, **dict(zip(names, second, strict=True)))
+    found = told(other)
+    assert (found["blocks_reused"], found.get("blocks_replaced", 0)) == ((0, 1) if again else (1, 0))
+    assert tree(other.output) == tree(made.output)
+    third = run(config(), CHAT, "third", spool=spool, **dict(zip(names, second, strict=True)))
+    assert told(third)["blocks_reused"] == 1
+
+
+def test_a_block_that_was_checked_in_full_is_good_enough_for_all(run: Run, spool: str) -> None:
+    made = run(config(), CHAT, spool=spool)
+    full = run(config(), CHAT, "full", spool=spool, check="full")
+    assert (told(full)["blocks_reused"], told(full)["blocks_replaced"]) == (0, 1)
+    again = run(config(), CHAT, "again", spool=spool, check="full")
+    strict = run(config(), CHAT, "strict", spool=spool, tokenizer_backend="transformers", render="jinja")
+    for each in (again, strict):
+        assert told(each)["blocks_reused"] == 1
+        assert ways(each) == ways(full)
+        assert tree(each.output) == tree(made.output)
+
+
+def test_the_names_of_blocks_hold_the_versions_of_all_that_made_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer_path: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    job = Pipeline(PipelineConfig.from_dict(TEXT), [tmp_path / "a.jsonl"], tmp_path / "out", tokenizer_path)
+    version = importlib.metadata.version
+
+    def name() -> str:
+        return recipe.spool_recipe(recipe.facts(job.config, job.tokenizer, 0))
+
+    before, seen = name(), set[str]()
+    for library in ("orjson", "pyarrow", "numpy", "jinja2", "tokenizers", "transformers"):
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda each, other=library: "0" if each == other else version(each)
+        )
+        seen.add(name())
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(recipe, "GIGATOKEN", "0")
+    seen.add(name())
+    monkeypatch.undo()
+    assert name() == before
+    assert len(seen | {before}) == 8
+
+
+# --check full
+
+
+@pytest.mark.parametrize(
+    ("action", "backend", "render"), [("$role", "auto", "auto"), ("$last", "auto", "auto"), ("$role", *REFERENCE)]
+)
+def test_a_full_check_changes_nothing_and_is_counted(run: Run, action: str, backend: str, render: str) -> None:
+    lines = [json.dumps(each) for each in CHAT]
+    lines[3], lines[7], lines[9] = "no JSON", "", '{"messages": [{"role": "user", "content": "a", "content": "b"}]}'
+    data = "\n".join(lines).encode()
+    sampled = run(config(action), data, max_reject_rate=1)
+    full = run(config(action), data, "full", max_reject_rate=1, tokenizer_backend=backend, render=render, check="full")
+    assert tree(full.output) == tree(sampled.output)
+    found, records = told(full), full.manifest["ledger"]["kept"]
+    assert (found["check"], found["blocks_checked_in_full"]) == ("full", found["blocks"])
+    assert (found["compared_with_jinja"], found["compared_with_transformers"]) == (records, records)
+    assert run(config(action), data, "full", check="full", max_reject_rate=1).up_to_date
+
+
+@pytest.mark.parametrize("name", ["dpo_conversation", "grpo", "sft_instruction", "pretrain"])
+def test_every_kind_of_job_can_be_checked(run: Run, name: str) -> None:
+    side = [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A " * 40}]
+    rows = [
+        {
+            "prompt": "What? " * 20 if name == "sft_instruction" else side[:1], "completion": "So. " * 20,
+            "instruction": "Say it. ", "response": "It. " * 20, "output": "It.", "text": "words " * number,
+            "chosen": side, "rejected": [side[0], {"role": "assistant", "content": f"B {number}"}],
+            "responses": ["one", "two"], "rewards": [0.5, number], "input_ids": [5, 6, 7], "labels": [-100, 6, 7],
+        }
+        for number in range(5, 30)
+    ]  # fmt: skip
+    found = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    sampled = run(found, rows, max_reject_rate=1)
+    full = run(found, rows, "full", max_reject_rate=1, check="full")
+    assert tree(full.output) == tree(sampled.output)
+    assert told(full)["blocks_checked_in_full"] == 1
+
+
+def needle(rows: list[dict[str, Any]], text: str) -> tuple[bytes, int]:
+    """The rows as a file, and where the one begins that has the text."""
+    lines = [json.dumps(each) + "\n" for each in rows]
+    at = next(place for place, line in enumerate(lines) if text in line)
+    return "".join(lines).encode(), len("".join(lines[:at]).encode())
+
+
+def seen_by_a_full_check_alone(run: Run, job: dict[str, Any], data: bytes, offset: int, how: str) -> None:
+    wrong = run(job, data)
+    assert "blocks_encoded_again" not in told(wrong)
+    assert "blocks_rendered_again" not in told(wrong)
+    with pytest.raises(RunError, match=rf"--check full: .+input.jsonl \(byte offset {offset}\) is not .+: {how}"):
+        run(job, data, "full", check="full")
+
+
+def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample misses it: this is what `--check full` is for."""
+    data, offset = needle(TEXTS, "number 123,")
+    whole = Fast.encode
+
+    def other(self: Fast, texts: Sequence[str], special: bool) -> Ragged:
+        ids = whole(self, texts, special)
+        flat = ids.flat.copy()
+        for place in (place for place, text in enumerate(texts) if "number 123," in text):
+            flat[ids.offsets[place] + 2] += 1
+        return ids.with_flat(flat)
+
+    monkeypatch.setattr(backend.Fast, "encode", other)
+    seen_by_a_full_check_alone(run, TEXT, data, offset, r"column 'sequence': found \[.+\] from token 2 on, wanted")
+
+
+def test_one_chat_whose_offsets_are_another_ones(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
+            for n in range(200)]  # fmt: skip
+    data, offset = needle(rows, "Say 123!")
+    whole = Fast.encode_spans
+
+    def other(self: Fast, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+        ids, tokens = whole(self, texts, special, spans)
+        mine = [place for place, text in enumerate(texts) if "Say 123!" in text]
+        tokens = tokens.copy()
+        tokens[np.isin(spans[:, 0], mine), 0] -= 1
+        return ids, tokens
+
+    monkeypatch.setattr(backend.Fast, "encode_spans", other)
+    seen_by_a_full_check_alone(run, config(), data, offset, r"column 'loss_mask': found \[1.+, wanted \[0")
+
+
+def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
+            for n in range(200)]  # fmt: skip
+    data, offset = needle(rows, "Say 123!")
+    whole = template.join
+
+    def other(*given: Any) -> Any:
+        import pyarrow.compute as pc
+
+        texts = whole(*given)
+        return template.Texts(pc.replace_substring(texts.array, "Say 123!", "Say 321!"), texts.characters)
+
+    monkeypatch.setattr(template, "join", other)
+    seen_by_a_full_check_alone(run, config(), data, offset, r"column 'sequence': found")
+
+
+def test_one_line_that_is_parsed_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here: a key that stands twice, in a block that is taken as columns all the same."""
+    from beam_prep.core import columns, records
+
+    data, offset = needle(TEXTS, "number 123,")
+    doubled = data.replace(b'{"text": "Text number 123,', b'{"text": "", "text": "Text number 123,')
+    whole = columns.read_columns
+    monkeypatch.setattr(
+        records,
+        "read_columns",
+        lambda raw, starts, ends, wanted: whole(data, *records._line_borders(data, True), wanted),
+    )
+    wrong = run(TEXT, doubled)
+    assert wrong.manifest["ledger"]["rejected"] == {}
+    with pytest.raises(
+        RunError, match=rf"\(byte offset {offset}\) is not .+: found a row, wanted rejected \(duplicate"
+    ):
+        run(TEXT, doubled, "full", check="full")
+
+
+def test_an_output_that_was_not_checked_is_not_taken_for_one_that_was(run: Run) -> None:
+    assert not run(config(), CHAT).up_to_date
+    assert run(config(), CHAT).up_to_date
+    with pytest.raises(OutputError, match="was made without --check full: pass --overwrite"):
+        run(config(), CHAT, check="full")
+    before = tree(Path(run(config(), CHAT).output))
+    full = run(config(), CHAT, check="full", overwrite=True)
+    assert not full.up_to_date
+    assert told(full)["blocks_checked_in_full"] == 1
+    assert tree(full.output) == before
+    assert run(config(), CHAT, check="full").up_to_date
+    assert run(config(), CHAT).up_to_date
+
+
+def test_an_unknown_check_fails_before_anything_runs(run: Run) -> None:
+    with pytest.raises(ConfigError, match="check is 'all', wanted sample or full"):
+        run(config(), CHAT, check="all")
+
+
+# Two batches
+
+
+def batch(values: list[list[int]], domain: Sequence[str] = ()) -> Batch:
+    records = testing.records([{"n": number} for number in range(10)])
+    made = Batch(records.origin, records.ledger, np.arange(len(values), dtype=np.int32) * 2)
+    made.domain = list(domain) or ["a"] * len(values)
+    made.columns["x"] = Ragged.from_lists(values, np.int32)
+    made.schema["x"] = Column("x", "int32", 1, "ids")
+    return made
+
+
+def test_the_first_difference_of_two_batches() -> None:
+    rows = [[1, 2], [3], [], [4, 5, 6]]
+    assert first_difference(batch(rows), batch(rows)) is None
+    for row in range(4):
+        other = [each + [7] * (place >= row) for place, each in enumerate(rows)]
+        found = first_difference(batch(rows), batch(other))
+        assert found is not None
+        assert found[0] == 2 * row
+        assert found[1].startswith(f"column 'x': found [] from token {len(rows[row])} on, wanted [7]")
+    found = first_difference(batch(rows), batch(rows, "aaba"))
+    assert found == (4, "found the domain 'a', wanted 'b'")
+    assert first_difference(batch(rows), batch(rows[:3])) == (6, "found a row, wanted the other")
+    counted = batch(rows)
+    counted.count("doubles", np.array([0, 1, 0, 0]))
+    assert first_difference(counted, batch(rows)) == (2, "counter 'doubles': found 1, wanted 0")
+    rejected = batch(rows)
+    rejected.ledger.reject(5, "bad", "why")
+    assert first_difference(batch(rows), rejected) == (5, "found a row, wanted rejected (bad): why")
+    wide = batch(rows)
+    wide.columns["x"] = wide.columns["x"].with_flat(wide.columns["x"].flat.astype(np.int64))
+    assert first_difference(wide, batch(rows)) == (0, "column 'x': found int64, wanted int32")

@@ -1,0 +1,341 @@
+"""A spooled block of which a bit is wrong is made again or refused, wherever the bit lies; it never becomes data."""
+
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from beam_prep import errors
+from beam_prep.core.block import BlockReceipt
+from beam_prep.formats import spool as files
+from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
+from beam_prep.transforms import _spool, _stores, shard
+from beam_prep.transforms._spool import Spool
+from tests.test_resume import Jobs, changed, chat, spooled
+
+ENDINGS = (ROWS, SIDECAR, REJECTS)
+LABELS = changed(output__columns="labels", output__domain_key="topic")
+ONE_SHARD = changed(output__max_tokens_per_shard=10**9)
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+class Streamed:
+    """A file as those of object stores are read: not mapped, a part at a time."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "rb")  # noqa: SIM115  (as long as Arrow reads it)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "mapped": _spool.read_file,
+    "streamed": lambda path: pa.PythonFile(Streamed(path), mode="r"),
+}
+
+
+class Block:
+    """A block of two domains with rejects, and what its readers give."""
+
+    def __init__(self, jobs: Jobs, config: dict[str, Any]) -> None:
+        # The last lines are long, so that the rows take several chunks of checksums.
+        long = b"".join(chat(1, "two", number).replace(b"not far. ", b"not far. " * 12) for number in range(1, 31))
+        jobs.write("a.jsonl", chat(21) + long)
+        jobs.run("a.jsonl", spool=jobs.spool, config=config, block_bytes=8 << 20)
+        (rows,) = spooled(Path(jobs.spool))
+        stem = rows.name.removesuffix(ROWS)
+        self.spool = Spool(jobs.spool, stem.partition("-")[2])
+        self.digest = rows.parent.name + stem.partition("-")[0]
+        self.name = self.spool.name(self.digest)
+        self.paths = {ending: rows.with_name(stem + ending) for ending in ENDINGS}
+        self.whole = {ending: path.read_bytes() for ending, path in self.paths.items()}
+        found = self.spool.find(self.digest)
+        assert found is not None
+        self.receipt: BlockReceipt = found
+        assert len(self.whole[ROWS]) > 2 * 64 * 1024
+        self.seen = self.read()
+
+    def restore(self) -> None:
+        for ending, path in self.paths.items():
+            path.write_bytes(self.whole[ending])
+
+    def read(self, spool: Spool | None = None) -> list[str]:
+        """All that a job reads of it."""
+        spool = spool or self.spool
+        found = [repr(spool.receipt(self.name))]
+        for domain, (_, rows, _) in enumerate(self.receipt.domains):
+            for start, stop in ((0, rows), (rows // 3, rows // 2)):
+                part = spool.rows(self.name, domain, start, stop)
+                found.append(json.dumps({name: column.to_lists() for name, column in part.items()}))
+        (sidecar,) = spool.sidecars([self.name])
+        found += [repr((sidecar.line.tolist(), sidecar.domain.tolist(), sidecar.tokens.tolist(), sidecar.outcomes))]
+        found += [repr((sidecar.status.tolist(), sidecar.counters))]
+        return [*found, repr(list(spool.rejects([self.name])))]
+
+
+@pytest.fixture(scope="module", params=["masks", "labels"])
+def block(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Block:
+    jobs = Jobs(tmp_path_factory.mktemp("block"), tokenizer_path)
+    return Block(jobs, LABELS if request.param == "labels" else changed())
+
+
+@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=50, deadline=None)
+@given(ending=st.sampled_from(ENDINGS), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_a_block_is_found_or_read_by_nobody(
+    block: Block, reader: str, ending: str, place: float, bit: int
+) -> None:
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_spool, "read_file", READERS[reader])
+            flip(block.paths[ending], 8 * int(place * len(block.whole[ending])) + bit)
+            with pytest.raises(errors.SpoolError, match="damaged"):
+                block.spool.find(block.digest)
+            try:
+                assert block.read() == block.seen
+            except errors.SpoolError:
+                assert not block.paths[ROWS].exists()
+                assert block.spool.find(block.digest) is None
+                with pytest.raises(errors.SpoolError, match=r"is gone, or was set aside, in .+: run again"):
+                    block.read()
+    finally:
+        block.restore()
+
+
+@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=25, deadline=None)
+@given(ending=st.sampled_from(ENDINGS), share=st.floats(0, 1, exclude_max=True), more=st.binary(max_size=40))
+def test_a_file_that_is_cut_or_goes_on_is_found(
+    block: Block, reader: str, ending: str, share: float, more: bytes
+) -> None:
+    data = block.whole[ending]
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_spool, "read_file", READERS[reader])
+            for other in (data[: int(share * len(data))], data + more):
+                block.paths[ending].write_bytes(other)
+                if other != data:
+                    with pytest.raises(errors.SpoolError, match="damaged"):
+                        block.spool.find(block.digest)
+    finally:
+        block.restore()
+
+
+def test_a_slice_of_rows_proves_what_it_covers_and_no_more(block: Block) -> None:
+    """Else every shard that takes a few rows of a block would read all of it."""
+    domain = len(block.receipt.domains) - 1
+    rows = block.receipt.domains[domain][1]
+    parts = [(row, row + 1) for row in range(rows)]
+    whole = [block.spool.rows(block.name, domain, *part) for part in parts]
+    bad = []
+    try:
+        flip(block.paths[ROWS], 8 * (len(block.whole[ROWS]) // 2))
+        damaged = block.paths[ROWS].read_bytes()
+        for part, seen in zip(parts, whole, strict=True):
+            block.paths[ROWS].write_bytes(damaged)
+            try:
+                found = block.spool.rows(block.name, domain, *part)
+            except errors.SpoolError:
+                bad.append(part)
+                block.restore()
+            else:
+                assert {name: column.to_lists() for name, column in found.items()} == {
+                    name: column.to_lists() for name, column in seen.items()
+                }
+    finally:
+        block.restore()
+    assert 0 < len(bad) < rows
+
+
+def test_rows_of_another_block_are_not_those_that_the_plan_knows(block: Block) -> None:
+    rows = block.receipt.domains[0][1]
+    with pytest.raises(errors.FormatError, match="has not the rows"):
+        files.read_rows(pa.memory_map(str(block.paths[ROWS])), "x", 0, 0, rows + 1)
+    with pytest.raises(errors.FormatError, match="has not the rows"):
+        files.read_rows(pa.memory_map(str(block.paths[ROWS])), "x", len(block.receipt.domains), 0, 1)
+
+
+class Store:
+    """An object store in memory, as `_stores` calls it."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.objects, self.requests = objects, Counter[str]()
+
+    def _bytes(self, path: str) -> bytes:
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return self.objects[path]
+
+    def find(self, path: str) -> _stores.Found:
+        self.requests["find"] += 1
+        return _stores.Found(path, len(self._bytes(path)), "1", "", 0.0)
+
+    def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
+        self.requests["get"] += 1
+        return self._bytes(path)[start:stop]
+
+    def tail(self, path: str, size: int) -> tuple[bytes, int]:
+        self.requests["tail"] += 1
+        return self._bytes(path)[-size:], len(self._bytes(path))
+
+    def put(self, path: str, data: bytes, sha256: str | None) -> None:
+        self.objects[path] = bytes(data)
+
+    def delete(self, path: str) -> None:
+        del self.objects[path]
+
+
+@pytest.fixture
+def stored(block: Block, monkeypatch: pytest.MonkeyPatch) -> tuple[Spool, Store]:
+    spool = replace(block.spool, folder="s3://bucket/spool")
+    store = Store({f"s3://bucket/spool/{block.name}{ending}": data for ending, data in block.whole.items()})
+    monkeypatch.setattr(_stores, "_client", lambda path: store)
+    return spool, store
+
+
+def test_a_block_in_a_store_is_proven_with_few_requests(block: Block, stored: tuple[Spool, Store]) -> None:
+    spool, store = stored
+    assert spool.find(block.digest) == block.receipt
+    assert store.requests["tail"] == 3
+    assert store.requests["get"] <= 1
+    rows = block.receipt.domains[0][1]
+    store.requests.clear()
+    found = spool.rows(block.name, 0, 0, rows)
+    assert {name: part.to_lists() for name, part in found.items()} == {
+        name: part.to_lists() for name, part in block.spool.rows(block.name, 0, 0, rows).items()
+    }
+    assert store.requests["tail"] == 1
+    assert store.requests["get"] <= 2
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_damaged_block_in_a_store_is_found_and_set_aside(
+    block: Block, stored: tuple[Spool, Store], ending: str
+) -> None:
+    spool, store = stored
+    path = f"s3://bucket/spool/{block.name}{ending}"
+    data = bytearray(store.objects[path])
+    data[len(data) // 2] ^= 8
+    store.objects[path] = bytes(data)
+    with pytest.raises(errors.SpoolError, match="damaged"):
+        spool.find(block.digest)
+    with pytest.raises(errors.SpoolError, match="set aside"):
+        block.read(spool)
+    assert store.objects.keys() == {f"s3://bucket/spool/{block.name}{each}.damaged" for each in ENDINGS}
+    assert store.objects[path + ".damaged"] == data
+    assert spool.find(block.digest) is None
+
+
+# Whole runs
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
+    return Jobs(tmp_path, tokenizer_path)
+
+
+def told(jobs: Jobs, output: str = "out") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((jobs.folder / output / "run.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_block_is_made_again_and_counted(jobs: Jobs, seed: int) -> None:
+    jobs.write("a.jsonl", chat(100))
+    jobs.run("a.jsonl", output="first", spool=jobs.spool)
+    assert "blocks_damaged" not in told(jobs, "first")
+    drawn = random.Random(seed)
+    path = drawn.choice(sorted(Path(jobs.spool).rglob("*" + ENDINGS[seed % 3])))
+    whole = path.read_bytes()
+    flip(path, drawn.randrange(8 * len(whole)))
+    jobs.run("a.jsonl", spool=jobs.spool)
+    run = told(jobs)
+    assert run["blocks_damaged"] == 1
+    assert run["blocks_reused"] == run["blocks"] - 1
+    assert jobs.tree() == jobs.tree("first")
+    jobs.run("a.jsonl", output="third", spool=jobs.spool)
+    assert "blocks_damaged" not in told(jobs, "third")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_block_that_is_damaged_when_it_is_written_fails_the_run_and_the_next_makes_it_anew(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, ending: str, kept: bool
+) -> None:
+    jobs.write("a.jsonl", chat(100))
+    expected = jobs.scratch("a.jsonl", config=ONE_SHARD)
+    options = {"config": ONE_SHARD, **({"spool": jobs.spool} if kept else {})}
+    folder = Path(jobs.spool) if kept else jobs.folder / ".beam_prep"
+    plan = shard.make_plan
+
+    def damages(*given: Any) -> Any:
+        planned = plan(*given)
+        path = sorted(folder.rglob("*" + ending))[0] if ending != ROWS else sorted(spooled(folder))[0]
+        flip(path, 8 * (path.stat().st_size // 2))
+        return planned
+
+    monkeypatch.setattr(shard, "make_plan", damages)
+    if ending == SIDECAR:  # which the plan alone reads
+        jobs.run("a.jsonl", **options)
+        assert jobs.tree() == expected
+        return
+    with pytest.raises(errors.SpoolError, match=r"is damaged: .+; it is set aside .+: run again"):
+        jobs.run("a.jsonl", **options)
+    assert not (jobs.folder / "out").exists()
+    aside = {path.name.partition(".")[2] for path in folder.rglob("*.damaged")}
+    assert aside >= {ending[1:] + ".damaged", SIDECAR[1:] + ".damaged"}
+    monkeypatch.setattr(shard, "make_plan", plan)
+    jobs.run("a.jsonl", **options)
+    run = told(jobs)
+    assert not kept or run["blocks_reused"] == run["blocks"] - 1 > 0
+    assert "blocks_damaged" not in run
+    assert jobs.tree() == expected
+
+
+def test_a_sidecar_that_is_damaged_when_the_plan_is_made_fails_the_run(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.write("a.jsonl", chat(100))
+    expected = jobs.scratch("a.jsonl")
+    plan = shard.make_plan
+
+    def damages(*given: Any) -> Any:
+        for path in sorted(Path(jobs.spool).rglob("*" + SIDECAR)):
+            flip(path, 8 * (path.stat().st_size // 2))
+        return plan(*given)
+
+    monkeypatch.setattr(shard, "make_plan", damages)
+    with pytest.raises(errors.SpoolError, match="set aside"):
+        jobs.run("a.jsonl", spool=jobs.spool)
+    monkeypatch.setattr(shard, "make_plan", plan)
+    jobs.run("a.jsonl", spool=jobs.spool)
+    assert told(jobs)["blocks_damaged"] >= 1  # those that the plan did not come to
+    assert jobs.tree() == expected
+
+
+def test_a_block_that_was_lost_before_it_is_written_is_named(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.write("a.jsonl", chat(100))
+    plan = shard.make_plan
+
+    def loses(*given: Any) -> Any:
+        shutil.rmtree(jobs.spool)
+        return plan(*given)
+
+    monkeypatch.setattr(shard, "make_plan", loses)
+    with pytest.raises(errors.SpoolError, match=r"spool file .+ is gone, or was set aside, in .+: run again"):
+        jobs.run("a.jsonl", spool=jobs.spool)
