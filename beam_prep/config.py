@@ -529,6 +529,14 @@ class PipelineConfig(_Strict):
         by_role = any(section.action == "$role" for spec in self.outputs() for section in spec.sections)
         if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
             found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
+        if self.preprocessing.eos == "never" and not self.input.tokenized:
+            for spec in self.outputs():
+                if spec.kind == "ids" and not spec.has_template and spec.trains and len(spec.sections) > 1:
+                    fields = " and ".join(repr(section.field) for section in spec.sections)
+                    found.append(
+                        f"{spec.name}: nothing stands between the texts of {fields}, and no EOS ends them: let the "
+                        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned"
+                    )
         return found
 
     @property

@@ -136,6 +136,7 @@ class BlockReceipt:
         domains: per domain in order of first appearance: (domain, rows, tokens).
         counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
         columns: what each row has.
+        roles: role -> (messages, tokens, trained tokens), see `core.roles`.
     """
 
     lines: int
@@ -143,6 +144,7 @@ class BlockReceipt:
     domains: list[tuple[str, int, int]]
     counters: dict[str, int]
     columns: tuple[Column, ...]
+    roles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def kept(self) -> int:

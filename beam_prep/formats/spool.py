@@ -8,7 +8,7 @@ there are any. The first is written last: where it is whole, the others are too.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ import pyarrow as pa
 from beam_prep.core.batch import Batch
 from beam_prep.core.block import BlockReceipt, Kind, count_outcomes
 from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.records import Lost, lost_records
+from beam_prep.core.roles import RoleCounts
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 
-SPOOL_VERSION = 3
+SPOOL_VERSION = 4
 """Goes up with every change of what a spool file holds; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
@@ -37,6 +39,8 @@ class Rows:
         status: uint8 [lines], see `Ledger`.
         outcomes: what the codes of `status` mean.
         counters: name -> int64 [rows].
+        roles: who says what.
+        lost: the first records that were dropped with nothing to train on.
     """
 
     line: Array
@@ -45,6 +49,8 @@ class Rows:
     status: Array
     outcomes: list[tuple[Kind, str]]
     counters: dict[str, Array]
+    roles: RoleCounts = field(default_factory=RoleCounts)
+    lost: tuple[Lost, ...] = ()
 
 
 def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, bytes | memoryview]]:
@@ -58,6 +64,7 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
     tokens = row_tokens(batch)
+    roles = batch.roles.count(batch.line, len(batch.ledger.status))
     receipt = BlockReceipt(
         lines=len(batch.ledger.status),
         counts=count_outcomes(batch.ledger.status, batch.ledger.outcomes),
@@ -66,11 +73,12 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
         ],
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
+        roles=roles.sums(),
     )
     files: dict[str, bytes | memoryview] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit)
-    files[SIDECAR] = _sidecar(batch, domain, tokens)
+    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, lost_records(batch.ledger) if text_limit else [])
     files[ROWS] = _rows(batch, domain, receipt)
     return receipt, files
 
@@ -121,11 +129,17 @@ def _arrow(rows: Ragged) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(rows.offsets.astype(np.int32)), values)
 
 
-def _sidecar(batch: Batch, domain: Array, tokens: Array) -> bytes:
+def _sidecar(batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost: list[Lost]) -> bytes:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
+    columns |= {"role:line": roles.line.astype(np.int32), "role:role": roles.role.astype(np.int32)}
+    columns |= {f"role:{place}": counts.astype(np.int32) for place, counts in enumerate(roles.counts.T)}
     table = pa.table({name: pa.array([values]) for name, values in columns.items()})
-    footer = {"outcomes": json.dumps(batch.ledger.outcomes)}
+    footer = {
+        "outcomes": json.dumps(batch.ledger.outcomes),
+        "roles": json.dumps(roles.names),
+        "lost": json.dumps([asdict(record) for record in lost]),
+    }
     return _write(table, footer)
 
 
@@ -191,6 +205,7 @@ def read_receipt(source: Any, name: str) -> BlockReceipt:
     found = json.loads(_open(source, name).metadata[b"receipt"])
     found["domains"] = [tuple(entry) for entry in found["domains"]]
     found["columns"] = tuple(Column(**column) for column in found["columns"])
+    found["roles"] = {role: tuple(counts) for role, counts in found["roles"].items()}
     return BlockReceipt(**found)
 
 
@@ -223,7 +238,13 @@ def read_sidecar(source: Any, name: str) -> Rows:
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
     outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
     counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
-    return Rows(**found, outcomes=outcomes, counters=counters)
+    line, role, *counts = (
+        found.pop(f"role:{name}").astype(np.int64) for name in ("line", "role", 0, 1, 2)
+    )
+    names = tuple(json.loads(reader.metadata[b"roles"]))
+    roles = RoleCounts(names, line, role, np.column_stack(counts))
+    lost = tuple(Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"]))
+    return Rows(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
 
 
 def read_rejects(source: Any, name: str) -> list[dict[str, Any]]:
