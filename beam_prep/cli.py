@@ -52,8 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     inspect.add_argument("paths", nargs="+", metavar="PATH", help="an output directory; with --config: JSONL files")
-    inspect.add_argument("--record", type=int, help="number of the record to show (default: the first ones)")
-    inspect.add_argument("--count", type=int, default=3, help="records to show (default: 3)")
+    inspect.add_argument("--record", type=int, help="number of the only record to show")
+    inspect.add_argument(
+        "--count",
+        type=int,
+        help="show the first N records (default: the first, the shortest, the longest, and some that are drawn)",
+    )
     inspect.add_argument("--domain", help="only records of this domain")
     inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
     inspect.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config")

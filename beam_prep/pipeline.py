@@ -24,7 +24,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.backend import INHERITED, Backend, choose
 from beam_prep.core.block import InputFile
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
-from beam_prep.core.report import MAX_DROP_RATE
+from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
@@ -97,7 +97,7 @@ class Pipeline:
         tokenizer_path: str | os.PathLike[str],
         *,
         overwrite: bool = False,
-        max_reject_rate: float = 0.01,
+        max_reject_rate: float = MAX_REJECT_RATE,
         max_drop_rate: float = MAX_DROP_RATE,
         reject_text: int = 1000,
         block_bytes: int = BLOCK_BYTES,

@@ -8,7 +8,7 @@ from typing import Any
 from beam_prep.core.plan import Ledger, Plan
 from beam_prep.core.records import LOST, Lost
 
-MAX_DROP_RATE = 0.05
+MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
 CUT_SHARE = 0.05
 """A larger share of tokens that are cut off is worth a warning."""
 
@@ -94,8 +94,8 @@ def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: flo
         if most in ("untrained", "spans_unproven") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(gone)}): {advice}", plan, asked)
-    problem = too_many_lost(ledger, max_drop_rate)
-    return None if problem is None else _with_causes(problem, plan, asked)
+    lost = too_many_lost(ledger, max_drop_rate)
+    return None if lost is None else _with_causes(lost, plan, asked)
 
 
 def too_many_lost(ledger: Ledger, max_drop_rate: float) -> str | None:
@@ -129,7 +129,8 @@ def _with_causes(problem: str, plan: Plan, asked: Asked) -> str:
 
 
 def _first_reject(reject: Mapping[str, Any]) -> Iterable[str]:
-    where = f"{reject['file']}, line {reject['line']:,} (byte offset {reject['offset']})"
+    line = f", line {reject['line']:,}" if "line" in reject else ""
+    where = f"{reject['file']}{line} (byte offset {reject['offset']})"
     message = " ".join((reject["message"] or "").split())
     yield f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
 

@@ -56,6 +56,14 @@ class ShardReader(Protocol):
         """
         ...
 
+    def sizes(self) -> Array:
+        """int64 [rows]: how large each row is, for comparing rows of a shard; known without reading them.
+
+        Raises:
+            FormatError: see `len`.
+        """
+        ...
+
 
 class Format(Protocol):
     """A way to keep one shard in files."""

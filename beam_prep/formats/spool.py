@@ -6,9 +6,10 @@ borders need: each line's outcome, each row's domain and tokens. `<name>.rejects
 there are any. The first is written last: where it is whole, the others are too.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class Rows:
     status: Array
     outcomes: list[tuple[Kind, str]]
     counters: dict[str, Array]
-    roles: RoleCounts = field(default_factory=RoleCounts)
+    roles: RoleCounts = dataclasses.field(default_factory=RoleCounts)
     lost: tuple[Lost, ...] = ()
 
 
@@ -238,12 +239,12 @@ def read_sidecar(source: Any, name: str) -> Rows:
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
     outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
     counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
-    line, role, *counts = (
-        found.pop(f"role:{name}").astype(np.int64) for name in ("line", "role", 0, 1, 2)
-    )
+    line, role, *counts = (found.pop(f"role:{name}").astype(np.int64) for name in ("line", "role", 0, 1, 2))
     names = tuple(json.loads(reader.metadata[b"roles"]))
     roles = RoleCounts(names, line, role, np.column_stack(counts))
-    lost = tuple(Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"]))
+    lost = tuple(
+        Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"])
+    )
     return Rows(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
 
 

@@ -29,7 +29,7 @@ from beam_prep.core.plan import (
     make_plan,
     pack_receipts,
 )
-from beam_prep.core.report import MAX_DROP_RATE
+from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.core.store import settle
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError
@@ -187,7 +187,7 @@ class Shard(beam.PTransform):
 
     Raises:
         OutputError: the output is there and `overwrite` is not set, or it is not an output of ours.
-        RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects then lie in `OUTPUT.failed/`.
+        RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
     """
 
     output: str
@@ -197,7 +197,7 @@ class Shard(beam.PTransform):
     pack: Layout = dataclasses.field(default_factory=Layout)
     untrained: Untrained = "drop"
     dtype: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    max_reject_rate: float = 0.01
+    max_reject_rate: float = MAX_REJECT_RATE
     max_drop_rate: float = MAX_DROP_RATE
     reject_text: int = 1000
     tokenizer: Tokenizer | None = None
