@@ -70,8 +70,9 @@ def inspect(
         numbers = dict.fromkeys(range(min(checked_count(count), len(rows))), "")
     else:
         shards = len(dataset.manifest["shards"])
+        unit = " in bytes" if dataset.format == "tfrecord" else ""
         some = f" of {_SHARDS} shards" if shards > _SHARDS else ""
-        numbers = picked(*rows.sizes(_SHARDS), len(rows), some)
+        numbers = picked(*rows.sizes(_SHARDS), len(rows), unit + some)
     screen = Screen()
     texts = (render(rows, number, screen.marks, screen.width, why) for number, why in numbers.items())
     screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))

@@ -57,7 +57,7 @@ class ShardReader(Protocol):
         ...
 
     def sizes(self) -> Array:
-        """int64 [rows]: how large each row is, for comparing rows of a shard; known without reading them.
+        """int64 [rows]: values of each row, of all columns; or its bytes, where these alone are known without reading.
 
         Raises:
             FormatError: see `len`.

@@ -194,6 +194,11 @@ class Dataset:
         return tuple(column.name for column in self.schema)
 
     @property
+    def format(self) -> str:
+        """The format that is read, of those in which the output is written."""
+        return self._output._format.name
+
+    @property
     def domains(self) -> tuple[str, ...]:
         """Names of the domains that have rows here, in the order of the rows."""
         return tuple(name for name, rows in self._output.rows_of.items() if _within(self._rows, rows))
@@ -255,7 +260,7 @@ class Dataset:
             most: shards that are looked at; of more, the first and some that are drawn, always the same ones.
 
         Returns:
-            int64 [rows] each: numbers of rows, ascending, and sizes, which can be compared with each other.
+            int64 [rows] each: numbers of rows, ascending, and sizes: values of all columns, in TFRecord files bytes.
 
         Raises:
             FormatError: a shard is missing or damaged.
