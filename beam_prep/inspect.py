@@ -69,10 +69,10 @@ def inspect(
     elif count is not None:
         numbers = dict.fromkeys(range(min(checked_count(count), len(rows))), "")
     else:
-        shards = len(dataset.manifest["shards"])
+        known, sizes = rows.sizes(_SHARDS)
         unit = " in bytes" if dataset.format == "tfrecord" else ""
-        some = f" of {_SHARDS} shards" if shards > _SHARDS else ""
-        numbers = picked(*rows.sizes(_SHARDS), len(rows), unit + some)
+        some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
+        numbers = picked(known, sizes, len(rows), unit + some)
     screen = Screen()
     texts = (render(rows, number, screen.marks, screen.width, why) for number, why in numbers.items())
     screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))
