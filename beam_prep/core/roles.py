@@ -15,8 +15,14 @@ NAME_LIMIT = 64
 """Characters of a role that are kept: it stands in every receipt."""
 
 
-def _none(columns: int = 0) -> Array:
-    return np.zeros((0, columns) if columns else 0, np.int64)
+TOKENS, TRAINED, BOTH = 0, 1, 2
+"""What a span counts for: the tokens of its role, those that are trained, or both."""
+
+UNSET = -1
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +32,15 @@ class Roles:
     Attributes:
         names: of the roles.
         line, role: int64 [messages]: of every message that was rendered; a message of two outputs counts in both.
-        spans: int64 [spans, 6]: tokens of one role: line, role, first and one past the last, counted in their
-            sequence, the tokens of that sequence, and 1 where they are trained. No two with the same last entry share
-            a token.
+        spans: int64 [6, spans]: tokens of one role: line, role, first and one past the last, counted in their
+            sequence, the tokens of that sequence, and for what they count: `TOKENS`, `TRAINED` or `BOTH`. No two that
+            count for the same share a token.
     """
 
     names: tuple[str, ...] = ()
     line: Array = field(default_factory=_none)
     role: Array = field(default_factory=_none)
-    spans: Array = field(default_factory=lambda: _none(6))
+    spans: Array = field(default_factory=lambda: np.zeros((6, 0), np.int64))
 
     def said(self, names: tuple[str, ...], line: Array, said: Ragged) -> "Roles":
         """With the messages of another output.
@@ -59,29 +65,28 @@ class Roles:
         sequences = tokens.values if isinstance(tokens.values, Ragged) else tokens
         if isinstance(tokens.values, Ragged):
             line = np.repeat(line, tokens.lengths)
-        known = segments.role >= 0
+        known = np.flatnonzero(segments.role != UNSET)
+        kinds = np.full(len(known), TOKENS) if trained is None else np.where(trained[known], BOTH, TOKENS)
+        start, stop = segments.start[known], segments.stop[known]
+        parts = [(known, start, stop, kinds)]
+        if (start[1:] < stop[:-1]).any():
+            # Some share a token: it counts for the first of them, and for the first that is trained.
+            picks = [(known, TOKENS), (known[kinds == BOTH], TRAINED)]
+            parts = [(*_disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
         spans = [self.spans]
-        for kind, wanted in enumerate([known] if trained is None else [known, known & trained]):
-            start, stop = segments.start[wanted], segments.stop[wanted]
-            sequence, role = segments.sequence[wanted], segments.role[wanted]
-            order = np.argsort(start, kind="stable")
-            start, stop, sequence, role = start[order], stop[order], sequence[order], role[order]
-            # A token of two of them counts for the first.
-            before = np.maximum.accumulate(np.append(0, stop[:-1])) if len(stop) else stop
-            start = np.minimum(np.maximum(start, before), stop)
+        for places, start, stop, kinds in parts:
+            sequence = segments.sequence[places]
             begin = sequences.offsets[sequence]
-            entries = [line[sequence], role, start - begin, stop - begin, sequences.lengths[sequence]]
-            spans.append(np.column_stack([*entries, np.full(len(role), kind)]))
-        return replace(self, spans=np.concatenate(spans))
+            entries = line[sequence], segments.role[places], start - begin, stop - begin, sequences.lengths[sequence]
+            spans.append(np.stack([*entries, kinds]))
+        return replace(self, spans=np.concatenate(spans, axis=1))
 
     def cut(self, length: int, keep_end: bool) -> "Roles":
         """Of sequences cut to `length` tokens."""
-        spans = self.spans.copy()
-        if keep_end:
-            spans[:, 2:4] -= np.maximum(spans[:, 4:5] - length, 0)
-        np.clip(spans[:, 2:4], 0, length, out=spans[:, 2:4])
-        np.minimum(spans[:, 4], length, out=spans[:, 4])
-        return replace(self, spans=spans)
+        line, role, start, stop, size, kind = self.spans
+        before = np.maximum(size - length, 0) if keep_end else 0
+        start, stop = (np.clip(place - before, 0, length) for place in (start, stop))
+        return replace(self, spans=np.stack([line, role, start, stop, np.minimum(size, length), kind]))
 
     def count(self, kept: Array, lines: int) -> "RoleCounts":
         """Messages of all lines, tokens of those that are kept.
@@ -90,28 +95,42 @@ class Roles:
             kept: int32 [rows], their lines.
             lines: of the block.
         """
+        roles = len(self.names)
+        messages = self.line * roles + self.role
+        found = None
+        if lines * roles > 2 * len(messages) + _FEW:
+            found, messages = np.unique(messages, return_inverse=True)
+        size = lines * roles if found is None else len(found)
         alive = np.zeros(lines, bool)
         alive[kept] = True
-        spans = self.spans[alive[self.spans[:, 0]]]
-        keys = np.concatenate([self.line * len(self.names) + self.role, spans[:, 0] * len(self.names) + spans[:, 1]])
-        if lines * len(self.names) <= 2 * len(keys) + _FEW:
-            found = np.flatnonzero(np.bincount(keys))
-            place = np.zeros(lines * len(self.names), np.int64)
-            place[found] = np.arange(len(found))
-            place = place[keys]
-        else:
-            found, place = np.unique(keys, return_inverse=True)
-        messages, of_spans = place[: len(self.line)], place[len(self.line) :]
-        sizes = spans[:, 3] - spans[:, 2]
-        counts = [
-            np.bincount(messages, minlength=len(found)),
-            *(np.bincount(of_spans, np.where(spans[:, 5] == kind, sizes, 0), len(found)) for kind in (0, 1)),
-        ]
-        line, role = np.divmod(found, max(1, len(self.names)))
-        return RoleCounts(_short(self.names), line, role, np.column_stack(counts).astype(np.int64))
+        line, role, start, stop, _, kind = self.spans
+        of_spans = line * roles + role
+        of_spans = of_spans if found is None else np.searchsorted(found, of_spans)
+        sizes = np.where(alive[line], stop - start, 0)
+        counts = np.array(
+            [
+                np.bincount(messages, minlength=size),
+                np.bincount(of_spans, np.where(kind == TRAINED, 0, sizes), size),
+                np.bincount(of_spans, np.where(kind == TOKENS, 0, sizes), size),
+            ],
+            np.int64,
+        )
+        if found is None:
+            found = np.flatnonzero(counts[0])
+            counts = counts[:, found]
+        line, role = np.divmod(found, max(1, roles))
+        return RoleCounts(_short(self.names), line, role, counts)
 
 
 _FEW = 1 << 16
+
+
+def _disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]:
+    """(some segments, in order, their starts, their stops), where a shared token is left to the first."""
+    places = places[np.argsort(segments.start[places], kind="stable")]
+    start, stop = segments.start[places], segments.stop[places]
+    before = np.maximum.accumulate(np.append(0, stop))[:-1]
+    return places, np.minimum(np.maximum(start, before), stop), stop
 
 
 def _short(names: Sequence[str]) -> tuple[str, ...]:
@@ -126,19 +145,20 @@ class RoleCounts:
     Attributes:
         names: of the roles.
         line, role: int64 [entries], ascending by line.
-        counts: int64 [entries, 3]: messages; tokens; tokens that are trained.
+        counts: int64 [3, entries]: messages; tokens; tokens that are trained.
     """
 
     names: tuple[str, ...] = ()
     line: Array = field(default_factory=_none)
     role: Array = field(default_factory=_none)
-    counts: Array = field(default_factory=lambda: _none(3))
+    counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
 
     def sums(self, lines: int | None = None) -> dict[str, tuple[int, int, int]]:
         """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or all."""
         stop = len(self.line) if lines is None else int(np.searchsorted(self.line, lines))
         sums = np.zeros((len(self.names), 3), np.int64)
-        np.add.at(sums, self.role[:stop], self.counts[:stop])
+        for place, counts in enumerate(self.counts):
+            sums[:, place] = np.bincount(self.role[:stop], counts[:stop], len(self.names))
         totals: dict[str, tuple[int, int, int]] = {}
         for name, (messages, tokens, trained) in zip(self.names, sums.tolist(), strict=True):
             if messages:

@@ -133,8 +133,8 @@ def _arrow(rows: Ragged) -> pa.ListArray:
 def _sidecar(batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost: list[Lost]) -> bytes:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
-    columns |= {"role:line": roles.line.astype(np.int32), "role:role": roles.role.astype(np.int32)}
-    columns |= {f"role:{place}": counts.astype(np.int32) for place, counts in enumerate(roles.counts.T)}
+    by_role = [np.diff(roles.line, prepend=0), roles.role, *roles.counts]
+    columns |= {f"role:{place}": _narrow(counts) for place, counts in enumerate(by_role)}
     table = pa.table({name: pa.array([values]) for name, values in columns.items()})
     footer = {
         "outcomes": json.dumps(batch.ledger.outcomes),
@@ -142,6 +142,11 @@ def _sidecar(batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost
         "lost": json.dumps([asdict(record) for record in lost]),
     }
     return _write(table, footer)
+
+
+def _narrow(counts: Array) -> Array:
+    """Numbers from 0 on in the smallest dtype."""
+    return counts.astype(np.min_scalar_type(counts.max(initial=0)))
 
 
 def _rejects(batch: Batch, text_limit: int) -> bytes:
@@ -239,9 +244,8 @@ def read_sidecar(source: Any, name: str) -> Rows:
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
     outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
     counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
-    line, role, *counts = (found.pop(f"role:{name}").astype(np.int64) for name in ("line", "role", 0, 1, 2))
-    names = tuple(json.loads(reader.metadata[b"roles"]))
-    roles = RoleCounts(names, line, role, np.column_stack(counts))
+    steps, role, *counts = (found.pop(f"role:{place}").astype(np.int64) for place in range(5))
+    roles = RoleCounts(tuple(json.loads(reader.metadata[b"roles"])), np.cumsum(steps), role, np.stack(counts))
     lost = tuple(
         Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"])
     )
