@@ -52,8 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     inspect.add_argument("paths", nargs="+", metavar="PATH", help="an output directory; with --config: JSONL files")
-    inspect.add_argument("--record", type=int, help="number of the record to show (default: the first ones)")
-    inspect.add_argument("--count", type=int, default=3, help="records to show (default: 3)")
+    inspect.add_argument("--record", type=int, help="number of the only record to show")
+    inspect.add_argument(
+        "--count",
+        type=int,
+        help="show the first N records (default: the first, the shortest, the longest, and some that are drawn)",
+    )
     inspect.add_argument("--domain", help="only records of this domain")
     inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
     inspect.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config")
@@ -148,6 +152,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         tokenizer_path=given.tokenizer_path,
         overwrite=given.overwrite,
         max_reject_rate=given.max_reject_rate,
+        max_drop_rate=given.max_drop_rate,
         reject_text=given.reject_text,
         block_bytes=given.block_bytes,
         spool=given.spool,
@@ -191,12 +196,15 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
 
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """What a run gave, in a few lines."""
+    from beam_prep.core import report
+
     ledger, totals = manifest["ledger"], manifest["totals"]
     lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
     ids_of = {column["name"]: column["of"] for column in manifest["columns"]}
     for column, trained in totals["trained"].items():
         of = totals["tokens"][ids_of[column]]
         lines.append(f"  {column}: {trained:,} trained tokens ({trained / of if of else 0:.1%} of {ids_of[column]})")
+    lines += [f"  {line}" for line in report.lines(report.Found.of(manifest), report.Asked.of(manifest["config"]))]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())

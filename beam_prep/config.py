@@ -575,6 +575,14 @@ class PipelineConfig(_Strict):
             found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
         if step.packing_strategy == "none" and "packing_group" in step.model_fields_set:
             found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
+        if self.preprocessing.eos == "never" and not self.input.tokenized:
+            for spec in self.outputs():
+                if spec.kind == "ids" and not spec.has_template and spec.trains and len(spec.sections) > 1:
+                    fields = " and ".join(repr(section.field) for section in spec.sections)
+                    found.append(
+                        f"{spec.name}: nothing stands between the texts of {fields}, and no EOS ends them: let the "
+                        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned"
+                    )
         return found
 
     @property

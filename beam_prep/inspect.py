@@ -27,7 +27,7 @@ from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.formats import Row
-from beam_prep.readers.dataset import Dataset, open_dataset
+from beam_prep.readers.dataset import Dataset, drawn, open_dataset
 
 OPEN, CLOSE = "⟦", "⟧"
 SIDE_BY_SIDE = 100
@@ -47,14 +47,16 @@ VISIBLE = (
 
 
 def inspect(
-    output: str | os.PathLike[str], record: int | None = None, count: int = 3, domain: str | None = None
+    output: str | os.PathLike[str], record: int | None = None, count: int | None = None, domain: str | None = None
 ) -> None:
-    """Prints records of an output, decoded.
+    """Prints records of an output, decoded: the first, the shortest, the longest, and some that are drawn.
+
+    The same ones each time. Of an output of many shards, the shortest and longest are those of some of them.
 
     Args:
         output: an output directory.
         record: the number of the only record to print (negative: from the end); numbers are those of `domain` if given.
-        count: how many of the first records to print, without `record`.
+        count: print the first records instead, so many.
         domain: only records of this domain.
 
     Raises:
@@ -62,10 +64,41 @@ def inspect(
     """
     dataset = open_dataset(output)
     rows = dataset if domain is None else dataset.domain(domain)
-    numbers = range(min(checked_count(count), len(rows))) if record is None else [_number(rows, record, domain)]
+    if record is not None:
+        numbers = {_number(rows, record, domain): ""}
+    elif count is not None:
+        numbers = dict.fromkeys(range(min(checked_count(count), len(rows))), "")
+    else:
+        known, sizes = rows.sizes(_SHARDS)
+        unit = " in bytes" if dataset.format == "tfrecord" else ""
+        some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
+        numbers = picked(known, sizes, len(rows), unit + some)
     screen = Screen()
-    texts = (render(rows, number, screen.marks, screen.width) for number in numbers)
+    texts = (render(rows, number, screen.marks, screen.width, why) for number, why in numbers.items())
     screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))
+
+
+_SHARDS = 16  # that are looked at for the shortest and the longest row
+_DRAWN = 3
+
+
+def picked(numbers: Array, sizes: Array, rows: int, some: str = "") -> dict[int, str]:
+    """Rows to show, and why: the first, the shortest, the longest, and some that are drawn, always the same ones.
+
+    Args:
+        numbers: int64, rows of which the size is known.
+        sizes: int64, their sizes.
+        rows: how many there are.
+        some: what to say of the shortest and the longest.
+    """
+    if not rows:
+        return {}
+    why: dict[int, list[str]] = {0: ["the first"]}
+    for name, place in (("shortest", np.argmin(sizes)), ("longest", np.argmax(sizes))):
+        why.setdefault(int(numbers[place]), []).append(f"the {name}{some}")
+    others = [number for number in drawn(rows, _DRAWN + len(why)).tolist() if number not in why]
+    why |= {number: ["drawn"] for number in others[:_DRAWN]}
+    return {number: ", ".join(reasons) for number, reasons in why.items()}
 
 
 class Screen:
@@ -219,7 +252,7 @@ class Look:
     width: int = 80
 
 
-def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80) -> Text:
+def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, why: str = "") -> Text:
     """One record: a header, then each output under its name, values as numbers.
 
     Args:
@@ -227,6 +260,7 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80) -
         index: the row; negative: from the end.
         marks: what is trained stands between `⟦` and `⟧`, for text without colours.
         width: characters of a line; only preference pairs are fitted to it.
+        why: why it is shown, for the header.
 
     Raises:
         IndexError: there is no such row.
@@ -234,7 +268,8 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80) -
     """
     row = dataset[index]
     look = Look(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path), marks, width)
-    return render_row(look, row, [f"record {index % len(dataset)}", f"domain {dataset.domain_of(index)}"])
+    title = [f"record {index % len(dataset)}", why, f"domain {dataset.domain_of(index)}"]
+    return render_row(look, row, [part for part in title if part])
 
 
 def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] = ()) -> Text:

@@ -176,6 +176,17 @@ OPTIONS = (
         example="0.05",
     ),
     Option(
+        name="max_drop_rate",
+        label="Largest share of records with nothing to train on",
+        group="Output",
+        kind="number",
+        help="fail when a larger share of the records is dropped as empty or untrained",
+        default=0.05,
+        metavar="SHARE",
+        pattern=r"^(0(\.\d+)?|1(\.0+)?)$",
+        example="0.2",
+    ),
+    Option(
         name="reject_text",
         label="Characters kept of a rejected record",
         group="Output",

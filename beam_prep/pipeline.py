@@ -25,6 +25,7 @@ from beam_prep.core.backend import INHERITED, Backend, choose
 from beam_prep.core.block import InputFile
 from beam_prep.core.check import IN_FULL, Check, Trust
 from beam_prep.core.hashing import Node, tree_digest, tree_nodes
+from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
@@ -73,6 +74,8 @@ class Pipeline:
             on `gs://` or `s3://`: see docs/storage.md.
         overwrite: replace another job's output.
         max_reject_rate: a larger share of rejected records fails the run.
+        max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
+            `untrained`).
         reject_text: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
         block_bytes: bytes of input that are worked on at a time; a multiple of 65536. Changes no byte of the output.
         spool: a folder that keeps tokenised blocks for later runs; without it they go when the run has succeeded.
@@ -97,7 +100,8 @@ class Pipeline:
         tokenizer_path: str | os.PathLike[str],
         *,
         overwrite: bool = False,
-        max_reject_rate: float = 0.01,
+        max_reject_rate: float = MAX_REJECT_RATE,
+        max_drop_rate: float = MAX_DROP_RATE,
         reject_text: int = 1000,
         block_bytes: int = BLOCK_BYTES,
         spool: str | None = None,
@@ -114,8 +118,9 @@ class Pipeline:
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
-        if not 0 <= max_reject_rate <= 1:
-            raise ConfigError(f"max_reject_rate is {max_reject_rate}, wanted a share between 0 and 1")
+        for name, share in (("max_reject_rate", max_reject_rate), ("max_drop_rate", max_drop_rate)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"{name} is {share}, wanted a share between 0 and 1")
         self.output = normal(os.fspath(output_dir))
         if is_local(self.output) and not is_local(staging or ""):
             raise ConfigError(
@@ -138,6 +143,7 @@ class Pipeline:
         self.check = check
         self.overwrite = overwrite
         self.max_reject_rate = max_reject_rate
+        self.max_drop_rate = max_drop_rate
         self.reject_text = reject_text
         self.block_bytes = block_bytes
         self.spool = os.path.abspath(spool) if spool and is_local(spool) else spool
@@ -222,7 +228,10 @@ class Pipeline:
         if self.spool is None:
             self.staging.remove_kept()
         result = self._result(up_to_date=False)
-        log.info("%s", _how_made(json.loads(read_bytes(join(self.output, RUN)))))
+        run = json.loads(read_bytes(join(self.output, RUN)))
+        log.info("%s", _how_made(run))
+        for warning in run["warnings"]:
+            log.warning("warning: %s", warning)
         return result
 
     @functools.cached_property
@@ -271,6 +280,7 @@ class Pipeline:
                 untrained=config.preprocessing.untrained,
                 dtype=config.columns(),
                 max_reject_rate=self.max_reject_rate,
+                max_drop_rate=self.max_drop_rate,
                 reject_text=self.reject_text,
                 tokenizer=self.tokenizer,
                 overwrite=self.overwrite,

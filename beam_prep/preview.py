@@ -1,4 +1,4 @@
-"""`beam-prep inspect FILE --config C --tokenizer_path T`: the first rows of a run before it runs. Writes nothing."""
+"""`beam-prep inspect FILE --config C --tokenizer_path T`: rows of a run before it runs. Writes nothing."""
 
 import dataclasses
 import itertools
@@ -12,21 +12,29 @@ from rich.text import Text
 
 from beam_prep.config import PipelineConfig
 from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.block import ALIVE, InputFile, Ledger
+from beam_prep.core.block import ALIVE, InputFile, count_outcomes
+from beam_prep.core.hashing import CHUNK
 from beam_prep.core.json_list import is_json_file
 from beam_prep.core.mask import RoleMask, build_mask
 from beam_prep.core.pad import pad
-from beam_prep.core.records import Records
+from beam_prep.core.plan import ROLE_COUNTS, Plan
+from beam_prep.core.plan import Ledger as PlanLedger
+from beam_prep.core.ragged import offsets_of
+from beam_prep.core.records import Lost, Records, lost_records
+from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
 from beam_prep.core.shift import to_labels
 from beam_prep.core.store import settle
 from beam_prep.core.tokenized import from_tokens
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.core.truncate import truncate
-from beam_prep.inspect import VISIBLE, Look, Screen, checked_count, columns_line, legend, render_row
+from beam_prep.formats.manifest import count_tokens
+from beam_prep.formats.spool import row_tokens
+from beam_prep.inspect import VISIBLE, Look, Screen, checked_count, columns_line, legend, picked, render_row
+from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import layout, pad_id_of, read_config, rendered
 from beam_prep.transforms._files import list_inputs
 from beam_prep.transforms._tokenizers import load_tokenizer
-from beam_prep.transforms.read import FIRST_BYTES, first_records
+from beam_prep.transforms.read import FIRST_BYTES, first_records, records_at
 
 _AT_ONCE = 256  # lines
 _PROBLEMS = 10  # that are shown one by one
@@ -44,20 +52,23 @@ def preview(
     inputs: Sequence[str] | str,
     config: PipelineConfig | str | os.PathLike[str],
     tokenizer_path: str | os.PathLike[str],
-    count: int = 3,
+    count: int | None = None,
 ) -> None:
-    """Prints the first rows that a run would write, and what became of the records before them.
+    """Prints rows that a run would write, what becomes of other records, and what the run would say.
+
+    Some records are looked at, always the same ones: at the beginning of the files, and in places farther on. Of their
+    rows the first, the shortest, the longest, and some that are drawn are shown.
 
     Args:
         inputs: paths and globs of JSONL files, as for a run.
         config: a config, or the path of its JSON file.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        count: rows to print.
+        count: print the first rows instead, so many, with what became of the records before them.
 
     Raises:
         ConfigError, InputError, TokenizerError, RunError: as a run with these arguments would.
     """
-    count = checked_count(count)
+    count = None if count is None else checked_count(count)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
     if not isinstance(config, PipelineConfig):
         config = read_config(config)
@@ -76,7 +87,7 @@ class _Job:
     name: str
     tokenizer: Tokenizer
     files: Sequence[InputFile]
-    count: int
+    count: int | None
     screen: Screen
 
 
@@ -109,14 +120,22 @@ def _tokenized(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -
 
 
 def _texts(job: _Job) -> Iterator[Text]:
-    """What is printed: a head, the rows with what is left out between them, and what is missing at the end."""
-    entries = _entries(job)
-    first = list(itertools.islice(entries, 1))  # what is wrong with the config or a file is raised before the head
+    """What is printed: a head, rows and what is left out, and what a run would say."""
+    sample = list(_sample(job))  # what is wrong with the config or a file is raised before the head
+    rows = _sampled_rows(job, sample) if job.count is None else _first_rows(job, job.count)
+    first = list(itertools.islice(rows, 1))
     yield _head(job)
+    yield from first
+    yield from rows
+    yield _report(job, sample)
+
+
+def _first_rows(job: _Job, count: int) -> Iterator[Text]:
+    """The first rows with what is left out between them, and what is missing at the end."""
     kept = left_out = 0
     more: Counter[str] = Counter()
-    for entry in itertools.chain(first, entries):
-        if kept == job.count:
+    for entry in _entries(job, count):
+        if kept == count:
             break
         if isinstance(entry, Text):
             kept += 1
@@ -129,10 +148,121 @@ def _texts(job: _Job) -> Iterator[Text]:
     if more:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in more.items())
         yield Text(f"{more.total():,} more records are left out: {counts}")
-    if kept < job.count:
+    if kept < count:
         whole = all(file.size <= FIRST_BYTES and file.compression is None for file in job.files)
         found = f"{kept:,} row{'s' * (kept != 1)}"
         yield Text(f"{found} in {'all' if whole else f'the first {FIRST_BYTES // 1024:,} KB of each file'}")
+
+
+_FILES = 8  # that are looked at
+_PARTS = 12  # of all files
+_PART_BYTES = CHUNK
+_HEAD_BYTES = 4 * CHUNK
+
+
+def _sample(job: _Job) -> Iterator[Batch]:
+    """Some blocks of the input: the beginning of files, and of plain ones parts that lie farther on."""
+    some = drawn(len(job.files), _FILES, first=True).tolist()
+    head = max(CHUNK, _HEAD_BYTES // len(some) // CHUNK * CHUNK)
+    for index in some:
+        source = job.files[index]
+        parts = [first_records(source, index, head)]
+        if source.compression is None and not is_json_file(source.path) and source.size > head:
+            places = (source.size - head - 1) // _PART_BYTES + 1
+            for place in drawn(places, _PARTS // len(some) - 1).tolist():
+                parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
+        yield from (prepare(records, job.config, job.tokenizer) for records in parts if records is not None)
+
+
+def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
+    """Rows of the sample: the first, the shortest, the longest, some that are drawn; and a record of each problem."""
+    starts = offsets_of([len(batch) for batch in sample])
+    sizes = np.concatenate([np.zeros(0, np.int64), *map(row_tokens, sample)])
+    shown = [_Shown(job, batch) for batch in sample]
+    for number, why in picked(np.arange(len(sizes)), sizes, len(sizes)).items():
+        place = int(np.searchsorted(starts, number, side="right")) - 1
+        yield shown[place].row(number - int(starts[place]), why)
+    problems: dict[str, _LeftOut] = {}
+    for batch, each in zip(sample, shown, strict=True):
+        for code, (kind, reason) in enumerate(batch.ledger.outcomes, start=1):
+            first = np.flatnonzero(batch.ledger.status == code)[:1].tolist()
+            if kind != "blank" and reason not in problems and first:
+                problems[reason] = each.left_out(first[0])
+    yield from map(_problem, list(problems.values())[:_PROBLEMS])
+
+
+def _report(job: _Job, sample: Sequence[Batch]) -> Text:
+    """What a run would say, had it these records."""
+    plan, found = _as_planned(job, sample)
+    asked, ledger = Asked.of(job.config.canonical()), plan.ledger
+    where = (
+        "all of the input" if len(sample) == 1 and _is_all(job.files, sample[0]) else f"{len(sample):,} places of it"
+    )
+    text = Text().append(f"{ledger.read:,} records looked at, {where}", "bold")
+    share = f" ({found.trained / found.tokens:.1%} trained)" if found.trained else ""
+    text.append(f"\n{ledger.kept:,} kept, {found.tokens:,} tokens{share}")
+    for kind, counts in (("dropped", ledger.dropped), ("rejected", ledger.rejected)):
+        if counts:
+            text.append(f"\n{kind}: {', '.join(f'{count:,} {reason}' for reason, count in sorted(counts.items()))}")
+    for line in lines(found, asked):
+        text.append(f"\n{line}".translate(VISIBLE))
+    if (problem := failure(plan, asked, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
+        text.append(f"\na run on these would fail: {problem}".translate(VISIBLE), "bold red")
+    else:
+        for warning in warnings(found, asked):
+            text.append(f"\nwarning: {warning}".translate(VISIBLE), "yellow")
+    return text
+
+
+def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
+    return len(files) == 1 and files[0].compression is None and batch.origin.size == files[0].size
+
+
+def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
+    """What a run would know of these blocks, had it no others."""
+    kinds = {kind: Counter[str]() for kind in ("dropped", "rejected", "counter", "tokens", "trained")}
+    roles: dict[str, Counter[str]] = {}
+    lost: list[tuple[str, int, Lost]] = []
+    first_reject = None
+    total = blank = 0
+    for batch in sample:
+        ledger, path = batch.ledger, batch.origin.source.path
+        counts = count_outcomes(ledger.status, ledger.outcomes)
+        total, blank = total + len(ledger.status), blank + counts["blank"]
+        found = count_tokens(tuple(batch.schema.values()), batch.columns)
+        for kind, more in {**counts, **found}.items():
+            if kind in kinds:
+                kinds[kind].update(more)
+        kinds["counter"].update({name: int(per_row.sum()) for name, per_row in batch.counters.items()})
+        for role, said in batch.roles.count(batch.line, len(ledger.status)).sums().items():
+            roles.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
+        lost += [(path, batch.origin.first_line + record.offset, record) for record in lost_records(ledger)]
+        if first_reject is None and ledger.messages:
+            line = min(ledger.messages)
+            offset = batch.origin.first_line + int(ledger.starts[line])
+            reason = ledger.outcomes[ledger.status[line] - 1][1]
+            first_reject = {"file": path, "offset": offset, "reason": reason, "message": ledger.messages[line]}
+    whole = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
+    inputs = [{"path": file.path} for file in job.files]
+    by_role = {role: dict(counts) for role, counts in roles.items()}
+    plan = Plan(
+        shards=(),
+        rejects=(),
+        ledger=whole,
+        counters=dict(kinds["counter"]),
+        inputs=inputs,
+        columns=(),
+        domains={},
+        shards_of={},
+        blocks=len(sample),
+        reused=0,
+        made={},
+        roles=by_role,
+        lost=tuple(lost),
+        first_reject=first_reject,
+    )
+    cut = kinds["counter"]["truncated_tokens"]
+    return plan, Found(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)
 
 
 def _head(job: _Job) -> Text:
@@ -140,7 +270,9 @@ def _head(job: _Job) -> Text:
     shifted = step.shift if config.output.columns == "labels" else None
     files = job.files[0].path if len(job.files) == 1 else f"{len(job.files):,} files"
     text = Text().append(files, "bold")
-    text.append(f": the first rows, as {job.name} makes them; nothing is written\n")
+    text.append(
+        f": {'rows' if job.count is None else 'the first rows'}, as {job.name} makes them; nothing is written\n"
+    )
     text.append(f"{columns_line(config.written(), shifted)}\n")
     if step.packing_strategy != "none":
         size = step.max_packed_len or step.max_seq_len
@@ -167,16 +299,16 @@ def _problem(record: _LeftOut) -> Text:
     return text.append(f"\n── {record.text}".translate(VISIBLE), "dim")
 
 
-def _entries(job: _Job) -> Iterator[Text | _LeftOut]:
+def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
     """What each record becomes, in order: the text of a row, or why there is none."""
     for index, source in enumerate(job.files):
         records = first_records(source, index)
-        start, at_once = 0, max(job.count, 1)
+        start, at_once = 0, max(count, 1)
         while records is not None and start < len(records.ledger.starts):
             stop = min(start + at_once, len(records.ledger.starts))
             batch = prepare(_lines(records, start, stop), job.config, job.tokenizer)
             yield from _outcomes(job, batch, range(start, stop))
-            start, at_once = stop, min(2 * at_once, max(job.count, _AT_ONCE))
+            start, at_once = stop, min(2 * at_once, max(count, _AT_ONCE))
 
 
 def _lines(records: Records, start: int, stop: int) -> Records:
@@ -186,39 +318,55 @@ def _lines(records: Records, start: int, stop: int) -> Records:
 
 def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut]:
     """What each of these lines of a block becomes."""
-    plan = layout(job.config)
-    if plan.packing != "none":
-        names = {column: name for column, name in plan.names.items() if column in batch.schema}
-        plan = dataclasses.replace(plan, packing="none", position_ids="none", names=names)
-    schema = plan.columns(tuple(batch.schema.values()))
-    columns, _ = next(plan.rows([(batch.columns, None)], schema))
-    screen, path = job.screen, batch.origin.source.path
-    look = Look(schema, job.tokenizer, job.config.canonical(), path, screen.marks, screen.width)
+    shown = _Shown(job, batch)
     rows = {line: row for row, line in enumerate(batch.line.tolist())}
     for line in lines:
-        place = f"{path}, {'record' if is_json_file(path) else 'line'} {line + 1:,}"
         status = int(batch.ledger.status[line])
         if status == ALIVE:
-            row = rows[line]
-            values = {name: column[row] for name, column in columns.items()}
-            yield render_row(look, values, [place, f"domain {batch.domain[row]}"], _counted(batch, row))
-        elif (left_out := _left_out(job, batch.ledger, line, place)) is not None:
-            yield left_out
+            yield shown.row(rows[line])
+        elif batch.ledger.outcomes[status - 1][0] != "blank":
+            yield shown.left_out(line)
 
 
-def _left_out(job: _Job, ledger: Ledger, line: int, place: str) -> _LeftOut | None:
-    """Why a line is no row; None: it is blank."""
-    kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
-    if kind == "blank":
-        return None
-    why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
-    if kind == "dropped":
-        step, plan = job.config.preprocessing, layout(job.config)
-        packed = plan.cuts and plan.capacity < step.max_seq_len
-        limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
-        why = why.format(**step.model_dump(), limit=limit, tokens=tokens)
-    text = ledger.text(line, _TEXT + 1)
-    return _LeftOut(place, kind, reason, why, text if len(text) <= _TEXT else f"{text[:_TEXT]} ...")
+class _Shown:
+    """The rows of a block as texts."""
+
+    def __init__(self, job: _Job, batch: Batch) -> None:
+        plan = layout(job.config)
+        if plan.packing != "none":
+            names = {column: name for column, name in plan.names.items() if column in batch.schema}
+            plan = dataclasses.replace(plan, packing="none", position_ids="none", names=names)
+        self._job, self._batch = job, batch
+        self._schema = plan.columns(tuple(batch.schema.values()))
+        self._columns, _ = next(plan.rows([(batch.columns, None)], self._schema))
+
+    def row(self, row: int, why: str = "") -> Text:
+        """A row that is kept."""
+        job, batch = self._job, self._batch
+        path = batch.origin.source.path
+        look = Look(self._schema, job.tokenizer, job.config.canonical(), path, job.screen.marks, job.screen.width)
+        values = {name: column[row] for name, column in self._columns.items()}
+        title = [self._place(int(batch.line[row])), why, f"domain {batch.domain[row]}"]
+        return render_row(look, values, [part for part in title if part], _counted(batch, row))
+
+    def left_out(self, line: int) -> _LeftOut:
+        """Why a line that is not blank is no row."""
+        ledger = self._batch.ledger
+        kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
+        why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
+        if kind == "dropped":
+            step, plan = self._job.config.preprocessing, layout(self._job.config)
+            packed = plan.cuts and plan.capacity < step.max_seq_len
+            limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
+            why = why.format(**step.model_dump(), limit=limit, tokens=tokens)
+        text = ledger.text(line, _TEXT + 1)
+        return _LeftOut(self._place(line), kind, reason, why, text if len(text) <= _TEXT else f"{text[:_TEXT]} ...")
+
+    def _place(self, line: int) -> str:
+        origin = self._batch.origin
+        if origin.start:  # nobody has counted the lines before
+            return f"{origin.source.path}, byte offset {origin.first_line + int(self._batch.ledger.starts[line]):,}"
+        return f"{origin.source.path}, {'record' if is_json_file(origin.source.path) else 'line'} {line + 1:,}"
 
 
 def _counted(batch: Batch, row: int) -> list[str]:

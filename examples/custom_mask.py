@@ -38,8 +38,9 @@ def main() -> None:
             | bp.Tokenize(tokenizer)
             | bp.BuildMask(short_last_answer)
             | bp.Truncate(config.preprocessing.max_seq_len)
-            # Conversations whose last answer is longer have nothing to train on: they are dropped, and counted.
-            | bp.Shard(args.output, dtype=config.columns(), untrained="drop", tokenizer=tokenizer)
+            # Conversations whose last answer is longer have nothing to train on: they are dropped, and counted. More
+            # than max_drop_rate of them would fail the run; here they are many, and meant.
+            | bp.Shard(args.output, dtype=config.columns(), untrained="drop", max_drop_rate=1.0, tokenizer=tokenizer)
         )
     dataset = bp.open(args.output)
     print(f"kept {len(dataset)}; dropped {dataset.manifest['ledger']['dropped']}")

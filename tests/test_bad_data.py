@@ -165,7 +165,7 @@ def start(config: dict[str, Any], inputs: list[Path], output: Path, **options: A
         [str(p) for p in inputs],
         output,
         TOKENIZER,
-        **{"max_reject_rate": 1, **options},
+        **{"max_reject_rate": 1, "max_drop_rate": 1, **options},
     )
     return job.run(["--runner=FnApiRunner"])
 
@@ -613,6 +613,8 @@ def test_too_many_rejects_publish_nothing_and_leave_them_beside_the_output(
         run(TEXT, good * 7 + bad * 3 + b"\n", max_reject_rate=0.29)
     assert str(caught.value) == (
         "3 of 10 records were rejected (30.00%; 3 bad_json), more than --max_reject_rate 0.29; "
+        f"the first reject is {tmp_path}/input.jsonl, line 8 (byte offset 119): bad_json: "
+        f"{rejects_in(tmp_path / 'out.failed')[0]['message']}; "
         f"nothing was published, see {tmp_path}/out.failed/rejects"
     )
     assert not (tmp_path / "out").exists()

@@ -67,7 +67,7 @@ def the_problem(obj: Any, at: str) -> str:
 def test_shipped_configs_give_the_columns_of_the_format_page_in_order(name: str, columns: dict[str, str]) -> None:
     config = PipelineConfig.from_json(ROOT / "configs" / f"{name}.json")
     assert list(config.columns().items()) == list(columns.items())
-    assert config.warnings == []
+    assert len(config.warnings) == (name == "sft_instruction")  # no separator, no EOS
 
 
 def test_shipped_configs_are_the_five() -> None:
@@ -234,6 +234,27 @@ def test_empty_sources_count_as_absent() -> None:
 )
 def test_roles_that_never_train_are_warned_of(parts: dict[str, Any], warned: bool) -> None:
     assert any("no role trains" in warning for warning in load(sections(CHAT, **parts)).warnings) is warned
+
+
+@pytest.mark.parametrize(
+    ("config", "warned"),
+    [
+        (sections(PROMPT, TEXT), True),
+        (sections(PROMPT, TEXT, preprocessing={"encode": "joint"}), True),
+        (sources(chosen={"sections": [PROMPT, TEXT]}), True),
+        (sections(PROMPT, TEXT, preprocessing={"eos": "if_missing"}), False),
+        (sections(PROMPT, TEXT, preprocessing={"eos": "always"}), False),
+        (sections(TEXT), False),
+        (sections(CHAT), False),
+        (sections(PROMPT, CHAT), False),
+        (sources(texts={"sections": [PROMPT, TEXT], "list_field": True}), False),
+    ],
+)
+def test_texts_that_follow_each_other_with_nothing_between_and_no_eos_are_warned_of(
+    config: dict[str, Any], warned: bool
+) -> None:
+    found = load(config).warnings
+    assert any("no EOS ends them" in warning for warning in found) is warned, found
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def job(
             tokenizer_path=tokenizer_path,
             block_bytes=block_bytes,
             max_reject_rate=0.1,
+            max_drop_rate=0.1,
         ).run(["--runner=FnApiRunner", *options])
         told = json.loads((output / "run.json").read_text())
         assert told["blocks"] == -(-Path(folder / f"{source}.jsonl").stat().st_size // block_bytes)

@@ -46,6 +46,7 @@ def run(case: str, config: dict[str, Any], output: Path, records: list[dict[str,
         output_dir=output,
         tokenizer_path=shared("tokenizers", FOLDERS.get(name, name)),
         max_reject_rate=1,
+        max_drop_rate=1,
     ).run(["--runner=FnApiRunner"])
     return bp.open(output)
 

@@ -17,10 +17,14 @@ from rich.text import Text
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
+from beam_prep.core import report
 from beam_prep.core.ragged import Ragged
 from beam_prep.core.schema import Column
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError, RunError, TokenizerError
+from beam_prep.formats.arrow import ArrowReader
+from beam_prep.formats.mmap_bin import BinReader
+from beam_prep.formats.tfrecord import TFRecordReader
 from beam_prep.inspect import Look, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import first_records, prepare, preview
@@ -552,6 +556,65 @@ def test_more_records_than_there_are_is_all_of_them(by_domain: Dataset, capsys: 
     assert capsys.readouterr().out.count("━━ record") == len(by_domain.domain("games"))
 
 
+@pytest.mark.parametrize("name", ["bin", "tfrecord", "arrow", "h5"])
+def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    if name == "h5":
+        pytest.importorskip("h5py")
+    storage = {"storage_format": name, "max_tokens_per_shard": 4_000, "domain_key": "domain"}
+    output = make(tmp_path, "sft_chat", example("chat"), output=storage)
+    many, one = output, output.domain(output.domains[2])
+    assert len(many.manifest["shards"]) > 16
+    for rows, domain in ((many, []), (one, ["--domain", output.domains[2]])):
+        assert main(["inspect", str(output.path), *domain]) == 0
+        out = capsys.readouterr().out
+        shown = {int(number): why for number, why in re.findall("━━ record ([0-9]+) · (.*?) · domain", out)}
+        assert next(iter(shown)) == 0
+        whys = [re.sub(" in bytes| of 16 shards", "", why) for why in shown.values()]
+        assert whys.count("drawn") == min(3, len(rows) - len(set(whys) - {"drawn"}))
+        named = [each for why in whys if why != "drawn" for each in why.split(", ")]
+        assert (named[0], sorted(named[1:])) == ("the first", ["the longest", "the shortest"])
+        assert (" of 16 shards" in out) == (rows is many)
+        if rows is one and name != "tfrecord":
+            lengths = [len(row["sequence"]) for row in rows]
+            at = {each: lengths[number] for number, why in shown.items() for each in why.split(", ")}
+            assert (at["the shortest"], at["the longest"]) == (min(lengths), max(lengths))
+        inspect(output.path, domain=domain[1] if domain else None)
+        assert capsys.readouterr().out == out  # always the same
+
+
+@pytest.mark.parametrize("name", ["bin", "tfrecord", "arrow"])
+@pytest.mark.parametrize(("config", "sample"), [("sft_chat", "chat"), ("grpo", "rollouts")])
+def test_sizes_are_known_without_reading_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, config: str, sample: str
+) -> None:
+    storage = {"storage_format": name, "max_tokens_per_shard": 900}
+    output = make(tmp_path, config, example(sample), output=storage)
+    assert len(output.manifest["shards"]) > 1
+    flat = (value.flat if isinstance(value, Ragged) else value for row in output for value in row.values())
+    values = np.array([len(value) for value in flat]).reshape(len(output), -1).sum(axis=1).tolist()
+    for reader in (ArrowReader, BinReader, TFRecordReader):
+        monkeypatch.delattr(reader, "row")
+    for rows, wanted in ((output, values), (output[5:], values[5:])):
+        numbers, sizes = rows.sizes(99)
+        assert numbers.tolist() == list(range(len(rows)))
+        if name != "tfrecord":
+            assert sizes.tolist() == wanted
+        else:
+            assert (sizes > wanted).all()
+    assert len(output.sizes(1)[0]) == output.manifest["shards"][0]["rows"]
+
+
+def test_a_row_that_is_all_of_them_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(example("chat").read_text("utf-8").partition("\n")[0], "utf-8")
+    assert main(["inspect", str(make(tmp_path, "sft_chat", source).path)]) == 0
+    assert re.findall("━━ record (.*?) · domain", capsys.readouterr().out) == [
+        "0 · the first, the shortest, the longest"
+    ]
+
+
 def _inspected(output: Path, **environment: str) -> str:
     command = [sys.executable, "-m", "beam_prep.cli", "inspect", str(output), "--count", "1"]
     clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
@@ -640,7 +703,12 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
     if template := settings["input"].get("chat_template"):
         settings["input"]["chat_template"] = str(ROOT / "configs" / template)
     config = PipelineConfig.from_dict(settings)
-    options = {"output_dir": tmp_path / "out", "tokenizer_path": TOKENIZER, "max_reject_rate": 1.0}
+    options = {
+        "output_dir": tmp_path / "out",
+        "tokenizer_path": TOKENIZER,
+        "max_reject_rate": 1.0,
+        "max_drop_rate": 1.0,
+    }
     Pipeline(config, [str(source)], **options).run(["--runner=FnApiRunner"])  # type: ignore[arg-type]
     ran = bp.open(tmp_path / "out")
 
@@ -663,13 +731,16 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
 
     preview([str(source)], config, TOKENIZER, count=10_000)
     out = capsys.readouterr().out
-    texts = re.findall(r"━━ [^·]*, line \d+ · (domain .*?)(?=\n\n(?:━━|\d+ (?:more|row)))", out, re.DOTALL)
+    out, _, said = out.partition(f"{len(ran):,} rows in all\n\n")
+    texts = re.findall(r"━━ [^·]*, line \d+ · (domain .*?)(?=\n\n(?:━━|\d+ more|\Z))", out, re.DOTALL)
     for index, text in enumerate(texts):
         wanted = render(ran, index, marks=True).plain.partition(" · ")[2]
         assert text.partition("\n")[2] == wanted.partition("\n")[2]
         assert text.startswith(wanted.partition("\n")[0])  # then what was cut
     assert len(texts) == len(ran)
-    assert out.endswith(f"{len(ran):,} rows in all\n\n")
+    assert f"{ran.manifest['ledger']['read']:,} records looked at, all of the input\n{len(ran):,} kept, " in said
+    for line in report.lines(report.Found.of(ran.manifest), report.Asked.of(ran.manifest["config"])):
+        assert f"\n{line}\n" in said
 
 
 def _file(tmp_path: Path, *lines: str, name: str = "in.jsonl") -> str:
@@ -691,6 +762,8 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out == (
         f"{source}: the first rows, as {INSTRUCTION} makes them; nothing is written\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
+        "config: sequence: nothing stands between the texts of 'prompt' and 'response', and no EOS ends them: let the "
+        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
         "what is trained stands between ⟦ and ⟧\n\n"
         f"━━ {source}, line 2 · rejected: wrong_type\n"
         "field 'prompt' is a number (3), wanted a string\n"
@@ -701,6 +774,14 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         '── {"prompt": "a␛[31m\n\n'
         f"━━ {source}, line 5 · dropped: empty\nthere is nothing to encode\n── {{}}\n\n"
         f"━━ {source}, line 6 · {row}"
+        "6 records looked at, all of the input\n"
+        "3 kept, 33 tokens (45.5% trained)\n"
+        "dropped: 1 empty\n"
+        "rejected: 1 bad_json, 1 wrong_type\n"
+        "a run on these would fail: 2 of 6 records were rejected (33.33%; 1 bad_json, 1 wrong_type), more than "
+        f"--max_reject_rate 0.01; the first empty record is {source} (byte offset 98), with the fields (none); the "
+        "config asks for 'prompt', 'response': 'prompt', 'response' are not there; the first reject is "
+        f"{source} (byte offset 1): wrong_type: field 'prompt' is a number (3), wanted a string\n\n"
     )
     assert sorted(tmp_path.iterdir()) == before
 
@@ -711,7 +792,7 @@ def test_preview_counts_what_it_does_not_show(tmp_path: Path, capsys: pytest.Cap
     out = capsys.readouterr().out
     assert out.count("· dropped: empty") == 10
     assert f"━━ {source}, line 713 · domain __default__ · 11 tokens" in out
-    assert out.endswith("702 more records are left out: 701 empty (dropped), 1 bad_json (rejected)\n\n")
+    assert "\n\n702 more records are left out: 701 empty (dropped), 1 bad_json (rejected)\n\n" in out
 
 
 def test_preview_reads_one_file_after_the_other_and_only_their_beginning(
@@ -723,10 +804,10 @@ def test_preview_reads_one_file_after_the_other_and_only_their_beginning(
     out = capsys.readouterr().out
     assert out.startswith("3 files: the first rows")
     assert re.findall("━━ (.*?) ·", out) == [f"{one}, line 1", f"{listed}, record 1", f"{listed}, record 2"]
-    assert out.endswith("3 rows in all\n\n")
+    assert "\n\n3 rows in all\n\n3 records looked at, 2 places of it\n" in out
 
-    preview(_file(tmp_path, *["{}"] * 400_000, GOOD), INSTRUCTION, TOKENIZER)
-    assert capsys.readouterr().out.endswith("0 rows in the first 1,024 KB of each file\n\n")
+    preview(_file(tmp_path, *["{}"] * 400_000, GOOD), INSTRUCTION, TOKENIZER, count=1)
+    assert "\n\n0 rows in the first 1,024 KB of each file\n\n" in capsys.readouterr().out
 
 
 def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

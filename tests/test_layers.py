@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "verify": {"core", "errors", "formats"},
     "readers": {"core", "errors", "formats", "verify"},
     "inspect": {"core", "errors", "formats", "readers"},
-    "preview": {"config", "core", "errors", "inspect", "recipe", "transforms"},
+    "preview": {"config", "core", "errors", "formats", "inspect", "readers", "recipe", "transforms"},
     "transforms": {"core", "errors", "formats"},
     "testing": {"core"},
     "recipe": {"_version", "config", "core", "errors", "formats", "transforms"},
@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "cli": {
         "__init__",
         "config",
+        "core",
         "errors",
         "formats",
         "inspect",

@@ -75,7 +75,13 @@ class Jobs:
             PipelineConfig.from_dict(config),
             [str(self.folder / name) for name in names],
             output_dir=self.folder / output,
-            **{"tokenizer_path": self.tokenizer, "block_bytes": 64 * KB, "max_reject_rate": 0.2, **options},
+            **{
+                "tokenizer_path": self.tokenizer,
+                "block_bytes": 64 * KB,
+                "max_reject_rate": 0.2,
+                "max_drop_rate": 0.2,
+                **options,
+            },
         )
         return job.run(["--runner=FnApiRunner"])
 
@@ -282,7 +288,7 @@ def recipe_of(job: Pipeline) -> str:
     ("changes", "options", "same"),
     [
         ({}, {}, True),
-        ({}, {"block_bytes": MB, "max_reject_rate": 1.0, "overwrite": True, "spool": "x"}, True),
+        ({}, {"block_bytes": MB, "max_reject_rate": 1.0, "max_drop_rate": 1.0, "overwrite": True, "spool": "x"}, True),
         ({"preprocessing__max_items": 33}, {}, True),
         ({"output__max_tokens_per_shard": 5_000}, {}, True),
         ({"output__storage_format": "bin"}, {}, True),

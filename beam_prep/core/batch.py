@@ -8,6 +8,7 @@ import numpy as np
 from beam_prep.core.block import Block, step
 from beam_prep.core.columns import measure, take
 from beam_prep.core.ragged import Array, Ragged, offsets_of
+from beam_prep.core.roles import Roles
 from beam_prep.core.schema import Column, Output
 from beam_prep.core.template import UNSET, Pieces, Rendered, sample
 from beam_prep.core.tokenizer import Encoder
@@ -67,6 +68,7 @@ class Batch(Block):
         schema: column name -> what it is. (`dtype` is how it is stored in the end.)
         segments: output name -> its segments; gone after BuildMask.
         counters: name -> int64 [rows], things worth counting that happened to kept rows.
+        roles: who says what, in all rows that there ever were.
     """
 
     outputs: tuple[Output, ...] = ()
@@ -75,6 +77,7 @@ class Batch(Block):
     schema: dict[str, Column] = field(default_factory=dict)
     segments: dict[str, Segments] = field(default_factory=dict)
     counters: dict[str, Array] = field(default_factory=dict)
+    roles: Roles = field(default_factory=Roles)
 
     def __getitem__(self, name: str) -> Ragged:
         return self.columns[name]
@@ -137,6 +140,7 @@ class Batch(Block):
 
 _BATCH_FIELDS = (
     "origin", "ledger", "line", "receipt", "made", "outputs", "domain", "columns", "schema", "segments", "counters",
+    "roles",
 )  # fmt: skip
 
 
@@ -202,6 +206,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         batch.columns[output.name] = rows
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
+        batch.roles = batch.roles.said(pieces.roles, rendered.line, pieces.said_by_row())
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
     if any(len(each.prompted) for each in encoded.values()):
         _begin_after_prompts(batch, rendered, encoded)

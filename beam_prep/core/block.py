@@ -146,6 +146,7 @@ class BlockReceipt:
         counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
         columns: what each row has.
         made: see `Block`. Of whoever made the block first: no byte of an output, nor a manifest, depends on it.
+        roles: role -> (messages, tokens, trained tokens), see `core.roles`.
     """
 
     lines: int
@@ -154,6 +155,7 @@ class BlockReceipt:
     counters: dict[str, int]
     columns: tuple[Column, ...]
     made: dict[str, int] = field(default_factory=dict)
+    roles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def kept(self) -> int:

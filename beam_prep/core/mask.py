@@ -54,10 +54,13 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
     """
     columns, schema = {}, {}
     unproven = np.zeros(len(batch), bool)
+    roles = batch.roles
     for name, rows in batch.columns.items():
         columns[name], schema[name] = rows, batch.schema[name]
         output = next(output for output in batch.outputs if output.name == name)
         if output.mask_name is None:
+            if name in batch.segments:
+                roles = roles.spoken(batch.line, rows, batch.segments[name], None)
             continue
         if name not in batch.segments:
             raise ValueError(f"no segments for {name!r}: BuildMask comes once, right after Tokenize")
@@ -68,11 +71,12 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
                 f"a mask policy gives bool [{len(segments)}], one a segment; "
                 f"{policy!r} gave {trained.dtype} {trained.shape}"
             )
+        roles = roles.spoken(batch.line, rows, segments, trained)
         columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
         doubtful = segments.sequence[trained & ~segments.proven]
         unproven[doubtful if rows.depth == 1 else np.searchsorted(rows.offsets, doubtful, side="right") - 1] = True
-    masked = batch._with(columns=columns, schema=schema, segments={})
+    masked = batch._with(columns=columns, schema=schema, segments={}, roles=roles)
     return masked.reject(unproven, "spans_unproven", _UNPROVEN) if unproven.any() else masked
 
 

@@ -21,10 +21,13 @@ from beam_prep.core.domains import folders
 from beam_prep.core.hashing import Node, tree_digest
 from beam_prep.core.on_demand import OnDemand
 from beam_prep.core.ragged import Array, Ragged, offsets_of
+from beam_prep.core.records import LOST, Lost
 from beam_prep.core.schema import Column
 from beam_prep.errors import RunError
 
 REJECTS_PER_FILE = 100_000
+ROLE_COUNTS = ("messages", "tokens", "trained")
+"""What is counted of each role, in the order of `BlockReceipt.roles`."""
 _AT_A_TIME = 10_000
 _PREFETCH = 512
 _PREFETCH_ROWS = 8_000_000
@@ -148,6 +151,9 @@ class Plan:
         shards_of: domain -> how many shards it has.
         blocks, reused: how many blocks there are, and how many of them were in the spool already.
         made: how many records were made in which way, those of reused blocks too.
+        roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
+        lost: (file, its offset in bytes, record): the first records that were dropped with nothing to train on.
+        first_reject: the first reject, as it stands in the rejects.
     """
 
     shards: Sequence[ShardPlan]
@@ -161,6 +167,9 @@ class Plan:
     blocks: int
     reused: int
     made: dict[str, int]
+    roles: dict[str, dict[str, int]] = field(default_factory=dict)
+    lost: tuple[tuple[str, int, Lost], ...] = ()
+    first_reject: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +237,14 @@ def _counts(receipt: SpoolReceipt) -> Iterator[tuple[str, str, int]]:
         ("rejected", found["rejected"]),
         ("counter", receipt.block.counters),
         ("made", receipt.made),
+        *((what, _of_roles(receipt.block.roles, place)) for place, what in enumerate(ROLE_COUNTS)),
     ):
         for what, count in counts.items():
             yield kind, what, count
+
+
+def _of_roles(roles: dict[str, tuple[int, int, int]], place: int) -> dict[str, int]:
+    return {role: counts[place] for role, counts in roles.items() if counts[place]}
 
 
 # The same few in every block; and as JSON, since a reason that a user's function gives may be no UTF-8.
@@ -404,10 +418,10 @@ class Receipts:
         sums = np.bincount(self._counted.flat[:stop], self._counts.flat[:stop], len(self._keys))
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
 
-    def rejected(self) -> Array:
-        """int64 [blocks]: rejected lines."""
-        rejects = np.array([kind == "rejected" for kind, _ in self._keys], bool)
-        return self._counts.sums(np.where(rejects[self._counted.flat], self._counts.flat, 0))
+    def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
+        """int64 [blocks]: what each counts of a kind; `of`: of these alone."""
+        wanted = np.array([found == kind and (of is None or what in of) for found, what in self._keys], bool)
+        return self._counts.sums(np.where(wanted[self._counted.flat], self._counts.flat, 0))
 
 
 def _values(column: pa.ChunkedArray) -> pa.Array:
@@ -486,6 +500,7 @@ def make_plan(
         blocks=len(receipts),
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made", len(receipts)).items())),
+        roles=_roles(receipts, sidecars, end),
     )
 
 
@@ -631,9 +646,30 @@ def _ledger(receipts: Receipts, sidecars: _Sidecars, end: Border) -> tuple[Ledge
     return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
 
 
+def _roles(receipts: Receipts, sidecars: _Sidecars, end: Border) -> dict[str, dict[str, int]]:
+    whole = end.block + 1 if end.rows < 0 else end.block
+    found = {what: Counter(receipts.counts(what, whole)) for what in ROLE_COUNTS}
+    if end.rows >= 0:
+        sidecar = sidecars.get(end.block)
+        for role, counts in sidecar.roles.sums(_cut_line(sidecar, end.rows)).items():
+            for what, count in zip(ROLE_COUNTS, counts, strict=True):
+                found[what][role] += count
+    return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
+
+
+def lost_records(receipts: Receipts, fetch: Callable[[list[str]], list[Any]]) -> tuple[tuple[str, int, Lost], ...]:
+    """The first records that were dropped with nothing to train on, for `Plan.lost`; of the first block with some."""
+    some = np.flatnonzero(receipts.counted("dropped", LOST))[:1].tolist()
+    return tuple(
+        (receipts.path(block), int(receipts.first_byte[block]) + record.offset, record)
+        for block, sidecar in zip(some, fetch([receipts.names[block].as_py() for block in some]), strict=True)
+        for record in sidecar.lost
+    )
+
+
 def _rejected(receipts: Receipts, sidecars: _Sidecars, end: Border) -> Array:
     """int64 [blocks]: rejects of each that lie before the end."""
-    rejected = receipts.rejected()
+    rejected = receipts.counted("rejected")
     if end.rows >= 0:
         rejected[end.block + 1 :] = 0
         if rejected[end.block]:

@@ -72,6 +72,7 @@ class Pieces:
         sequences: int64 [sequences + 1]: borders of sequences, in pieces.
         rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
         bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
+        said: int64, the role of every message, one row a piece.
     """
 
     texts: Sequence[str]
@@ -84,6 +85,11 @@ class Pieces:
     sequences: Array
     rows: Array
     bos: Array
+    said: Ragged
+
+    def said_by_row(self) -> Ragged:
+        """int64, the role of every message of each row."""
+        return Ragged(self.said.values, self.said.offsets[self.sequences[self.rows]])
 
     def equals(self, other: "Pieces") -> bool:
         """Whether both hold the same."""
@@ -107,6 +113,7 @@ class Pieces:
             each,
             each,
             np.zeros(len(places), bool),
+            self.said.take(places),
         )
 
 
@@ -179,8 +186,13 @@ class _Texts:
         self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
         self._in_bulk: list[tuple[_Table, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
         self._bulk: Texts | None = None  # texts behind all others
+        self.said: list[int] = []
+        self.said_borders = [0]
+        self._said_in_bulk: list[Ragged] = []
 
-    def _piece(self, text: str, special: bool, *segments: Segment, prompt: str | None = None) -> None:
+    def _piece(
+        self, text: str, special: bool, *segments: Segment, prompt: str | None = None, said: Sequence[int] = ()
+    ) -> None:
         if not text.isascii():
             _check_characters(text)
         if prompt is not None:
@@ -189,6 +201,8 @@ class _Texts:
         self.special.append(special)
         self.segments += segments
         self.borders.append(len(self.segments))
+        self.said += said
+        self.said_borders.append(len(self.said))
 
     def _end_sequence(self) -> None:
         self.sequences.append(len(self.texts))
@@ -232,6 +246,10 @@ class _Texts:
         for table, lengths in groups:
             pieces = np.arange(at, at := at + len(lengths))
             self._in_bulk.append((table, pieces, lengths, cuts[pieces - first]))
+            said = np.tile(np.array(table.said, np.int64), len(lengths))
+            self._said_in_bulk.append(Ragged.from_lengths(said, np.full(len(lengths), len(table.said))))
+        if not groups:
+            self._said_in_bulk.append(Ragged(np.zeros(0, np.int64), np.zeros(count + 1, np.int64)))
         self._bulk = texts
         self.special += [special] * count
         segments = [] if groups else [Segment(*WHOLE, TRAIN)] * count
@@ -251,6 +269,8 @@ class _Texts:
             self._measured.pop(piece, None)
         del self.texts[pieces:], self.special[pieces:], self.borders[pieces + 1 :]
         del self.segments[self.borders[-1] :]
+        del self.said_borders[pieces + 1 :]
+        del self.said[self.said_borders[-1] :]
 
     def _list_row(self, record: Record) -> None:
         for section in self.output.sections:
@@ -328,7 +348,8 @@ class _Texts:
                 lacks = " has no content" if message.get("content") is None else ""
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
             code = self.roles.setdefault(role, len(self.roles))
-            self._piece(text, False, Segment(*WHOLE, _ACTIONS[section.action], code, turn, _own(message)))
+            segment = Segment(*WHOLE, _ACTIONS[section.action], code, turn, _own(message))
+            self._piece(text, False, segment, said=(code,))
         return bool(messages)
 
     def _conversation(self, record: Record) -> None:
@@ -358,7 +379,7 @@ class _Texts:
         segments = list(self._segments(conversation.spans, messages, actions, answer))
         if cut:
             segments = [_moved(segment, cut) for segment in segments]
-        self._piece(text, special, *segments)
+        self._piece(text, special, *segments, said=self._codes(messages))
 
     def _plain_conversation(self, record: Record) -> bool:
         """The same for messages of a role and a content alone that a plan renders; says whether it did.
@@ -386,8 +407,12 @@ class _Texts:
             return False
         text, cut, special = self._cut_bos("".join(pieces))
         self._measured[len(self.texts)] = table, tuple(map(len, pieces)), cut
-        self._piece(text, special)
+        self._piece(text, special, said=table.said)
         return True
+
+    def _codes(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The roles of messages."""
+        return [self.roles.setdefault(message["role"], len(self.roles)) for message in messages]
 
     def _actions(self, counts: Sequence[int]) -> list[str]:
         """Of each message, from the messages of each section."""
@@ -446,6 +471,7 @@ class _Texts:
             ).reshape(-1, 4),
             np.array([segment[2:] for segment in segments], np.int64).reshape(-1, len(Segment._fields) - 2),
             prompt,
+            tuple(self._codes(messages)),
         )
 
     def _render(
@@ -499,7 +525,7 @@ class _Texts:
     ) -> Iterator[Segment]:
         """What of the conversation can be trained: by message, or the whole."""
         own = [_own(message) for message in messages]
-        roles = [self.roles.setdefault(message["role"], len(self.roles)) for message in messages]
+        roles = self._codes(messages)
         last = len(messages) - 1
         masked = None if answer is None else self._masked(messages, actions)
         apart = masked is not None and 0 in own[masked:last]  # not all after the prompt is trained
@@ -537,6 +563,9 @@ class _Texts:
             sequences,
             np.asarray(self.rows, np.int64),
             np.full(len(sequences) - 1, bos),
+            Ragged.concat(
+                [Ragged(np.asarray(self.said, np.int64), np.asarray(self.said_borders, np.int64)), *self._said_in_bulk]
+            ),
         )
 
     def _by_table(self) -> "list[tuple[_Table, Array, Array, Array]]":
@@ -603,11 +632,13 @@ class _Table:
         spans: int64 [segments, 4]: piece and characters behind its begin, of a segment's begin and end; -1 = the whole.
         rest: int64 [segments, 5]: the other fields of `Segment`.
         prompt: where the prompt ends, if there is one.
+        said: the roles of the messages.
     """
 
     spans: Array
     rest: Array
     prompt: Place | None
+    said: tuple[int, ...]
 
     def segments(self, lengths: Array, cuts: Array) -> Array:
         """int64 [conversations * segments, 7].

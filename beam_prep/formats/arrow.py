@@ -246,6 +246,19 @@ class ArrowReader:
         except ValueError as error:
             raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
 
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        sizes = [np.zeros(batch.num_rows, np.int64) + sum(map(_sizes, batch.columns)) for batch in self._batches]
+        return np.concatenate([np.zeros(0, np.int64), *sizes])
+
+
+def _sizes(rows: pa.ListArray) -> Array:
+    """int64 [rows]: innermost values of each."""
+    borders = rows.offsets.to_numpy().astype(np.int64)
+    if pa.types.is_nested(rows.values.type):
+        borders = rows.values.offsets.to_numpy().astype(np.int64)[borders]
+    return np.diff(borders)
+
 
 def _batches(path: Path, columns: Sequence[Column]) -> list[pa.RecordBatch]:
     """The record batches, of these columns only, over the mapped file.

@@ -56,6 +56,14 @@ class ShardReader(Protocol):
         """
         ...
 
+    def sizes(self) -> Array:
+        """int64 [rows]: values of each row, of all columns; or its bytes, where these alone are known without reading.
+
+        Raises:
+            FormatError: see `len`.
+        """
+        ...
+
 
 class Format(Protocol):
     """A way to keep one shard in files."""

@@ -230,6 +230,10 @@ class HDF5Reader:
         number = row_number(index, self._rows)
         return {name: rows[number] for name, rows in self.columns.items()}
 
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        return sum((rows.flat_lengths for rows in self.columns.values()), start=np.zeros(self._rows, np.int64))
+
 
 def _open_column(data: Array, file: Any, column: Column) -> Ragged:
     """The column whole, over `data`, the mapped bytes of `file`.

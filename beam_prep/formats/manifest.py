@@ -83,6 +83,7 @@ def build_manifest(
         "inputs": plan.inputs,
         "ledger": plan.ledger.as_dict(),
         "counters": plan.counters,
+        **({"roles": plan.roles} if plan.roles else {}),
         "totals": sum_shards(shards),
         "domains": plan.domains,
         "shards": [asdict(shard) for shard in shards],

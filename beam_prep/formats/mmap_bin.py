@@ -147,6 +147,10 @@ class BinReader:
         number = row_number(index, self._rows)
         return {name: rows[number] for name, rows in self.columns.items()}
 
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        return sum((rows.flat_lengths for rows in self.columns.values()), start=np.zeros(self._rows, np.int64))
+
 
 def _read_meta(path: Path) -> Any:
     try:

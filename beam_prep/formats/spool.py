@@ -8,6 +8,7 @@ there are any. The first is written last: where it is there, the others are too.
 Each is sealed (`formats.sealed`): no byte of it is used unproven, and a slice of rows proves only what it covers.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ import pyarrow as pa
 from beam_prep.core.batch import Batch
 from beam_prep.core.block import OF_THIS_RUN, BlockReceipt, Kind, count_outcomes
 from beam_prep.core.ragged import Array, Ragged, narrow
+from beam_prep.core.records import Lost, lost_records
+from beam_prep.core.roles import RoleCounts
 from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.sealed import Data, Sealed, seal
@@ -40,6 +43,8 @@ class Rows:
         status: uint8 [lines], see `Ledger`.
         outcomes: what the codes of `status` mean.
         counters: name -> int64 [rows].
+        roles: who says what.
+        lost: the first records that were dropped with nothing to train on.
     """
 
     line: Array
@@ -48,6 +53,8 @@ class Rows:
     status: Array
     outcomes: list[tuple[Kind, str]]
     counters: dict[str, Array]
+    roles: RoleCounts = dataclasses.field(default_factory=RoleCounts)
+    lost: tuple[Lost, ...] = ()
 
 
 def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
@@ -63,6 +70,7 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
     tokens = row_tokens(batch)
+    roles = batch.roles.count(batch.line, len(batch.ledger.status))
     receipt = BlockReceipt(
         lines=len(batch.ledger.status),
         counts=count_outcomes(batch.ledger.status, batch.ledger.outcomes),
@@ -72,11 +80,12 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
         made={name: count for name, count in batch.made.items() if name not in OF_THIS_RUN},
+        roles=roles.sums(),
     )
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit)
-    files[SIDECAR] = _sidecar(batch, domain, tokens)
+    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, lost_records(batch.ledger) if text_limit else [])
     files[ROWS] = _rows(batch, domain, receipt)
     return receipt, files
 
@@ -136,12 +145,23 @@ def _arrow(rows: Ragged) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(narrow(rows.offsets)), values)
 
 
-def _sidecar(batch: Batch, domain: Array, tokens: Array) -> tuple[Data, bytes]:
+def _sidecar(batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost: list[Lost]) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
+    by_role = [np.diff(roles.line, prepend=0), roles.role, *roles.counts]
+    columns |= {f"role:{place}": _narrow(counts) for place, counts in enumerate(by_role)}
     table = pa.table({name: pa.array([values]) for name, values in columns.items()})
-    footer = {"outcomes": json.dumps(batch.ledger.outcomes)}
+    footer = {
+        "outcomes": json.dumps(batch.ledger.outcomes),
+        "roles": json.dumps(roles.names),
+        "lost": json.dumps([asdict(record) for record in lost]),
+    }
     return _write(table, footer)
+
+
+def _narrow(counts: Array) -> Array:
+    """Numbers from 0 on in the smallest dtype."""
+    return counts.astype(np.min_scalar_type(counts.max(initial=0)))
 
 
 def _rejects(batch: Batch, text_limit: int) -> tuple[Data, bytes]:
@@ -204,6 +224,7 @@ def read_receipt(source: pa.NativeFile, name: str, whole: bool = False) -> Block
     found = json.loads(sealed.open().metadata[b"receipt"])
     found["domains"] = [tuple(entry) for entry in found["domains"]]
     found["columns"] = tuple(Column(**column) for column in found["columns"])
+    found["roles"] = {role: tuple(counts) for role, counts in found["roles"].items()}
     return BlockReceipt(**found)
 
 
@@ -249,7 +270,12 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Rows:
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
     outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
     counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
-    return Rows(**found, outcomes=outcomes, counters=counters)
+    steps, role, *counts = (found.pop(f"role:{place}").astype(np.int64) for place in range(5))
+    roles = RoleCounts(tuple(json.loads(reader.metadata[b"roles"])), np.cumsum(steps), role, np.stack(counts))
+    lost = tuple(
+        Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"])
+    )
+    return Rows(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

@@ -207,6 +207,10 @@ class TFRecordReader:
         except FormatError as error:
             raise FormatError(f"{self._path}: record {number}: {error}") from None
 
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        return np.diff(self._starts)
+
     @cached_property
     def _starts(self) -> Array:
         """Where records begin, and the end of the file, int64 [rows + 1]."""

@@ -194,6 +194,11 @@ class Dataset:
         return tuple(column.name for column in self.schema)
 
     @property
+    def format(self) -> str:
+        """The format that is read, of those in which the output is written."""
+        return self._output._format.name
+
+    @property
     def domains(self) -> tuple[str, ...]:
         """Names of the domains that have rows here, in the order of the rows."""
         return tuple(name for name, rows in self._output.rows_of.items() if _within(self._rows, rows))
@@ -247,6 +252,33 @@ class Dataset:
             if (found := self._output.shard_of(number)) != shard or reader is None:
                 shard, reader = found, self._output.reader(found, keep=False)
             yield _copy(reader.row(number - self._output.starts[shard]))
+
+    def sizes(self, most: int) -> tuple[Array, Array]:
+        """How large rows are, known without reading them; for views without a step.
+
+        Args:
+            most: shards that are looked at; of more, the first and some that are drawn, always the same ones.
+
+        Returns:
+            int64 [rows] each: numbers of rows, ascending, and sizes: values of all columns, in TFRecord files bytes.
+
+        Raises:
+            FormatError: a shard is missing or damaged.
+        """
+        shards = np.array([place for place in range(len(self._output.shards)) if self._in_shard(place)], np.int64)
+        if len(shards) > most:
+            shards = shards[drawn(len(shards), most, first=True)]
+        numbers, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for shard in shards.tolist():
+            start, mine = self._output.starts[shard], self._in_shard(shard)
+            numbers.append(np.arange(mine.start, mine.stop) - self._rows.start)
+            found = self._output.reader(shard, keep=False).sizes()
+            sizes.append(found[mine.start - start : mine.stop - start])
+        return np.concatenate(numbers), np.concatenate(sizes)
+
+    def _in_shard(self, shard: int) -> range:
+        """The rows of this view that lie in a shard."""
+        return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))
 
     def _row_number(self, index: int) -> int:
         try:
@@ -303,6 +335,14 @@ class Dataset:
         found = list(problems(LocalFiles(self.path), self.manifest))
         if found:
             raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
+
+
+def drawn(of: int, count: int, first: bool = False) -> Array:
+    """int64, ascending: some of the numbers below `of`, always the same ones; `first`: 0 is one of them."""
+    found = np.random.default_rng(0).choice(of, min(of, count), replace=False)
+    if first and count and 0 not in found:
+        found[0] = 0
+    return np.sort(found)
 
 
 def _within(rows: range, part: range) -> range:

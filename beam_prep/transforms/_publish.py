@@ -5,14 +5,15 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from beam_prep.core.layout import CUT, Layout
 from beam_prep.core.pack import PackStats
-from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan, Slice
+from beam_prep.core.plan import Plan, RejectSlice, RejectsPlan, ShardPlan, Slice
 from beam_prep.core.ragged import Array, Ragged
+from beam_prep.core.report import Asked, Found, failure, nothing_trained, warnings
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
@@ -79,44 +80,29 @@ def write_rejects(plan: RejectsPlan, spool: Spool, output: Output) -> WrittenFil
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
         file = files.open(name)
-        rejects = spool.rejects([piece.name for piece in plan.slices])
-        for piece, rows in zip(plan.slices, rejects, strict=True):
-            for row in rows[piece.start : piece.stop]:
-                entry = {
-                    "file": piece.path,
-                    "offset": piece.first_byte + row["offset"],
-                    "line": piece.first_line + row["line"] + 1,
-                    "reason": row["reason"],
-                    "message": row["message"],
-                    "text": row["text"],
-                }
-                file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+        for entry in _rejects(plan.slices, spool):
+            file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
         file.close()
     (written,) = files.written()
     return written
 
 
-def failure(plan: Plan, max_reject_rate: float) -> str | None:
-    """Why a plan must not be carried out, or None."""
-    ledger = plan.ledger
-    if ledger.reject_rate > max_reject_rate:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(ledger.rejected.items()))
-        rejected = sum(ledger.rejected.values())
-        return (
-            f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; {reasons}), "
-            f"more than --max_reject_rate {max_reject_rate}"
-        )
-    if ledger.lines == ledger.blank:
-        files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
-        return f"the input has no record, only {ledger.blank} blank lines: {files}"
-    if ledger.kept == 0:
-        gone = {**ledger.dropped, **ledger.rejected}
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(gone.items()))
-        advice = "check the field names in the config against the input"
-        if max(gone, key=gone.__getitem__) in ("untrained", "spans_unproven"):
-            advice = "no token of any record is trained: check `mask` and the actions in the config"
-        return f"nothing is kept of {ledger.read} records ({reasons}): {advice}"
-    return None
+def first_reject(plan: Plan, spool: Spool) -> dict[str, Any] | None:
+    """The first reject, as it stands in the rejects."""
+    return next(_rejects(plan.rejects[0].slices[:1], spool)) if plan.rejects else None
+
+
+def _rejects(slices: Sequence[RejectSlice], spool: Spool) -> Iterator[dict[str, Any]]:
+    for piece, rows in zip(slices, spool.rejects([piece.name for piece in slices]), strict=True):
+        for row in rows[piece.start : piece.stop]:
+            yield {
+                "file": piece.path,
+                "offset": piece.first_byte + row["offset"],
+                "line": piece.first_line + row["line"] + 1,
+                "reason": row["reason"],
+                "message": row["message"],
+                "text": row["text"],
+            }
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +112,7 @@ class Publisher:
     Attributes:
         output: the directory to make.
         staging: where its files were written.
-        formats, layout, max_reject_rate, tokenizer, overwrite: see `Shard`.
+        formats, layout, max_reject_rate, max_drop_rate, tokenizer, overwrite: see `Shard`.
         facts: for the manifest.
         run: for `run.json`.
         remove_staging: the launch's folder goes with the last step; where no launcher does it.
@@ -137,6 +123,7 @@ class Publisher:
     formats: tuple[str, ...]
     layout: Layout
     max_reject_rate: float
+    max_drop_rate: float
     tokenizer: Tokenizer | None
     overwrite: bool
     facts: Mapping[str, Any]
@@ -177,7 +164,7 @@ class Publisher:
         def is_ours(manifest: Mapping[str, Any]) -> bool:
             return bool(self.facts) and same_facts(manifest, self.facts) and manifest["inputs"] == plan.inputs
 
-        if failure(plan, self.max_reject_rate) is not None:
+        if self.problem(plan) is not None:
             return False
         self.layout.columns(plan.columns)
         self.place.prepare(is_ours, self.overwrite)
@@ -192,13 +179,13 @@ class Publisher:
         """
         shards = sorted(shards, key=lambda receipt: (receipt.domain, receipt.shard))
         rejects = sorted(rejects, key=lambda file: file.path)
-        problem = failure(plan, self.max_reject_rate)
+        problem = self.problem(plan)
         if problem is None:
             self._check_shards(plan, shards)
             plan = replace(plan, columns=self.layout.columns(plan.columns))
             masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
             if masks and not any(shard.trained[name] for shard in shards for name in masks):
-                problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
+                problem = nothing_trained(plan, self._asked)
         if problem is not None:
             raise RunError(self._fail(plan, rejects, problem))
         others = self._others(plan)
@@ -208,9 +195,9 @@ class Publisher:
         if place.manifest() != text or not place.is_whole(manifest):
             if refusal := self.refuse():
                 raise OutputError(refusal)
-            place.publish(manifest, text, others, self._run(plan))
+            place.publish(manifest, text, others, self._run(plan, manifest))
         elif self.run.get("check") == "full":
-            place.tell(self._run(plan))
+            place.tell(self._run(plan, manifest))
         place.tidy(manifest)
         place.release()
         if self.remove_staging:
@@ -234,7 +221,15 @@ class Publisher:
             others |= {f"{TOKENIZER}/{name}": content for name, content in self.tokenizer.contents().items()}
         return others
 
-    def _run(self, plan: Plan) -> dict[str, Any]:
+    @property
+    def _asked(self) -> Asked:
+        return Asked.of(self.facts.get("config"))
+
+    def problem(self, plan: Plan) -> str | None:
+        """Why a plan must not be carried out, or None."""
+        return failure(plan, self._asked, self.max_reject_rate, self.max_drop_rate)
+
+    def _run(self, plan: Plan, manifest: Mapping[str, Any]) -> dict[str, Any]:
         return {
             **self.run,
             "finished": time.time(),
@@ -245,6 +240,7 @@ class Publisher:
             "encoders": {
                 name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
             },
+            "warnings": warnings(Found.of(manifest), self._asked),
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:

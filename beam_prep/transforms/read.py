@@ -82,6 +82,22 @@ def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYT
     return None if raw is None else _block(Split(file, source, 0, -1), raw, block_bytes, None)
 
 
+def records_at(source: InputFile, file: int, start: int, size: int) -> Records | None:
+    """The records that begin in a range of bytes of a plain file; None: there are none.
+
+    Args:
+        source: the file.
+        file: its number.
+        start, size: the range, multiples of `CHUNK`.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    with open_input(source, start, size) as stream:
+        raw = next(read_blocks(stream, start, min(start + size, source.size), size), None)
+    return None if raw is None else _block(Split(file, source, start, start + size), raw, size, None)
+
+
 def _block(
     split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, columns: Wanted | None = None
 ) -> Records:

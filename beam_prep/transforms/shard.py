@@ -26,16 +26,18 @@ from beam_prep.core.plan import (
     RejectsPlan,
     ShardPlan,
     SpoolReceipt,
+    lost_records,
     make_plan,
     pack_receipts,
 )
+from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.core.store import settle
 from beam_prep.core.tokenizer import Tokenizer
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.transforms._output import Output, normal
-from beam_prep.transforms._publish import Publisher, write_rejects, write_shard
+from beam_prep.transforms._publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.transforms._spool import Spool
 from beam_prep.transforms._staging import Staging
 
@@ -124,6 +126,9 @@ class MakePlan(beam.DoFn):
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs)
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
+        plan = dataclasses.replace(plan, first_reject=first_reject(plan, self.spool))
+        if self.publisher.problem(plan) is not None:
+            plan = dataclasses.replace(plan, lost=lost_records(receipts, self.spool.sidecars))
         if self.publisher.prepare(plan):
             last, cut = self.spool.once and receipts.distinct, CUT in plan.counters
             yield from (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
@@ -180,6 +185,8 @@ class Shard(beam.PTransform):
         dtype: column -> dtype, where it is not the default (ids, masks and labels int32, values float32).
         names: column -> the name under which it is written, in every format; `dtype` keeps to the column's own name.
         max_reject_rate: a larger share of rejected records fails the run.
+        max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
+            `untrained`).
         reject_text: characters of a rejected record that are kept; 0 keeps texts out.
         tokenizer: kept in the output, so that it can be decoded.
         overwrite: replace an earlier output.
@@ -190,7 +197,7 @@ class Shard(beam.PTransform):
     Raises:
         ConfigError: `names` gives a name that a column cannot have; (when run) a column of it is not written.
         OutputError: the output is there and `overwrite` is not set, or it is not an output of ours.
-        RunError: (when run) too many rejects, nothing kept, nothing trained. Rejects then lie in `OUTPUT.failed/`.
+        RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
     """
 
     output: str
@@ -201,7 +208,8 @@ class Shard(beam.PTransform):
     untrained: Untrained = "drop"
     dtype: Mapping[str, str] = dataclasses.field(default_factory=dict)
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    max_reject_rate: float = 0.01
+    max_reject_rate: float = MAX_REJECT_RATE
+    max_drop_rate: float = MAX_DROP_RATE
     reject_text: int = 1000
     tokenizer: Tokenizer | None = None
     overwrite: bool = False
@@ -220,8 +228,9 @@ class Shard(beam.PTransform):
         for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, wanted at least {least}")
-        if not 0 <= self.max_reject_rate <= 1:
-            raise ValueError(f"max_reject_rate is {self.max_reject_rate}, wanted a share between 0 and 1")
+        for name, share in (("max_reject_rate", self.max_reject_rate), ("max_drop_rate", self.max_drop_rate)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is {share}, wanted a share between 0 and 1")
         if self.untrained not in ("drop", "keep", "reject"):
             raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
         self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
@@ -237,6 +246,7 @@ class Shard(beam.PTransform):
             tuple(self.formats),
             self.pack,
             self.max_reject_rate,
+            self.max_drop_rate,
             self.tokenizer,
             self.overwrite,
             dict(self.facts),

@@ -74,6 +74,17 @@ variable "max_reject_rate" {
   }
 }
 
+variable "max_drop_rate" {
+  description = "Fail when a larger share of the records is dropped as empty or untrained. Example: 0.2"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.max_drop_rate == null || can(regex("^(0(\\.\\d+)?|1(\\.0+)?)$", var.max_drop_rate))
+    error_message = "Wanted a value like 0.2."
+  }
+}
+
 variable "reject_text" {
   description = "Characters of a rejected record that are kept; 0 keeps texts out. Example: 0"
   type        = string
@@ -173,6 +184,7 @@ locals {
       tokenizer_path    = var.tokenizer_path
       overwrite         = var.overwrite
       max_reject_rate   = var.max_reject_rate
+      max_drop_rate     = var.max_drop_rate
       reject_text       = var.reject_text
       spool             = var.spool
       staging           = var.staging

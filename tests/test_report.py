@@ -1,0 +1,353 @@
+"""What is trained is said: roles, drops, cuts; and a failure says what was found and what was asked for."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.cli import main
+from beam_prep.config import PipelineConfig
+from beam_prep.core.report import Asked, Found, lines, role_warnings, warnings
+from beam_prep.errors import ConfigError, RunError
+from beam_prep.preview import preview
+from tests.conftest import ROOT
+
+Run = Callable[..., Any]
+CHATS = [json.loads(line) for line in (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines()]
+CONFIGS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "configs").glob("*.json")}
+
+
+def config(name: str, **parts: dict[str, Any]) -> dict[str, Any]:
+    """A config of the project with other values in some parts."""
+    made = copy.deepcopy(CONFIGS[name])
+    for part, values in parts.items():
+        made[part] = values if part == "mask" else {**made.get(part, {}), **values}
+    return made
+
+
+def with_roles(**names: str) -> list[dict[str, Any]]:
+    """The sample chats; every second one with other names of roles."""
+    return [
+        {**chat, "messages": [{**m, "role": names.get(m["role"], m["role"])} for m in chat["messages"]]}
+        if place % 2
+        else chat
+        for place, chat in enumerate(CHATS)
+    ]
+
+
+def told(result: Any) -> list[str]:
+    """The warnings in a `run.json`."""
+    found: list[str] = json.loads(Path(result.output, "run.json").read_text())["warnings"]
+    return found
+
+
+def failing(run: Run, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(RunError) as caught:
+        run(*arguments, **options)
+    return str(caught.value)
+
+
+# Roles
+
+
+def test_roles_stand_in_the_manifest_and_add_up(run: Run) -> None:
+    result = run(config("sft_conversation"), CHATS)
+    roles, totals = result.manifest["roles"], result.manifest["totals"]
+    messages = [message["role"] for chat in CHATS for message in chat["messages"]]
+    assert {role: counts["messages"] for role, counts in roles.items()} == {
+        role: messages.count(role) for role in ("assistant", "system", "user")
+    }
+    assert sum(counts["trained"] for counts in roles.values()) == roles["assistant"]["trained"]
+    assert roles["assistant"]["trained"] == totals["trained"]["labels"]
+    assert roles["user"]["tokens"] > 0
+    assert told(result) == []
+
+
+@pytest.mark.parametrize("name", ["sft_chat", "sft_conversation", "sft_last_turn_shifted", "dpo_conversation"])
+def test_roles_do_not_depend_on_how_a_run_works(run: Run, name: str) -> None:
+    sample = "preference" if name.startswith("dpo") else "chat"
+    rows = [json.loads(line) for line in (ROOT / f"examples/data/{sample}.jsonl").read_text("utf-8").splitlines()]
+    rows = [row | {"id": number} for number, row in enumerate(rows * 2)]
+    settings = config(name, preprocessing={"max_seq_len": 100})
+    rates = {"max_drop_rate": 1, "max_reject_rate": 1}
+    first = run(settings, rows, "one", render="jinja", tokenizer_backend="transformers", **rates).manifest
+    assert first["roles"]["user"]["messages"] > 100
+    again = run(settings, rows, "two", block_bytes=65536, **rates).manifest
+    assert again == first
+
+
+def test_roles_survive_the_reuse_of_blocks_and_end_where_max_items_ends(run: Run, tmp_path: Path) -> None:
+    rows = with_roles(assistant="gpt") * 3
+    options = {"spool": str(tmp_path / "spool"), "block_bytes": 65536, "max_drop_rate": 1}
+    settings = config("sft_chat", preprocessing={"max_items": 150})
+    whole = run(config("sft_chat"), rows, "whole", **options).manifest
+    few = run(settings, rows, "few", **options)
+    assert json.loads(Path(few.output, "run.json").read_text())["blocks_reused"] > 1
+    ledger = few.manifest["ledger"]
+    seen = rows[: ledger["lines"] - ledger["not_read"]]
+    assert few.manifest["roles"].keys() == whole["roles"].keys() == {"assistant", "gpt", "system", "user"}
+    for role, counts in few.manifest["roles"].items():
+        assert counts["messages"] == sum(m["role"] == role for chat in seen for m in chat["messages"])
+        assert counts["messages"] < whole["roles"][role]["messages"]
+    trained = sum(counts["trained"] for counts in few.manifest["roles"].values())
+    assert trained == few.manifest["totals"]["trained"]["loss_mask"]
+    # The same rows in a file of their own.
+    assert run(config("sft_chat"), seen, "alone", max_drop_rate=1).manifest["roles"] == few.manifest["roles"]
+
+
+def test_a_role_of_the_mask_that_no_message_has_is_warned_of(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    result = run(config("sft_chat", mask={"asistant": "train", "user": "train"}), CHATS)
+    assert told(result) == [
+        "`mask` names the role 'asistant' (train), which no message has: did you mean 'assistant'?; found: 'assistant' "
+        "(364 messages), 'user' (364 messages), 'system' (135 messages)",
+        "364 messages with the role 'assistant', which `mask` does not name: mask_default is 'mask', 0 tokens of "
+        "'assistant' are trained",
+    ]
+    assert all(f"warning: {warning}" in caplog.messages for warning in told(result))
+
+
+def test_a_role_of_the_data_that_the_mask_does_not_name_is_warned_of(run: Run) -> None:
+    result = run(config("sft_chat", mask={"assistant": "train"}), with_roles(assistant="gpt"), max_drop_rate=0.5)
+    assert told(result) == [
+        "182 messages with the role 'gpt', which `mask` does not name: mask_default is 'mask', 0 tokens of 'gpt' are "
+        "trained; did you mean 'assistant'?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "default", "roles", "warned"),
+    [
+        ({"assistant": "train"}, "mask", ["assistant", "user", "system", "tool", "developer"], []),
+        ({"assistant": "train"}, "mask", ["assistant", "human"], ["human"]),
+        ({"assistant": "train", "tool": "mask"}, "mask", ["assistant", "user"], ["tool"]),
+        ({"user": "mask"}, "train", ["assistant", "user"], []),
+        ({"user": "mask"}, "train", ["assistant", "user", "system"], ["system"]),
+        ({"assistant": "last"}, "mask", ["Assistant", "user"], ["assistant", "Assistant"]),
+        ({}, "train", ["assistant", "user"], ["user"]),
+        (
+            {"assistant": "train"},
+            "mask",
+            ["assistant", *(f"speaker {n}" for n in range(20))],
+            ["speaker"] * 8 + ["12 "],
+        ),
+    ],
+)
+def test_which_roles_are_warned_of(mask: Any, default: str, roles: list[str], warned: list[str]) -> None:
+    table = {role: {"messages": 3, "tokens": 9, "trained": 0} for role in roles}
+    found = role_warnings(table, Asked(mask=mask, mask_default=default))
+    assert len(found) == len(warned)
+    assert all(name in warning for name, warning in zip(warned, found, strict=True))
+    assert role_warnings(table, Asked(mask=None)) == []
+
+
+def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
+    roles = {
+        "user": {"messages": 3, "tokens": 30, "trained": 0},
+        "assistant": {"messages": 2, "tokens": 20, "trained": 15},
+    }
+    assert lines(Found(roles, 60, 20, 0), Asked(mask={"assistant": "train"})) == [
+        "'user': 3 messages, 30 tokens, none trained; not in `mask`, mask_default is 'mask'",
+        "'assistant': 2 messages, 15 of 20 tokens trained (75.0% of what is trained)",
+    ]
+
+
+# Drops
+
+
+def test_half_of_the_answers_with_another_role_fail_the_run(run: Run, tmp_path: Path) -> None:
+    problem = failing(run, config("sft_chat"), with_roles(assistant="gpt"))
+    assert "130 of 260 records were dropped with nothing to train on (50.00%; 130 untrained)" in problem
+    assert "more than --max_drop_rate 0.05" in problem
+    assert "the first untrained record is " in problem
+    assert "182 messages with the role 'gpt', which `mask` does not name" in problem
+    assert not (tmp_path / "out").exists()
+    assert json.loads((tmp_path / "out.failed/failure.json").read_text())["problem"] in problem
+
+
+def test_a_third_of_the_records_with_another_field_fails_the_run(run: Run, tmp_path: Path) -> None:
+    rows = [{"id": n, "message": chat["messages"]} if n % 3 == 1 else chat for n, chat in enumerate(CHATS)]
+    offset = len(json.dumps(rows[0])) + 1
+    problem = failing(run, config("sft_chat"), rows)
+    assert "87 of 260 records were dropped with nothing to train on (33.46%; 87 empty)" in problem
+    assert (
+        f"the first empty record is {tmp_path / 'input.jsonl'} (byte offset {offset}), with the fields 'id', "
+        "'message'; the config asks for 'messages': 'messages' is not there, did you mean 'message'?"
+    ) in problem
+
+
+@pytest.mark.parametrize("share", [0.04, 0.06])
+@pytest.mark.parametrize("reason", ["empty", "untrained", "both"])
+def test_the_limit_is_a_share_of_the_records_that_are_read(run: Run, share: float, reason: str) -> None:
+    bad = {"empty": [{}], "untrained": [{"prompt": "a"}], "both": [{}, {"prompt": "a"}]}[reason]
+    good = {"prompt": "Say a.", "response": "a"}
+    count = round(100 * share)
+    rows = [bad[place % len(bad)] for place in range(count)] + [good] * (100 - count)
+    if share <= 0.05:
+        assert run(config("sft_instruction"), rows).manifest["ledger"]["kept"] == 96
+    else:
+        assert "(6.00%; " in failing(run, config("sft_instruction"), rows)
+        assert run(config("sft_instruction"), rows, max_drop_rate=0.06).manifest["ledger"]["kept"] == 94
+
+
+def test_drops_that_the_config_asks_for_do_not_count(run: Run) -> None:
+    rows = [{"text": "short"}] * 50 + [{"text": "long enough " * 20}] * 50
+    assert run(config("pretrain"), rows).manifest["ledger"]["dropped"] == {"too_short": 50}
+    settings = config("sft_chat", preprocessing={"max_seq_len": 100, "truncation_mode": "drop"})
+    assert run(settings, CHATS, "cut").manifest["ledger"]["dropped"]["too_long"] > 100
+
+
+def test_untrained_drop_written_out_counts_too(run: Run) -> None:
+    settings = config("sft_chat", preprocessing={"untrained": "drop"})
+    assert "--max_drop_rate" in failing(run, settings, with_roles(assistant="gpt"))
+    assert run(settings, with_roles(assistant="gpt"), max_drop_rate=0.5).manifest["ledger"]["kept"] == 130
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_is_between_0_and_1(run: Run, share: float) -> None:
+    with pytest.raises(ConfigError, match=r"max_drop_rate is .*, wanted a share between 0 and 1"):
+        run(config("sft_chat"), CHATS, max_drop_rate=share)
+
+
+def test_the_command_line_takes_the_limit(
+    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(chat) + "\n" for chat in with_roles(assistant="gpt")))
+    command = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(ROOT / "configs/sft_chat.json")]
+    command += ["--tokenizer_path", tokenizer_path, "--runner=FnApiRunner"]
+    assert main(command) == 1
+    assert "more than --max_drop_rate 0.05" in capsys.readouterr().err
+    assert main([*command, "--max_drop_rate", "0.5"]) == 0
+    assert "  'gpt': 182 messages; not in `mask`, mask_default is 'mask'\n" in capsys.readouterr().out
+
+
+# Failures say what was found
+
+
+def test_a_missing_field_is_not_called_a_wrong_mask(run: Run) -> None:
+    rows = [{"prompt": "Say a.", "response": "a"}] * 5
+    problem = failing(run, config("sft_prompt_completion"), rows)
+    assert problem.startswith("nothing is kept of 5 records (5 untrained): check the field names in the config")
+    assert (
+        "with the fields 'prompt', 'response'; the config asks for 'prompt', 'completion': 'completion' is not"
+        in problem
+    )
+
+
+def test_wrong_roles_everywhere_are_listed(run: Run) -> None:
+    rows = [{"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]}] * 5
+    problem = failing(run, config("sft_chat"), rows)
+    assert problem.startswith("nothing is kept of 5 records (5 untrained): no token of any record is trained")
+    assert "`mask` names the role 'assistant' (train), which no message has; found: 'gpt' (5 " in problem
+    assert "found: 'gpt' (5 messages), 'human' (5 messages)" in problem
+    assert "did you mean 'assistant'?" in problem
+
+
+def test_a_field_that_is_there_and_holds_nothing_is_said(run: Run) -> None:
+    problem = failing(run, config("sft_chat"), [{"messages": [], "id": 1}] * 5)
+    assert "the config asks for 'messages': 'messages' holds nothing" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "message"),
+    [
+        ("sft_chat", {"messages": 7}, "wrong_type: field 'messages' is a number (7), wanted a list of messages"),
+        (
+            "sft_chat",
+            {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
+            "unsupported_part: ",
+        ),
+        ("sft_chat", b"{no}", "bad_json: "),
+        ("grpo", {"prompt": "a", "responses": ["b"], "rewards": [1]}, "wrong_type: field 'prompt' is a string"),
+    ],
+)
+def test_a_failure_has_the_first_rejects_message_with_file_and_offset(
+    run: Run, tmp_path: Path, name: str, bad: Any, message: str
+) -> None:
+    line = bad if isinstance(bad, bytes) else json.dumps(bad).encode()
+    good = [json.dumps(chat).encode() for chat in CHATS[:3]] if name == "sft_chat" else []
+    problem = failing(run, config(name), b"\n".join([*good, line, line]))
+    offset = sum(len(each) + 1 for each in good)
+    where = f"the first reject is {tmp_path / 'input.jsonl'}, line {len(good) + 1} (byte offset {offset}): "
+    assert where + message in problem
+
+
+def test_without_texts_of_rejects_a_failure_has_the_reason_alone(run: Run, tmp_path: Path) -> None:
+    problem = failing(run, config("sft_chat"), [{"messages": "secret"}, {"secret": 1}], reject_text=0)
+    assert f"the first reject is {tmp_path / 'input.jsonl'}, line 1 (byte offset 0): wrong_type; nothing was" in problem
+    assert "secret" not in problem.replace(str(tmp_path), "")
+
+
+def test_nothing_trained_says_why(run: Run) -> None:
+    settings = config("sft_chat", mask={"asistant": "train"}, preprocessing={"untrained": "keep"})
+    problem = failing(run, settings, CHATS[:9])
+    assert problem.startswith("nothing is trained on: ")
+    assert "`mask` names the role 'asistant' (train), which no message has: did you mean 'assistant'?" in problem
+
+
+# Cuts
+
+
+def test_tokens_that_are_cut_off_are_a_share_and_above_5_percent_a_warning(run: Run) -> None:
+    text = {"text": "one two three four five six seven eight nine ten " * 20}
+    whole = run(config("pretrain"), [text] * 3, "whole")
+    tokens = whole.manifest["totals"]["tokens"]["sequence"]
+    assert told(whole) == []
+    length = tokens // 3 * 3 // 4
+    cut = run(config("pretrain", preprocessing={"max_seq_len": length}), [text] * 3, "cut")
+    lost = tokens - 3 * length
+    (warning,) = told(cut)
+    assert warning.startswith(
+        f"{lost:,} tokens were cut off, {lost / tokens:.1%} of all: raise preprocessing.max_seq_len "
+    )
+    assert "packing_strategy 'wrapped' or 'bfd_split'" in warning
+    advised = {"max_seq_len": 100_000, "packing_strategy": "wrapped", "max_packed_len": length}
+    kept = run(config("pretrain", preprocessing=advised), [text] * 3, "advised")
+    assert kept.manifest["totals"]["tokens"]["sequence"] == tokens
+    assert told(kept) == []
+
+
+def test_cuts_by_packing_and_small_shares() -> None:
+    counts = {"rows": 1, "tokens": {"x": 900}, "trained": {}}
+    manifest = {"totals": counts, "counters": {"truncated_tokens": 40}}
+    assert warnings(Found.of(manifest), Asked()) == []
+    manifest["totals"] = counts | {"packing": {"tokens_cut": 60}}
+    (warning,) = warnings(Found.of(manifest), Asked(max_seq_len=5))
+    assert warning == "100 tokens were cut off, 10.0% of all: raise preprocessing.max_seq_len (now 5)"
+    assert lines(Found.of(manifest), Asked()) == ["cut off: 100 tokens, 10.0% of all"]
+
+
+# Before a run
+
+
+def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = CHATS[0]["messages"], [{"role": "user", "content": "x"}, {"role": "gpt", "content": "y"}]
+    rows = [{"messages": good}] * 1500 + [{"messages": bad}] * 15_000
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = PipelineConfig.from_dict(config("sft_chat"))
+    preview(str(source), settings, str(ROOT / "examples/tokenizer"))
+    out = capsys.readouterr().out
+    assert "· the first, the shortest" in out
+    assert "· drawn ·" in out
+    assert "· dropped: untrained" in out
+    assert f"{source}, byte offset " in out
+    assert "messages with the role 'gpt', which `mask` does not name" in out
+    assert "a run on these would fail: " in out
+    preview(str(source), settings, str(ROOT / "examples/tokenizer"))
+    assert capsys.readouterr().out == out
+
+
+def test_a_preview_warns_as_the_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    settings = config("sft_chat", mask={"asistant": "train", "user": "train"}, preprocessing={"max_seq_len": 90})
+    result = run(settings, CHATS, max_drop_rate=1)
+    preview(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(settings), str(ROOT / "examples/tokenizer"))
+    out = capsys.readouterr().out
+    assert len(told(result)) == 3
+    for warning in told(result):
+        assert f"warning: {warning}\n" in out
+    for line in lines(Found.of(result.manifest), Asked.of(result.manifest["config"])):
+        assert f"\n{line}\n" in out
