@@ -439,18 +439,16 @@ class _Trace:
         kind: type,
         sources: frozenset[Source],
         content: int = -1,
-        pure: bool = True,
         element: bool = False,
         mixed: bool = False,
     ) -> _Traced:
-        """A line that computes something; once for each expression, unless it is not pure.
+        """A line that computes something; once for each expression.
 
         Args:
             source: the expression.
             real, kind: what it gives, and its type.
             sources: what it is computed from.
             content: see `_Traced`.
-            pure: it gives the same whenever it is computed.
             element: it is a value of the data, not computed from one. (A computed number is no text of a message.)
             mixed: see `_Traced`.
         """
@@ -459,12 +457,9 @@ class _Trace:
             sources = frozenset((message, "") for message, _ in sources)
         if type(real) is not kind:
             raise Refusal
-        if pure and source in self._known:
-            return self._known[source]
-        traced = self.tracer(self._line(source), real, kind, sources, content, mixed=mixed)
-        if pure:
-            self._known[source] = traced
-        return traced
+        if source not in self._known:
+            self._known[source] = self.tracer(self._line(source), real, kind, sources, content, mixed=mixed)
+        return self._known[source]
 
     def _line(self, source: str) -> str:
         self._names += 1
