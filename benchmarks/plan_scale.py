@@ -49,7 +49,7 @@ from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
 from beam_prep.core.ragged import Ragged
 from beam_prep.core.schema import Column
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.formats.spool import SIDECAR, Rows, encode_block, read_sidecar
+from beam_prep.formats.spool import REJECTS, SIDECAR, Rows, encode_block, read_rejects, read_sidecar
 from beam_prep.transforms._spool import AT_ONCE, Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
@@ -67,8 +67,8 @@ KINDS = 8
 
 
 @functools.cache
-def block(family: int, kind: int) -> tuple[BlockReceipt, bytes]:
-    """(receipt, sidecar) of a block of 8 MB. Lengths are log-normal; one block in three has rejects."""
+def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
+    """(receipt, small files by ending) of a block of 8 MB. Lengths are log-normal; one block in three has rejects."""
     mean, domains = FAMILIES[family]
     rng = np.random.default_rng([SEED, family, kind])
     rows = int(BLOCK_BYTES / 4.2 / mean * rng.uniform(0.9, 1.1))
@@ -88,7 +88,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, bytes]:
         batch.schema[column.name] = column
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
     receipt, files = encode_block(batch, 0)
-    return receipt, b"".join(files[SIDECAR])
+    return receipt, {ending: b"".join(files[ending]) for ending in (SIDECAR, REJECTS) if ending in files}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,14 @@ class SimulatedSpool(Spool):
 
     def _sidecar(self, name: str) -> Rows:
         time.sleep(self.delay)
-        _, sidecar = block(*bytes.fromhex(name[3:7]))
-        return read_sidecar(pa.BufferReader(sidecar), name)
+        return read_sidecar(self._small(name, SIDECAR), name)
+
+    def _rejects(self, name: str) -> list[dict[str, Any]]:
+        return read_rejects(self._small(name, REJECTS), name)
+
+    def _small(self, name: str, ending: str) -> pa.NativeFile:
+        _, files = block(*bytes.fromhex(name[3:7]))
+        return pa.BufferReader(files[ending])
 
 
 SPOOL = Spool("gs://bucket/spool", "0123456789abcdef")

@@ -890,7 +890,7 @@ def test_schema_agrees_with_the_config_reader() -> None:
 
 def test_errors_share_a_base_and_pickle_with_their_message() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BeamPrepError)]
-    assert len(kinds) == 9
+    assert len(kinds) == 10
     for kind in kinds:
         copy = pickle.loads(pickle.dumps(kind("what happened")))
         assert type(copy) is kind
