@@ -350,6 +350,15 @@ def test_where_a_limit_drops_everything_the_limit_is_named_and_not_the_fields(
 # Before a run
 
 
+def test_what_the_config_is_warned_of_stands_in_run_json_and_is_said_once(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [{"prompt": "Say it.", "response": "It."}] * 3
+    (warning,) = told(run(config("sft_instruction"), texts))
+    assert warning.startswith("config: sequence: nothing stands between the texts of 'prompt' and 'response'")
+    assert [message for message in caplog.messages if "nothing stands between" in message] == [warning]
+
+
 def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = CHATS[0]["messages"], [{"role": "user", "content": "x"}, {"role": "gpt", "content": "y"}]
     rows = [{"messages": good}] * 1500 + [{"messages": bad}] * 15_000
