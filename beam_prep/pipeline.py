@@ -197,8 +197,9 @@ class Pipeline:
         here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
-        for warning in self.config.warnings:
-            log.warning("config: %s", warning)
+        said = [f"config: {warning}" for warning in self.config.warnings]
+        for warning in said:
+            log.warning("%s", warning)
         self.staging.remove_older(self.staging_ttl)
         self.staging.create()
         if not here:
@@ -210,7 +211,8 @@ class Pipeline:
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
-                self.apply(pipeline, {"how": how}, once=here and self.spool is None and self.staging.local)
+                about = {"how": how, "warnings": said}
+                self.apply(pipeline, about, once=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             with progress, _quiet_beam():
@@ -230,7 +232,7 @@ class Pipeline:
         result = self._result(up_to_date=False)
         run = json.loads(read_bytes(join(self.output, RUN)))
         log.info("%s", _how_made(run))
-        for warning in run["warnings"]:
+        for warning in run["warnings"][len(said) :]:
             log.warning("warning: %s", warning)
         return result
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,17 +311,52 @@ def test_tokens_that_are_cut_off_are_a_share_and_above_5_percent_a_warning(run: 
     assert told(kept) == []
 
 
-def test_cuts_by_packing_and_small_shares() -> None:
-    counts = {"rows": 1, "tokens": {"x": 900}, "trained": {}}
-    manifest = {"totals": counts, "counters": {"truncated_tokens": 40}}
+def test_small_shares_are_no_warning() -> None:
+    manifest = {"totals": {"rows": 1, "tokens": {"x": 960}, "trained": {}}, "counters": {"truncated_tokens": 40}}
     assert warnings(Found.of(manifest), Asked()) == []
-    manifest["totals"] = counts | {"packing": {"tokens_cut": 60}}
-    (warning,) = warnings(Found.of(manifest), Asked(max_seq_len=5))
-    assert warning == "100 tokens were cut off, 10.0% of all: raise preprocessing.max_seq_len (now 5)"
-    assert lines(Found.of(manifest), Asked()) == ["cut off: 100 tokens, 10.0% of all"]
+    assert lines(Found.of(manifest), Asked()) == ["cut off: 40 tokens, 4.0% of all"]
+
+
+@pytest.mark.parametrize("strategy", ["simple", "bfd"])
+def test_what_packing_cuts_is_counted_once_and_its_own_limit_is_named(run: Run, strategy: str) -> None:
+    text = {"text": "one two three four five six seven eight nine ten " * 20}
+    tokens = run(config("pretrain"), [text] * 3, "whole").manifest["totals"]["tokens"]["sequence"]
+    length = tokens // 3 * 3 // 4
+    packing = {"packing_strategy": strategy, "max_packed_len": length}
+    cut = run(config("pretrain", preprocessing=packing), [text] * 3, "cut")
+    lost = tokens - 3 * length
+    share = f"{lost / tokens:.1%} of all"
+    said = f"{lost:,} tokens were cut off, {share}: raise preprocessing.max_packed_len (now {length:,})"
+    (warning,) = told(cut)
+    assert warning.startswith(said)
+    assert lines(Found.of(cut.manifest), Asked()) == [f"cut off: {lost:,} tokens, {share}"]
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "advice"),
+    [
+        ({"max_seq_len": 5, "truncation_mode": "drop"}, r"4 too_long\): raise preprocessing.max_seq_len"),
+        ({"min_chars": 5000}, r"4 too_short\): lower preprocessing.min_chars"),
+    ],
+)
+def test_where_a_limit_drops_everything_the_limit_is_named_and_not_the_fields(
+    run: Run, preprocessing: dict[str, Any], advice: str
+) -> None:
+    problem = failing(run, config("pretrain", preprocessing=preprocessing), [{"text": "one two three " * 20}] * 4)
+    assert re.search(rf"nothing is kept of 4 records \({advice}", problem)
+    assert "field names" not in problem
 
 
 # Before a run
+
+
+def test_what_the_config_is_warned_of_stands_in_run_json_and_is_said_once(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [{"prompt": "Say it.", "response": "It."}] * 3
+    (warning,) = told(run(config("sft_instruction"), texts))
+    assert warning.startswith("config: sequence: nothing stands between the texts of 'prompt' and 'response'")
+    assert [message for message in caplog.messages if "nothing stands between" in message] == [warning]
 
 
 def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from beam_prep.core.layout import CUTTING
 from beam_prep.core.plan import Ledger, Plan
 from beam_prep.core.records import LOST, Lost
 
@@ -16,6 +17,12 @@ _OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
 _ALIASES = {
     "assistant": ("ai", "answer", "bot", "chatbot", "chatgpt", "gpt", "model", "response"),
     "user": ("human", "person", "prompter", "question"),
+}
+_NOT_KEPT = {
+    "bad_weight": "take the weights out of the messages, or make them 0 or 1",
+    "filtered": "check the filters",
+    "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
+    "too_short": "lower preprocessing.min_chars",
 }
 _ROLES = 8  # that are listed
 _FIELDS = 12
@@ -33,14 +40,16 @@ class Asked:
         fields: of a record, that are read.
         mask: role -> rule; None: no section asks for roles.
         mask_default: the rule of other roles.
-        max_seq_len: tokens; None: not known.
+        longest: tokens of the longest row that is not cut; None: not known.
+        limit: the field of `preprocessing` that says so.
         packs: whether rows could be packed, so that nothing need be cut.
     """
 
     fields: tuple[str, ...] = ()
     mask: Mapping[str, str] | None = None
     mask_default: str = "mask"
-    max_seq_len: int | None = None
+    longest: int | None = None
+    limit: str = "max_seq_len"
     packs: bool = False
 
     @classmethod
@@ -52,11 +61,15 @@ class Asked:
         sources = [{"sections": given["sections"] or ()}] if not given["sources"] else given["sources"].values()
         sections = [section for source in sources for section in source["sections"]]
         by_role = any(section["action"] == "$role" for section in sections)
+        limit = "max_seq_len"
+        if step["packing_strategy"] in CUTTING and (step["max_packed_len"] or step[limit]) < step[limit]:
+            limit = "max_packed_len"
         return cls(
             _adapted(given["adapter"]) or tuple(dict.fromkeys(section["field"] for section in sections)),
             config["mask"] if by_role else None,
             config["mask_default"],
-            step["max_seq_len"],
+            step[limit],
+            limit,
             not given["sources"] and step["padding"] == "none",
         )
 
@@ -88,8 +101,8 @@ def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: flo
         return f"the input has no record, only {ledger.blank} blank lines: {files}"
     if ledger.kept == 0:
         gone = {**ledger.dropped, **ledger.rejected}
-        advice = "check the field names in the config against the input"
         most = max(gone, key=gone.__getitem__)
+        advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
         is_there = not any(_missing(record, asked) for _, _, record in plan.lost if record.reason == most)
         if most in ("untrained", "spans_unproven") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
@@ -245,7 +258,7 @@ class Found:
             manifest.get("roles", {}),
             sum(totals["tokens"].values()),
             sum(totals["trained"].values()),
-            manifest["counters"].get("truncated_tokens", 0) + totals.get("packing", {}).get("tokens_cut", 0),
+            manifest["counters"].get("truncated_tokens", 0),  # what packing cuts is among them
         )
 
     @property
@@ -258,8 +271,8 @@ def warnings(found: Found, asked: Asked) -> list[str]:
     """What a run should not pass over, one sentence each."""
     told = role_warnings(found.roles, asked)
     if found.cut_share > CUT_SHARE:
-        now = "" if asked.max_seq_len is None else f" (now {asked.max_seq_len:,})"
-        advice = f"raise preprocessing.max_seq_len{now}"
+        now = "" if asked.longest is None else f" (now {asked.longest:,})"
+        advice = f"raise preprocessing.{asked.limit}{now}"
         if asked.packs:
             advice += ", or cut longer records into several rows: packing_strategy 'wrapped' or 'bfd_split', with this "
             advice += "length as max_packed_len and a max_seq_len that no record exceeds"

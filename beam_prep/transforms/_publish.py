@@ -240,7 +240,7 @@ class Publisher:
             "encoders": {
                 name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
             },
-            "warnings": warnings(Found.of(manifest), self._asked),
+            "warnings": [*self.run.get("warnings", ()), *warnings(Found.of(manifest), self._asked)],
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
