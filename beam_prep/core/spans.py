@@ -9,6 +9,7 @@ turn; otherwise there is no span, and the record is rejected.
 """
 
 import functools
+import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,6 +88,15 @@ class Frame:
         """Role -> constants before a plain answer or question, from the beginning of its turn."""
         return {role: frozenset(self._constants(_PLAIN[:1], role, 0)) for role in ("user", "assistant")}
 
+    def around(self, text: str) -> bool:
+        """Whether a template writes a constant around reasoning and calls, whatever any message says."""
+        return not text.strip() or all(any(text in written for written in each) for each in self._around)
+
+    @functools.cached_property
+    def _around(self) -> list[list[str]]:
+        """What is written around the words of answers with reasoning and calls, for each made-up conversation."""
+        return [_around(self._template, words, self._variables) for words in _MADE_UP]
+
     def borders(self, role: str, following: str) -> set[str]:
         """Constants between the words of a role and those of the next one."""
         ends = list(self._constants(_PLAIN, role, 1))
@@ -156,6 +166,35 @@ def _made_up(
         if turn is not None and text is not None:
             before, _, after = turn.partition(text)
             found[role] = before, after
+    return found
+
+
+def _around(template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
+    """The texts between the words of made-up answers with reasoning and two calls."""
+    question, answer, name, thought = words
+    embedded = f"<think>\n{thought}\n</think>\n\n{answer}"
+    found = []
+    for value, content, history in itertools.product(
+        ({name: name}, f'{{"{name}": "{name}"}}'), (answer, "", embedded), (0, 1)
+    ):
+        function = {"name": name, "arguments": value}
+        calls = [{"id": f"{number}12345678", "type": "function", "function": function} for number in range(2)]
+        for given in ({"reasoning_content": thought, "tool_calls": calls}, {"reasoning_content": thought},
+                      {}, {"tool_calls": calls}, {"tool_calls": calls[:1]}):  # fmt: skip
+            asked: Message = {"role": "user", "content": question}
+            message: Message = {"role": "assistant", "content": content, **given}
+            results = [
+                {"role": "tool", "content": name, "tool_call_id": call["id"]} for call in given.get("tool_calls", ())
+            ]
+            later = [
+                *results,
+                {"role": "assistant", "content": answer},
+                asked,
+                {"role": "assistant", "content": answer},
+            ]
+            turn = template.turns([asked, message, *(later if history else [])], **variables)[1]
+            if turn is not None:
+                found += re.split("|".join(map(re.escape, words)), turn)
     return found
 
 
@@ -407,6 +446,8 @@ class SpanFinder:
         blank = not self._prompt and not gap.strip()
         if self._guarded and gap and not blank and "tool_calls" not in self._keys(own[:1]) and gap not in self._gaps:
             return False
+        if self._guarded and not self._around_own(gap, own):
+            return False
         texts = [gap]
         for piece in range(own[0], own[-1]):
             text = self._texts[piece]
@@ -419,6 +460,13 @@ class SpanFinder:
         texts.append(self._known(own[-1]) if self._layout.mixed[own[-1]] else "")
         tokens = self._tokens_in("".join(texts))
         return not tokens or self._frame.turns.isdisjoint(tokens)
+
+    def _around_own(self, gap: str, own: Sequence[int]) -> bool:
+        """Whether constants between the parts of what a message says are there whatever any message says."""
+        between = [gap] if "tool_calls" in self._keys(own[:1]) else []
+        for one, other in itertools.pairwise(own):
+            between.append("".join(self._layout.constants[piece] or "" for piece in range(one + 1, other)))
+        return all(map(self._frame.around, between))
 
     @property
     def _guarded(self) -> bool:
@@ -470,20 +518,22 @@ class SpanFinder:
         if end[1] == eos and rest.startswith(eos, end.end()):
             return None  # which of them ends the answer?
         stop = _after_end(rest, end, eos)
+        if self._guarded and around and not self._frame.around(rest[: end.start(1)]):
+            return None
         if (self._guarded or end.start()) and not self._frame.ends_turn(self._roles[message], rest[:stop]):
             return None
         return Place(after.piece, after.characters + stop)
 
     @functools.cached_property
     def _first_tokens(self) -> list[str]:
-        """The special tokens that the conversation begins with, and the generation prompt."""
+        """The special tokens that the conversation begins with."""
         begin, _ = self._constants(Place(0, 0), self._end_of_text)
         pattern = _ending(self._controls)
         found, at = [], 0
         while (token := pattern.match(begin, at)) is not None:
             found.append(token[1])
             at = token.end()
-        return found + self._tokens_in(self._prompt)[:1]
+        return found
 
     def _start_of_next(self, after: Place, limit: int) -> Place:
         """Where a span ends that nothing follows in its turn: after an EOS that the next turn begins with."""
