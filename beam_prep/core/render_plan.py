@@ -499,7 +499,8 @@ class _Trace:
         given += [f"{name}={_source(value)}" for name, value in options.items()]
         real = self.functions[function](*map(_real, arguments), **{k: _real(v) for k, v in options.items()})
         sources = _sources(*arguments, *options.values())
-        return self.computed(f"{function}({', '.join(given)})", real, kind, sources, mixed=_mixed(arguments[0]))
+        written = (*arguments, *options.values()) if function == "filter_indent" else arguments[:1]
+        return self.computed(f"{function}({', '.join(given)})", real, kind, sources, mixed=_mixed(*written))
 
 
 def _parts(value: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ turn; otherwise there is no span, and the record is rejected.
 """
 
 import functools
+import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,8 +44,8 @@ class Unclear(Exception):
 
 @functools.lru_cache(maxsize=64)
 def control_pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches any of the special tokens."""
-    return re.compile("|".join(map(re.escape, controls)) or r"(?!)")
+    """Matches any of the special tokens, the longest where several begin."""
+    return re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))) or r"(?!)")
 
 
 @functools.lru_cache(maxsize=64)
@@ -86,6 +87,20 @@ class Frame:
     def leads(self) -> dict[str, frozenset[str]]:
         """Role -> constants before a plain answer or question, from the beginning of its turn."""
         return {role: frozenset(self._constants(_PLAIN[:1], role, 0)) for role in ("user", "assistant")}
+
+    def around(self, text: str) -> bool:
+        """Whether a template writes a constant around reasoning and calls, whatever any message says."""
+        return not text.strip() or all(any(text in written for written in each) for each in self._around)
+
+    @functools.cached_property
+    def _around(self) -> list[list[str]]:
+        """What is written around the words of answers with reasoning and calls, for each made-up conversation."""
+        return [_around(self._template, words, self._variables) for words in _MADE_UP]
+
+    def borders(self, role: str, following: str) -> set[str]:
+        """Constants between the words of a role and those of the next one."""
+        ends = list(self._constants(_PLAIN, role, 1))
+        return {end + begin for end in ends for begin in self._constants(_PLAIN, following, 0)}
 
     def ends_turn(self, role: str, text: str) -> bool:
         """Whether a text ends with what is written right after any content: white space and end tokens.
@@ -151,6 +166,35 @@ def _made_up(
         if turn is not None and text is not None:
             before, _, after = turn.partition(text)
             found[role] = before, after
+    return found
+
+
+def _around(template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
+    """The texts between the words of made-up answers with reasoning and two calls."""
+    question, answer, name, thought = words
+    embedded = f"<think>\n{thought}\n</think>\n\n{answer}"
+    found = []
+    for value, content, history in itertools.product(
+        ({name: name}, f'{{"{name}": "{name}"}}'), (answer, "", embedded), (0, 1)
+    ):
+        function = {"name": name, "arguments": value}
+        calls = [{"id": f"{number}12345678", "type": "function", "function": function} for number in range(2)]
+        for given in ({"reasoning_content": thought, "tool_calls": calls}, {"reasoning_content": thought},
+                      {}, {"tool_calls": calls}, {"tool_calls": calls[:1]}):  # fmt: skip
+            asked: Message = {"role": "user", "content": question}
+            message: Message = {"role": "assistant", "content": content, **given}
+            results = [
+                {"role": "tool", "content": name, "tool_call_id": call["id"]} for call in given.get("tool_calls", ())
+            ]
+            later = [
+                *results,
+                {"role": "assistant", "content": answer},
+                asked,
+                {"role": "assistant", "content": answer},
+            ]
+            turn = template.turns([asked, message, *(later if history else [])], **variables)[1]
+            if turn is not None:
+                found += re.split("|".join(map(re.escape, words)), turn)
     return found
 
 
@@ -264,6 +308,8 @@ class SpanFinder:
             final = self._own(last, start.piece, self._end_of_text)
             if not own or not final or not self._written(last, final) or not self._are_of(first, own[0], final[-1]):
                 return None
+            if not self._layout.decided.isdisjoint(range(first, last + 1)) or not self._between(first):
+                return None
             own = final
         stop = self._end(last, start, own, self._end_of_text, self._prompt)
         if stop is None:
@@ -272,6 +318,20 @@ class SpanFinder:
         if reached == self._end_of_text and not rest.strip():
             stop = Place(self._end_of_text, 0)
         return Span(last, start, stop)
+
+    def _between(self, first: int) -> bool:
+        """Whether nothing but headers and ends stands between messages from `first` on, where all may be constant."""
+        if not self._layout.assumed:
+            return True
+        roles, frame = self._roles, self._frame
+        for message in range(first, len(roles) - 1):
+            before, after = (self._own(place, 0, self._end_of_text) for place in (message, message + 1))
+            if not before or not after or roles[message] == roles[message + 1]:
+                return False
+            text = "".join(self._known(piece) for piece in range(before[-1] + 1, after[0]))
+            if text not in frame.borders(roles[message], roles[message + 1]):
+                return False
+        return True
 
     @functools.cached_property
     def regions(self) -> list[tuple[int, int] | None]:
@@ -345,10 +405,14 @@ class SpanFinder:
         """The constant text from a place on, and the piece at which it ends."""
         texts: list[str] = []
         piece = start.piece
-        while piece < stop and (self._layout.constants[piece] is not None or self._texts[piece] == ""):
+        while piece < stop and (self._layout.constants[piece] is not None or self._is_nothing(piece)):
             texts.append(self._texts[piece] or "")
             piece += 1
         return "".join(texts)[start.characters :], piece
+
+    def _is_nothing(self, piece: int) -> bool:
+        """Whether a piece is blank, and no blank content: where it stands, others of the layout have words."""
+        return self._texts[piece] == "" and self._keys((piece,)).isdisjoint(("content", ""))
 
     def _written(self, message: int, own: Sequence[int]) -> bool:
         """Whether the template writes a message's text: all of it once, in order."""
@@ -374,10 +438,15 @@ class SpanFinder:
             return False
         if not own:
             return True
+        if self._guarded and any(self._layout.mixed[piece] and self._keys((piece,)) != {"tool_calls"} for piece in own):
+            return False  # what the template puts into it may be there because of what another message says
         gap, reached = self._constants(start, own[0])
         if reached < own[0]:
             return False
-        if self._guarded and gap and "tool_calls" not in self._keys(own[:1]) and gap not in self._gaps:
+        blank = not self._prompt and not gap.strip()
+        if self._guarded and gap and not blank and "tool_calls" not in self._keys(own[:1]) and gap not in self._gaps:
+            return False
+        if self._guarded and not self._around_own(gap, own):
             return False
         texts = [gap]
         for piece in range(own[0], own[-1]):
@@ -391,6 +460,13 @@ class SpanFinder:
         texts.append(self._known(own[-1]) if self._layout.mixed[own[-1]] else "")
         tokens = self._tokens_in("".join(texts))
         return not tokens or self._frame.turns.isdisjoint(tokens)
+
+    def _around_own(self, gap: str, own: Sequence[int]) -> bool:
+        """Whether constants between the parts of what a message says are there whatever any message says."""
+        between = [gap] if "tool_calls" in self._keys(own[:1]) else []
+        for one, other in itertools.pairwise(own):
+            between.append("".join(self._layout.constants[piece] or "" for piece in range(one + 1, other)))
+        return all(map(self._frame.around, between))
 
     @property
     def _guarded(self) -> bool:
@@ -436,15 +512,28 @@ class SpanFinder:
             if reached < limit or (rest.strip() and (around or self._tokens_in(rest))) or not own:
                 return None
             return self._start_of_next(after, limit) if not rest else after
-        if end[1] != self._frame.eos and end[1] in self._tokens_in(header):
+        if end[1] != self._frame.eos and (end[1] in self._tokens_in(header) or end[1] in self._first_tokens):
             return None  # it may as well begin the next turn
         eos = self._frame.eos
         if end[1] == eos and rest.startswith(eos, end.end()):
             return None  # which of them ends the answer?
         stop = _after_end(rest, end, eos)
+        if self._guarded and around and not self._frame.around(rest[: end.start(1)]):
+            return None
         if (self._guarded or end.start()) and not self._frame.ends_turn(self._roles[message], rest[:stop]):
             return None
         return Place(after.piece, after.characters + stop)
+
+    @functools.cached_property
+    def _first_tokens(self) -> list[str]:
+        """The special tokens that the conversation begins with."""
+        begin, _ = self._constants(Place(0, 0), self._end_of_text)
+        pattern = _ending(self._controls)
+        found, at = [], 0
+        while (token := pattern.match(begin, at)) is not None:
+            found.append(token[1])
+            at = token.end()
+        return found
 
     def _start_of_next(self, after: Place, limit: int) -> Place:
         """Where a span ends that nothing follows in its turn: after an EOS that the next turn begins with."""

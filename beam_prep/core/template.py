@@ -528,8 +528,9 @@ class _Texts:
         roles = self._codes(messages)
         last = len(messages) - 1
         masked = None if answer is None else self._masked(messages, actions)
-        apart = masked is not None and 0 in own[masked:last]  # not all after the prompt is trained
-        if answer is not None and own[last] != 0 and not apart:
+        # Not all after the prompt is trained.
+        apart = masked is not None and 0 in own[masked:]
+        if answer is not None and not apart:
             yield Segment(answer.start, answer.stop, TRAIN, roles[last], last, UNSET, int(answer.proven))
         if all(action == "train" for action in actions) and set(own) <= {UNSET, 1}:
             yield Segment(*WHOLE, TRAIN)
