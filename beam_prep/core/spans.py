@@ -115,7 +115,9 @@ class Frame:
 
     @functools.cached_property
     def turns(self) -> frozenset[str]:
-        """Special tokens that begin or end a turn."""
+        """Special tokens that begin or end a turn: any may, where it is not known what is written around an answer."""
+        if not any(True for side in (0, 1) for _ in self._constants(_PLAIN, "assistant", side)):
+            return frozenset(self._controls)
         texts = [self._template.generation_prompt(**self._variables)]
         texts += [
             text for role in ("user", "assistant") for side in (0, 1) for text in self._constants(_PLAIN, role, side)
@@ -170,31 +172,28 @@ def _made_up(
 
 
 def _around(template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
-    """The texts between the words of made-up answers with reasoning and two calls."""
+    """The texts between the words of made-up answers with reasoning and calls."""
     question, answer, name, thought = words
     embedded = f"<think>\n{thought}\n</think>\n\n{answer}"
+    asked: Message = {"role": "user", "content": question}
+    plain: Message = {"role": "assistant", "content": answer}
     found = []
-    for value, content, history in itertools.product(
-        ({name: name}, f'{{"{name}": "{name}"}}'), (answer, "", embedded), (0, 1)
-    ):
+    options = itertools.product(
+        ({name: name}, f'{{"{name}": "{name}"}}'), (answer, "", embedded), (False, True), (0, 1, 2), (False, True)
+    )
+    for value, content, reasons, count, history in options:
         function = {"name": name, "arguments": value}
-        calls = [{"id": f"{number}12345678", "type": "function", "function": function} for number in range(2)]
-        for given in ({"reasoning_content": thought, "tool_calls": calls}, {"reasoning_content": thought},
-                      {}, {"tool_calls": calls}, {"tool_calls": calls[:1]}):  # fmt: skip
-            asked: Message = {"role": "user", "content": question}
-            message: Message = {"role": "assistant", "content": content, **given}
-            results = [
-                {"role": "tool", "content": name, "tool_call_id": call["id"]} for call in given.get("tool_calls", ())
-            ]
-            later = [
-                *results,
-                {"role": "assistant", "content": answer},
-                asked,
-                {"role": "assistant", "content": answer},
-            ]
-            turn = template.turns([asked, message, *(later if history else [])], **variables)[1]
-            if turn is not None:
-                found += re.split("|".join(map(re.escape, words)), turn)
+        calls = [{"id": f"{number}12345678", "type": "function", "function": function} for number in range(count)]
+        message: Message = {"role": "assistant", "content": content}
+        if reasons:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        results: list[Message] = [{"role": "tool", "content": name, "tool_call_id": call["id"]} for call in calls]
+        later = [*results, plain, asked, plain] if history else []
+        turn = template.turns([asked, message, *later], **variables)[1]
+        if turn is not None:
+            found += re.split("|".join(map(re.escape, words)), turn)
     return found
 
 

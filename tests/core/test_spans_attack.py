@@ -179,6 +179,21 @@ def test_indent_writes_what_it_is_given() -> None:
     assert trained(template, talk("q", "a")) == "spans_unproven"
 
 
+def test_an_end_token_that_is_put_into_a_content_is_not_proven() -> None:
+    template = CHATML.replace("m.content", "m.content.replace('X', '<|im_end|>')")
+    assert trained(template, talk("q", "aXb")) == "spans_unproven"
+
+
+@pytest.mark.xfail(strict=True, reason="not mended yet")
+def test_what_the_record_says_beside_its_messages_is_no_answer() -> None:
+    template = CHATML.replace("{{ m.content }}", "{{ persona }}{{ m.content }}")
+    row = {"messages": talk("q", "a"), "chat_template_kwargs": {"persona": "BOB: "}}
+    assert _by("jinja", template, row, "$role", CONTROLS, TOKENS) in (["a<|im_end|>"], "spans_unproven")
+    template = CHATML.replace("{{ m.content }}", "{{ tools | length }}{{ m.content }}")
+    row = {"messages": talk("q", "a"), "tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert _by("jinja", template, row, "$role", CONTROLS, TOKENS) in (["a<|im_end|>"], "spans_unproven")
+
+
 @pytest.mark.xfail(strict=True, reason="not mended yet")
 def test_blocks_of_an_index_loop_belong_to_the_message_that_they_hold() -> None:
     template = (
