@@ -87,7 +87,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, bytes]:
         batch.columns[column.name] = Ragged.from_lengths(np.zeros(tokens.sum(), column.dtype), tokens)
         batch.schema[column.name] = column
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
-    receipt, files = encode_block(batch, 0)
+    receipt, files = encode_block(batch, 0, "simulated")
     return receipt, b"".join(files[SIDECAR])
 
 
@@ -139,7 +139,7 @@ class SimulatedSpool(Spool):
     def _sidecar(self, name: str) -> Rows:
         time.sleep(self.delay)
         _, sidecar = block(*bytes.fromhex(name[3:7]))
-        return read_sidecar(pa.BufferReader(sidecar), name)
+        return read_sidecar(pa.BufferReader(sidecar), "simulated")
 
 
 SPOOL = Spool("gs://bucket/spool", "0123456789abcdef")
