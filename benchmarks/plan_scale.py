@@ -87,7 +87,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
         batch.columns[column.name] = Ragged.from_lengths(np.zeros(tokens.sum(), column.dtype), tokens)
         batch.schema[column.name] = column
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
-    receipt, files = encode_block(batch, 0)
+    receipt, files = encode_block(batch, 0, "simulated")
     return receipt, {ending: b"".join(files[ending]) for ending in (SIDECAR, REJECTS) if ending in files}
 
 
@@ -138,10 +138,10 @@ class SimulatedSpool(Spool):
 
     def _sidecar(self, name: str) -> Rows:
         time.sleep(self.delay)
-        return read_sidecar(self._small(name, SIDECAR), name)
+        return read_sidecar(self._small(name, SIDECAR), "simulated")
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
-        return read_rejects(self._small(name, REJECTS), name)
+        return read_rejects(self._small(name, REJECTS), "simulated")
 
     def _small(self, name: str, ending: str) -> pa.NativeFile:
         _, files = block(*bytes.fromhex(name[3:7]))

@@ -402,7 +402,7 @@ def test_the_verdict_on_each_line(name: str, config: str, tmp_path: Path) -> Non
         ledger = json.loads((tmp_path / "out.failed" / "failure.json").read_bytes())["ledger"]
         rejects = rejects_in(tmp_path / "out.failed")
     (sidecar,) = (tmp_path / "spool").rglob(f"*{SIDECAR}")
-    lines = read_sidecar(read_file(str(sidecar)), sidecar.name)
+    lines = read_sidecar(read_file(str(sidecar)), f"{sidecar.parent.name}/{sidecar.name.removesuffix(SIDECAR)}")
     marks = {"rejected": "", "dropped": "-", "blank": ""}
     names = ["kept", *(marks[kind] + reason for kind, reason in lines.outcomes)]
     assert [names[status] for status in lines.status.tolist()] == table

@@ -165,9 +165,27 @@ def test_a_slice_of_rows_proves_what_it_covers_and_no_more(block: Block) -> None
 def test_rows_of_another_block_are_not_those_that_the_plan_knows(block: Block) -> None:
     rows = block.receipt.domains[0][1]
     with pytest.raises(errors.FormatError, match="has not the rows"):
-        files.read_rows(pa.memory_map(str(block.paths[ROWS])), "x", 0, 0, rows + 1)
+        files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, 0, 0, rows + 1)
     with pytest.raises(errors.FormatError, match="has not the rows"):
-        files.read_rows(pa.memory_map(str(block.paths[ROWS])), "x", len(block.receipt.domains), 0, 1)
+        files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, len(block.receipt.domains), 0, 1)
+
+
+def test_a_sound_file_of_another_block_is_made_again(tmp_path: Path, tokenizer_path: str) -> None:
+    """A copy that went wrong passes every checksum of its bytes."""
+    jobs = Jobs(tmp_path, tokenizer_path)
+    jobs.write("a.jsonl", chat(10))
+    jobs.write("b.jsonl", chat(10, first=20))
+    jobs.run("a.jsonl", "b.jsonl", spool=jobs.spool)
+    wanted = jobs.tree()
+    for ending in ENDINGS:
+        first, second = (path.with_name(path.name.removesuffix(ROWS) + ending) for path in spooled(Path(jobs.spool)))
+        assert first.read_bytes() != second.read_bytes()
+        shutil.copy(second, first)
+        shutil.rmtree(tmp_path / "out")
+        jobs.run("a.jsonl", "b.jsonl", spool=jobs.spool)
+        assert jobs.tree() == wanted
+        told = json.loads((tmp_path / "out" / "run.json").read_bytes())
+        assert (told["blocks_reused"], told["blocks_damaged"]) == (1, 1)
 
 
 class Store:

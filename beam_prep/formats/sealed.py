@@ -2,6 +2,8 @@
 
     content | crc32c of each 64 KB of the content | begin and end of each body | size, bodies, crc32c of the seal, magic
 
+The crc32c of the seal covers the file's name, too, so that a sound file in another's place is refused.
+
 Checksums are of bytes, not of values, and are looked at before anything makes sense of the bytes: with a damaged length
 a reader would allocate, or read, anything. A *body* is a part of which a reader takes slices: of a file that is mapped
 into memory, its chunks are checked when they are used. All else is checked when the file is opened.
@@ -27,17 +29,18 @@ _PART = 256 * CHUNK
 Data: TypeAlias = bytes | pa.Buffer
 
 
-def seal(content: Data, bodies: Sequence[tuple[int, int]] = ()) -> bytes:
+def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> bytes:
     """What is written behind a file's content.
 
     Args:
         content: of the file.
+        name: under which it is read.
         bodies: (first byte, one past the last) of the parts that are read in slices.
     """
     crcs = [google_crc32c.value(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
     told = np.array(crcs, "<u4").tobytes() + np.array(bodies, "<u8").tobytes()
     size = struct.pack("<QI", len(content), len(bodies))
-    return told + _TAIL.pack(len(content), len(bodies), google_crc32c.value(told + size), _MAGIC)
+    return told + _TAIL.pack(len(content), len(bodies), google_crc32c.value(told + size + name.encode()), _MAGIC)
 
 
 class Sealed:
@@ -45,10 +48,10 @@ class Sealed:
 
     Args:
         file: an Arrow file, at any place. Of one that lies in memory, or is mapped into it, slices are views.
-        name: for messages.
+        name: with which it was sealed.
 
     Raises:
-        FormatError: the seal, or what is no body, is damaged; or the file is cut, or has none.
+        FormatError: the seal, or what is no body, is damaged; or the file is cut, has none, or was sealed as another.
     """
 
     def __init__(self, file: pa.NativeFile, name: str) -> None:
@@ -65,8 +68,8 @@ class Sealed:
         if magic != _MAGIC or size + 4 * chunks + 16 * bodies + _TAIL.size != whole:
             raise self._damaged("it is cut, or its end is damaged")
         told = bytes(self._raw(size, whole - _TAIL.size))
-        if google_crc32c.value(told + struct.pack("<QI", size, bodies)) != crc:
-            raise self._damaged("its end is damaged")
+        if google_crc32c.value(told + struct.pack("<QI", size, bodies) + name.encode()) != crc:
+            raise self._damaged("its end is damaged, or it is a copy of another file")
         self.size = int(size)
         self._crcs = np.frombuffer(told, "<u4", chunks)
         self._proven = np.zeros(chunks, bool)

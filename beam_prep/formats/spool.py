@@ -5,7 +5,8 @@ its footer; labels that are the ids or -100 take one bit a token. `<name>.rows.a
 borders need: each line's outcome, each row's domain and tokens. `<name>.rejects.arrow` holds rejected lines, where
 there are any. The first is written last: where it is there, the others are too.
 
-Each is sealed (`formats.sealed`): no byte of it is used unproven, and a slice of rows proves only what it covers.
+Each is sealed (`formats.sealed`), with its name: no byte of it is used unproven, nor as another block's, and a slice of
+rows proves only what it covers.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from beam_prep.core.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.sealed import Data, Sealed, seal
 
-SPOOL_VERSION = 4
+SPOOL_VERSION = 5
 """Goes up with every change of what a spool file holds; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
@@ -57,7 +58,7 @@ class Rows:
     lost: tuple[Lost, ...] = ()
 
 
-def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
+def encode_block(batch: Batch, text_limit: int, name: str) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
     """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
 
     A file is its content and, behind it, its seal.
@@ -65,6 +66,7 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
     Args:
         batch: rows with their final dtypes; masks may be uint8 where bool is stored.
         text_limit: characters kept of a rejected record; 0 keeps texts out.
+        name: of the block; it is read under no other.
     """
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
@@ -84,9 +86,10 @@ def encode_block(batch: Batch, text_limit: int) -> tuple[BlockReceipt, dict[str,
     )
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:
-        files[REJECTS] = _rejects(batch, text_limit)
-    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, lost_records(batch.ledger) if text_limit else [])
-    files[ROWS] = _rows(batch, domain, receipt)
+        files[REJECTS] = _rejects(batch, text_limit, name)
+    lost = lost_records(batch.ledger) if text_limit else []
+    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, lost, name)
+    files[ROWS] = _rows(batch, domain, receipt, name)
     return receipt, files
 
 
@@ -102,7 +105,7 @@ _OF = b"of"
 """In the metadata of a column of bits: the column of ids that its labels are of."""
 
 
-def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> tuple[Data, bytes]:
+def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
     columns = {name: batch[name] for name in batch.schema}
     fields = {name: pa.field(name, _arrow(rows).type) for name, rows in columns.items()}
     for name, column in batch.schema.items():
@@ -120,7 +123,7 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt) -> tuple[Data, byt
             writer.write_batch(pa.record_batch([_arrow(rows.take(wanted)) for rows in columns.values()], schema=schema))
             messages.append((first, sink.tell()))
     content = sink.getvalue()
-    return content, seal(content, [(_body(content, first), last) for first, last in messages])
+    return content, seal(content, block + ROWS, [(_body(content, first), last) for first, last in messages])
 
 
 def _body(content: pa.Buffer, message: int) -> int:
@@ -145,7 +148,9 @@ def _arrow(rows: Ragged) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(narrow(rows.offsets)), values)
 
 
-def _sidecar(batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost: list[Lost]) -> tuple[Data, bytes]:
+def _sidecar(
+    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost: list[Lost], block: str
+) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
     by_role = [np.diff(roles.line, prepend=0), roles.role, *roles.counts]
@@ -156,7 +161,7 @@ def _sidecar(batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost
         "roles": json.dumps(roles.names),
         "lost": json.dumps([asdict(record) for record in lost]),
     }
-    return _write(table, footer)
+    return _write(table, footer, block + SIDECAR)
 
 
 def _narrow(counts: Array) -> Array:
@@ -164,7 +169,7 @@ def _narrow(counts: Array) -> Array:
     return counts.astype(np.min_scalar_type(counts.max(initial=0)))
 
 
-def _rejects(batch: Batch, text_limit: int) -> tuple[Data, bytes]:
+def _rejects(batch: Batch, text_limit: int, block: str) -> tuple[Data, bytes]:
     ledger = batch.ledger
     lines = sorted(ledger.messages)
     reasons = [ledger.outcomes[ledger.status[line] - 1][1] for line in lines]
@@ -186,25 +191,25 @@ def _rejects(batch: Batch, text_limit: int) -> tuple[Data, bytes]:
             ]
         ),
     )
-    return _write(table, {})
+    return _write(table, {}, block + REJECTS)
 
 
-def _write(table: pa.Table, footer: Mapping[str, str]) -> tuple[Data, bytes]:
+def _write(table: pa.Table, footer: Mapping[str, str], name: str) -> tuple[Data, bytes]:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(sink, table.schema, options=options, metadata=dict(footer)) as writer:
         writer.write_table(table)
     content = sink.getvalue()
-    return content, seal(content)
+    return content, seal(content, name)
 
 
-def check_whole(source: pa.NativeFile, name: str) -> None:
-    """Proves every byte of a file.
+def check_whole(source: pa.NativeFile, name: str, ending: str) -> None:
+    """Proves every byte of a block's file.
 
     Raises:
-        FormatError: the file is cut or damaged.
+        FormatError: the file is cut or damaged, or it is another's.
     """
-    Sealed(source, name).check_all()
+    Sealed(source, name + ending).check_all()
 
 
 def read_receipt(source: pa.NativeFile, name: str, whole: bool = False) -> BlockReceipt:
@@ -212,13 +217,13 @@ def read_receipt(source: pa.NativeFile, name: str, whole: bool = False) -> Block
 
     Args:
         source: an open file or a memory map.
-        name: for messages.
+        name: of the block.
         whole: prove the rows, too.
 
     Raises:
-        FormatError: the file is cut or damaged.
+        FormatError: the file is cut or damaged, or it is another block's.
     """
-    sealed = Sealed(source, name)
+    sealed = Sealed(source, name + ROWS)
     if whole:
         sealed.check_all()
     found = json.loads(sealed.open().metadata[b"receipt"])
@@ -235,7 +240,7 @@ def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: i
     Raises:
         FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
     """
-    sealed = Sealed(source, name)
+    sealed = Sealed(source, name + ROWS)
     reader = sealed.open()
     if domain >= reader.num_record_batches or stop > len(whole := reader.get_batch(domain)):
         raise FormatError(f"the spool file {name} has not the rows that its receipt told of")
@@ -263,9 +268,9 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Rows:
     """The sidecar of a block.
 
     Raises:
-        FormatError: the file is cut or damaged.
+        FormatError: the file is cut or damaged, or it is another block's.
     """
-    reader = Sealed(source, name).open()
+    reader = Sealed(source, name + SIDECAR).open()
     batch = reader.get_batch(0)
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
     outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
@@ -282,7 +287,7 @@ def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:
     """Rejected lines of a block, in order: line (in the block), offset (from its first line), reason, message, text.
 
     Raises:
-        FormatError: the file is cut or damaged.
+        FormatError: the file is cut or damaged, or it is another block's.
     """
-    rows: list[dict[str, Any]] = Sealed(source, name).open().read_all().to_pylist()
+    rows: list[dict[str, Any]] = Sealed(source, name + REJECTS).open().read_all().to_pylist()
     return rows

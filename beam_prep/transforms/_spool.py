@@ -70,16 +70,17 @@ class Spool:
         try:
             receipt = read_receipt(rows, name, whole=True)
             for ending in (SIDECAR, REJECTS) if receipt.counts["rejected"] else (SIDECAR,):
-                check_whole(read_file(self._path(name, ending)), name)
+                check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:
             raise SpoolError(str(error)) from None
         return receipt
 
     def write(self, batch: Batch, text_limit: int) -> BlockReceipt:
         """Writes a block's files, its rows last."""
-        receipt, files = encode_block(batch, text_limit)
+        name = self.name(batch.origin.digest)
+        receipt, files = encode_block(batch, text_limit, name)
         for ending, parts in files.items():
-            write_file(self._path(self.name(batch.origin.digest), ending), *parts)
+            write_file(self._path(name, ending), *parts)
         return receipt
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
