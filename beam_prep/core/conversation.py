@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 
 from beam_prep.core.chat_template import ChatTemplate, Message, RenderedChat, plain
 from beam_prep.core.render_plan import Layout, Planned
-from beam_prep.core.spans import Characters, Frame, SpanFinder, end_of_answer, frame_of
+from beam_prep.core.spans import (
+    TEXT_KEYS,
+    Characters,
+    Frame,
+    Place,
+    SpanFinder,
+    end_of_answer,
+    frame_of,
+    has_data,
+)
 
 
 class Said(NamedTuple):
@@ -88,22 +97,37 @@ class Conversation:
 
     @functools.cached_property
     def _marked(self) -> dict[int, list[Said]]:
-        """Generation blocks by the message in whose region they begin; in order of the assistant's turns otherwise."""
+        """Generation blocks by the message in whose region they begin; by what they are computed from otherwise."""
         found: dict[int, list[Said]] = {}
         blocks = self.chat.generations or []
         turns = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
         starts = [(region[0], place) for place, region in enumerate(self.chat.regions) if region is not None]
         certain = all(self.chat.regions[place] is not None for place in turns)
-        for number, (start, stop) in enumerate(blocks):
+        for start, stop in blocks:
+            if start == stop:
+                continue
             if certain:
                 place = max((entry for entry in starts if entry[0] <= start), default=(0, -1))[1]
-            elif len(blocks) == len(turns):
-                place = turns[number]
             else:
-                return {place: [Said(place, 0, 0, False)] for place in turns}
-            if start < stop:
-                found.setdefault(place, []).append(Said(place, start, stop, True))
+                place = self._author(start, stop)
+            if not certain and place not in turns:
+                return {turn: [Said(turn, 0, 0, False)] for turn in turns}
+            found.setdefault(place, []).append(Said(place, start, stop, True))
         return found
+
+    def _author(self, start: int, stop: int) -> int:
+        """The message that a range of characters is the text of; -1 where it is of none, or of several."""
+        if self._planned is None:
+            return -1
+        texts, layout = self._planned.pieces, self._planned.layout
+        characters = Characters(texts)
+        authors = {
+            message if key in TEXT_KEYS else -1
+            for piece in range(characters.place(start).piece, len(texts))
+            if texts[piece] and characters.of(Place(piece, 0)) < stop
+            for message, key in layout.sources[piece]
+        }
+        return authors.pop() if len(authors) == 1 else -1
 
     def _derived(self, place: int) -> Said:
         if self._finder is not None:
@@ -118,13 +142,18 @@ class Conversation:
         return frame_of(self.template, self.controls, self.variables)
 
     @functools.cached_property
-    def _finder(self) -> tuple[SpanFinder, Characters] | None:
-        """Finds the spans; None where it is not known what the text is computed from."""
-        planned = (
+    def _planned(self) -> Planned | None:
+        """The pieces of the text, with what each is computed from; None where that is not known."""
+        return (
             self.chat.planned
             or self.template.provenance(list(self.messages), self.chat.text, **self.variables)
             or self._fenced()
         )
+
+    @functools.cached_property
+    def _finder(self) -> tuple[SpanFinder, Characters] | None:
+        """Finds the spans; None where it is not known what the text is computed from."""
+        planned = self._planned
         if planned is None:
             return None
         roles = [message["role"] for message in self.messages]
@@ -138,6 +167,7 @@ class Conversation:
             self.controls,
             self.template.tokens,
             messages,
+            has_data(self.variables),
         )
         return finder, Characters(planned.pieces)
 

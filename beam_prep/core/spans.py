@@ -95,7 +95,7 @@ class Frame:
     @functools.cached_property
     def _around(self) -> list[list[str]]:
         """What is written around the words of answers with reasoning and calls, for each made-up conversation."""
-        return [_around(self._template, words, self._variables) for words in _MADE_UP]
+        return [_around(self._template, words, _made_up_values(self._variables, words)) for words in _MADE_UP]
 
     def borders(self, role: str, following: str) -> set[str]:
         """Constants between the words of a role and those of the next one."""
@@ -118,7 +118,7 @@ class Frame:
         """Special tokens that begin or end a turn: any may, where it is not known what is written around an answer."""
         if not any(True for side in (0, 1) for _ in self._constants(_PLAIN, "assistant", side)):
             return frozenset(self._controls)
-        texts = [self._template.generation_prompt(**self._variables)]
+        texts = [self._template.generation_prompt(**_made_up_values(self._variables, words)) for words in _MADE_UP]
         texts += [
             text for role in ("user", "assistant") for side in (0, 1) for text in self._constants(_PLAIN, role, side)
         ]
@@ -135,7 +135,9 @@ class Frame:
 
     def _turns(self, shape: tuple[str, bool]) -> list[dict[str, tuple[str, str]]]:
         if shape not in self._found:
-            self._found[shape] = [_made_up(self._template, words, *shape, self._variables) for words in _MADE_UP]
+            self._found[shape] = [
+                _made_up(self._template, words, *shape, _made_up_values(self._variables, words)) for words in _MADE_UP
+            ]
         return self._found[shape]
 
 
@@ -198,15 +200,34 @@ def _around(template: ChatTemplate, words: Sequence[str], variables: Mapping[str
 
 
 def frame_of(template: ChatTemplate, controls: tuple[str, ...], variables: Mapping[str, Any]) -> Frame:
-    """The frame of a template, kept with it. Tools change nothing of it but the generation prompt."""
-    given = {name: value for name, value in variables.items() if name not in ("tools", "documents")}
-    key = repr((controls, sorted(given.items())))
+    """The frame of a template, kept with it: one for all values of a variable, but for true, false and null."""
+    given = {name: value for name, value in variables.items() if name != "documents"}
+    shown = {name: value if isinstance(value, bool | None) else _DATA for name, value in given.items()}
+    key = repr((controls, sorted(shown.items())))
     if key not in template.frames:
         if len(template.frames) > 256:
             template.frames.clear()
-        template.frames[key] = Frame(template, controls, given)
+        template.frames[key] = Frame(template, controls, shown)
     found: Frame = template.frames[key]
     return found
+
+
+def has_data(variables: Mapping[str, Any]) -> bool:
+    """Whether variables bring text or numbers of the record, which a template may write as it writes constants."""
+    return not all(isinstance(value, bool | None) for value in variables.values())
+
+
+_DATA = "data"
+"""In the variables of a frame: a value that is another one in each made-up conversation."""
+
+
+def _made_up_values(variables: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Variables with made-up values: words, and more tools for longer ones."""
+    name, _, text, _ = words
+    parameters = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}
+    values = {"tools": [tool] * (1 if len(name) < 9 else 2)}
+    return {key: values.get(key, text) if value == _DATA else value for key, value in variables.items()}
 
 
 def _after_end(text: str, end: re.Match[str], eos: str) -> int:
@@ -234,6 +255,7 @@ class SpanFinder:
         controls: texts of the tokenizer's special tokens.
         tokens: texts of the special tokens that the template is given.
         messages: the messages, where they are known.
+        data: the template was given other text of the record: see `has_data`.
 
     Raises:
         Unclear: (any method) the answer depends on texts that are not known.
@@ -249,10 +271,13 @@ class SpanFinder:
         controls: tuple[str, ...],
         tokens: Mapping[str, str],
         messages: Sequence[Message] | None = None,
+        data: bool = False,
     ) -> None:
         self._layout, self._texts, self._roles, self._frame = layout, texts, roles, frame
         self._prompt, self._controls, self._tokens, self._messages = prompt, controls, tokens, messages
         self._end_of_text = len(texts)
+        # A constant may be there because of what the record says: then the template has to write it always.
+        self._guarded = layout.content_guards or layout.assumed or data
 
     def derived(self, message: int) -> Span | None:
         """What a message says, within what the template wrote for it; None where that is not certain."""
@@ -466,11 +491,6 @@ class SpanFinder:
         for one, other in itertools.pairwise(own):
             between.append("".join(self._layout.constants[piece] or "" for piece in range(one + 1, other)))
         return all(map(self._frame.around, between))
-
-    @property
-    def _guarded(self) -> bool:
-        """A constant may be there because of what a message says: then the template has to write it always."""
-        return self._layout.content_guards or self._layout.assumed
 
     @functools.cached_property
     def _gaps(self) -> frozenset[str]:

@@ -184,7 +184,6 @@ def test_an_end_token_that_is_put_into_a_content_is_not_proven() -> None:
     assert trained(template, talk("q", "aXb")) == "spans_unproven"
 
 
-@pytest.mark.xfail(strict=True, reason="not mended yet")
 def test_what_the_record_says_beside_its_messages_is_no_answer() -> None:
     template = CHATML.replace("{{ m.content }}", "{{ persona }}{{ m.content }}")
     row = {"messages": talk("q", "a"), "chat_template_kwargs": {"persona": "BOB: "}}
@@ -194,7 +193,6 @@ def test_what_the_record_says_beside_its_messages_is_no_answer() -> None:
     assert _by("jinja", template, row, "$role", CONTROLS, TOKENS) in (["a<|im_end|>"], "spans_unproven")
 
 
-@pytest.mark.xfail(strict=True, reason="not mended yet")
 def test_blocks_of_an_index_loop_belong_to_the_message_that_they_hold() -> None:
     template = (
         "{% for i in range(messages | length) %}{% set m = messages[i] %}{{ m.role }}:"
@@ -228,13 +226,13 @@ def test_llama_2_with_a_system_message(system: str | None) -> None:
     assert trained(LLAMA2, messages, "$last") == [" b </s>"]
 
 
-@pytest.mark.xfail(strict=True, reason="not mended yet")
+@pytest.mark.xfail(strict=True, reason="refused, though plain: what the template asks of others in each turn")
 def test_a_loop_filter_that_looks_at_contents() -> None:
     template = CHATML.replace("in messages %}", "in messages if m.content %}")
     assert trained(template, talk("q", "a", "r", "b")) == ["a<|im_end|>", "b<|im_end|>"]
 
 
-@pytest.mark.xfail(strict=True, reason="not mended yet")
+@pytest.mark.xfail(strict=True, reason="refused, though plain: what the template asks of others in each turn")
 def test_a_system_text_that_is_asked_for_in_every_turn() -> None:
     template = (
         "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% else %}{% set s = '' %}{% endif %}"
