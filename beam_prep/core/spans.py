@@ -164,10 +164,10 @@ def _made_up(
     later = [{"role": "user", "content": more}, {"role": "assistant", "content": more}] if history else []
     turns = template.turns([{"role": "user", "content": question}, message, *later], **variables)
     found = {}
-    said = (embedded, thought, answer) if shape == "embedded" else (thought, answer)
-    for role, turn, texts in (("user", turns[0], (question,)), ("assistant", turns[1], said)):
+    for role, turn, texts in (("user", turns[0], (question,)), ("assistant", turns[1], (thought, answer))):
         text = next((text for text in texts if turn is not None and turn.count(text) == 1), None)
-        if turn is not None and text is not None:
+        # Reasoning that is not told apart from its content makes that no other answer, only a longer one.
+        if turn is not None and text is not None and (shape != "embedded" or embedded not in turn):
             before, _, after = turn.partition(text)
             found[role] = before, after
     return found
@@ -295,8 +295,8 @@ class SpanFinder:
             return None  # where a header ends cannot be told
         elif self._is_one_content(own):
             start = Place(own[0], 0)
-            if role == "assistant" and lead not in self._frame.leads[role] and not self._known(own[0]).strip():
-                return None  # what is written in place of a content is not known
+            if role == "assistant" and lead.strip() and not self._known(own[0]).strip():
+                return None  # where a header ends that no text follows is not known
         else:
             # Constants around reasoning and calls are trained, the header before them is not.
             known = [header for header in self._frame.leads.get(role, ()) if lead.startswith(header)]

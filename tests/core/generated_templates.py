@@ -710,7 +710,8 @@ class Rendered:
         if first.label in (AFTER, EOS):
             return [stop, first.stop]
         if first.label not in (END, SOFT, LATE):
-            return [stop]
+            # An EOS right after the text is its first end token, whatever the template writes it for.
+            return [stop, first.stop] if text[first.start : first.stop] == eos else [stop]
         certain = first.label == END and text[first.start : first.stop] in self.template.controls
         ends = [first.stop] if certain else [stop, first.stop]
         if follows is not None and follows.label in (EOS, AFTER, END) and text[follows.start : follows.stop] == eos:
