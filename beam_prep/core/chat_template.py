@@ -452,6 +452,14 @@ class ChatTemplate:
         """Whether the template marks what the assistant says with `{% generation %}` blocks."""
         return self._compiled.generation
 
+    @functools.cached_property
+    def words(self) -> list[str]:
+        """Short texts of its source that are no markup: what it may ask contents for."""
+        found = {node.value for node in self._compiled.tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        return sorted(
+            word for word in found if 0 < len(word) <= 20 and word.strip() and not set(word) & set("<>[]{}|%")
+        )
+
     @property
     def tokens(self) -> Mapping[str, str]:
         """The special tokens that it is given: name -> text."""

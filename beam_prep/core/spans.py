@@ -81,7 +81,18 @@ class Frame:
     def gaps(self) -> frozenset[str]:
         """Constants from the beginning of an answer's turn to its first words, an empty think block included."""
         shapes = [(shape, history) for shape in ("plain", "reasoned", "embedded") for history in (False, True)]
-        return frozenset(self._constants(shapes, "assistant", 0))
+        return frozenset(
+            gap for shape in shapes for gap in self._constants([shape], "assistant", 0) if self._holds(shape, gap)
+        )
+
+    def _holds(self, shape: tuple[str, bool], gap: str) -> bool:
+        """Whether a constant stays where messages begin with words that the template may ask for."""
+        for word in self._template.words[:_WORDS]:
+            words = [f"{word} {text}" for text in _MADE_UP[0]]
+            turn = _made_up(self._template, words, *shape, _made_up_values(self._variables, words)).get("assistant")
+            if turn is not None and turn[0] != gap:
+                return False
+        return True
 
     @functools.cached_property
     def leads(self) -> dict[str, frozenset[str]]:
@@ -142,6 +153,7 @@ class Frame:
 
 
 _PLAIN = (("plain", False), ("plain", True))
+_WORDS = 50
 
 
 def _made_up(
@@ -472,7 +484,8 @@ class SpanFinder:
             return False
         if self._guarded and not self._around_own(gap, own):
             return False
-        texts = [gap]
+        before = self._before(start)
+        texts = [before, gap]
         for piece in range(own[0], own[-1]):
             text = self._texts[piece]
             if self._is_own(piece, message):
@@ -482,8 +495,14 @@ class SpanFinder:
             else:
                 texts.append(text or "")
         texts.append(self._known(own[-1]) if self._layout.mixed[own[-1]] else "")
-        tokens = self._tokens_in("".join(texts))
+        text = "".join(texts)
+        tokens = [token[0] for token in control_pattern(self._controls).finditer(text) if token.end() > len(before)]
         return not tokens or self._frame.turns.isdisjoint(tokens)
+
+    def _before(self, place: Place) -> str:
+        """The constants before a place, from the beginning of its piece: a token may go over the place."""
+        constants, _ = self._constants(Place(place.piece, 0), self._end_of_text)
+        return constants[: place.characters]
 
     def _around_own(self, gap: str, own: Sequence[int]) -> bool:
         """Whether constants between the parts of what a message says are there whatever any message says."""

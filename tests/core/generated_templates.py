@@ -216,7 +216,13 @@ def echo(source: str, form: str) -> Part:
         return Part(expr, whole)
     expr, say = SOURCES[source]
     pattern, change = FORMS[form]
-    return Part(pattern.format(expr), lambda now: [Run(change(say(now)), OTHER)])
+
+    def part(now: Now) -> list[Run]:
+        # Where there is no such message, the text is the same whatever any message says.
+        there = {"before": now.i > 0, "next": now.i + 1 < len(now.messages), "question": now.question >= 0}
+        return [Run(change(say(now)), OTHER if there.get(source, True) else HEADER)]
+
+    return Part(pattern.format(expr), part)
 
 
 def name_part(before: str, after: str) -> Part:
