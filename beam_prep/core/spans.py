@@ -87,7 +87,7 @@ class Frame:
 
     def _holds(self, shape: tuple[str, bool], gap: str) -> bool:
         """Whether a constant stays where messages begin with words that the template may ask for."""
-        for word in self._template.words[:_WORDS]:
+        for word in self._template.words:
             words = [f"{word} {text}" for text in _MADE_UP[0]]
             turn = _made_up(self._template, words, *shape, _made_up_values(self._variables, words)).get("assistant")
             if turn is not None and turn[0] != gap:
@@ -153,7 +153,6 @@ class Frame:
 
 
 _PLAIN = (("plain", False), ("plain", True))
-_WORDS = 50
 
 
 def _made_up(
