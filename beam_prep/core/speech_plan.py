@@ -73,20 +73,22 @@ def place_answer(
         Where the prompt ends, and the span; None where these depend on the contents.
     """
     try:
-        end = _end_of_prompt(layout, prompt)
+        end = _end_of_prompt(layout, prompt, template.generation_prompt())
         span = _finder(layout, roles, template, controls).prompted(first, end)
     except Unclear:
         return None
     return None if span is None else (end, span)
 
 
-def _end_of_prompt(layout: Layout, prompt: Layout) -> Place:
+def _end_of_prompt(layout: Layout, prompt: Layout, added: str) -> Place:
     """Where a prompt ends that is the beginning of each conversation of a layout."""
     if layout.content_guards or prompt.content_guards:
         raise Unclear
     texts, contents = _folded(prompt)
     others, other_contents = _folded(layout)
     last = len(contents)
+    if not texts[-1].endswith(added):
+        raise Unclear  # the header follows the prompt: see `Conversation.after_prompt`
     if prompt.stripped != {message for message in layout.stripped if message < prompt.messages}:
         raise Unclear
     if contents != other_contents[:last] or texts[:-1] != others[:last] or not others[last].startswith(texts[last]):
