@@ -445,6 +445,7 @@ class ChatTemplate:
         self._tracer = self._new_plans(source)
         self._plans = self._tracer if plans else None
         self.frames: dict[str, Any] = {}
+        self._ways: dict[Any, dict[int, list[Planned]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 
     @property
@@ -549,6 +550,27 @@ class ChatTemplate:
         """
         planned = self._tracer.provenance(messages, {**variables, "add_generation_prompt": False})
         return planned if planned is not None and "".join(planned.pieces) == text else None
+
+    def otherwise(
+        self, messages: list[Message], about: frozenset[int], planned: Planned | None, /, **variables: Any
+    ) -> dict[int, list[Planned]]:
+        """The rendering as it is when tests of what messages say come out otherwise: see `Plans.otherwise`.
+
+        Args:
+            messages: the messages.
+            about: which ones.
+            planned: their rendering by a plan: what is found is kept for others of that plan.
+            variables: see `render`.
+        """
+        key = None if planned is None else (planned.layout, about)
+        if key in self._ways:
+            return self._ways[key]
+        found = self._tracer.otherwise(messages, {**variables, "add_generation_prompt": False}, about)
+        if key is not None:
+            if len(self._ways) > 1024:
+                self._ways.clear()
+            self._ways[key] = found
+        return found
 
     def turns(self, messages: list[Message], /, **variables: Any) -> list[str | None]:
         """What the template writes for each message; None where that is not known, or the template refuses them."""

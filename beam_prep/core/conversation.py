@@ -168,8 +168,21 @@ class Conversation:
             self.template.tokens,
             messages,
             has_data(self.variables),
+            self._otherwise,
         )
         return finder, Characters(planned.pieces)
+
+    def _otherwise(self, messages: frozenset[int]) -> dict[int, list[Planned]]:
+        """What the template writes where its tests of messages come out otherwise."""
+        if messages not in self._ways:
+            planned = self.chat.planned
+            self._ways[messages] = self.template.otherwise(list(self.messages), messages, planned, **self.variables)
+        return self._ways[messages]
+
+    @functools.cached_property
+    def _ways(self) -> dict[frozenset[int], dict[int, list[Planned]]]:
+        """By messages: see `_otherwise`."""
+        return {}
 
     def _fenced(self) -> Planned | None:
         """The pieces as marks around the contents show them: see `ChatTemplate.contents`."""
@@ -211,7 +224,7 @@ def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> 
         marks=tuple((at, message) for at, _, message in sorted(marks)),
         generations=None,
         blind=not marks,
-        content_guards=True,
+        asked=frozenset(range(len(regions))),
         decided=frozenset(),
         messages=len(regions),
         simple=False,

@@ -18,10 +18,10 @@ import marshal
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
-from types import BuiltinMethodType, CodeType, GeneratorType, MethodType
+from types import BuiltinMethodType, CodeType, GeneratorType, MappingProxyType, MethodType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jinja2
@@ -35,11 +35,15 @@ Message = dict[str, Any]
 Source = tuple[int, str]
 """A message's index and its key; the key is "" for what is computed from a message and is no text of it (a length)."""
 
+_Way = tuple[bool, ...]
+"""Outcomes of tests, in their order."""
+
 _NONE_OF_THEM: frozenset[Source] = frozenset()
 _COMPARED = 4  # first uses of a plan that jinja renders as well
 _SIGHTINGS = 4  # of a pattern, before it is traced: a trace costs what ten renderings cost
 _PATTERNS = 4096
 _PLANS = 8  # of one pattern, for different outcomes of its guards
+_OTHERWISE = 64  # ways in which the tests of one message may come out
 _LONGEST = 256  # messages: the same roles again are rare in longer conversations, and their plans are large
 _UNPAID, _PAY = 64, 8  # traces without condition; after them, each must have been worth so many renderings
 _OFF: set[str] = set()
@@ -67,7 +71,7 @@ class Layout:
             loop around it.
         generations: ranges of the `{% generation %}` blocks in pieces; None where they could not be told.
         blind: a loop whose text is captured came to a message: `marks` do not tell what is written for which.
-        content_guards: the plan fits some contents only, since the template decides by what a message says.
+        asked: messages by whose words the template decides: the plan fits some contents only.
         decided: messages in whose turn the template decides by what another message says.
         messages: how many there are.
         simple: the text is constants and contents, and nothing else is looked at.
@@ -82,7 +86,7 @@ class Layout:
     marks: tuple[tuple[int, int], ...]
     generations: tuple[tuple[int, int], ...] | None
     blind: bool
-    content_guards: bool
+    asked: frozenset[int]
     decided: frozenset[int]
     messages: int
     simple: bool
@@ -175,8 +179,7 @@ class _Traced:
     def __bool__(self) -> bool:
         if self.kind not in _KINDS:
             raise Refusal
-        self.trace.guard(self, _source(self), bool(self.real))
-        return bool(self.real)
+        return self.trace.truth(self)
 
     def __len__(self) -> int:
         if self.kind is _View:
@@ -215,6 +218,9 @@ class _Traced:
         if not (_kind(item) is str if self.kind in (str, dict) else self.kind is list and _kind(item) is not float):
             raise Refusal
         source = f"{_source(item)} in {_source(self)}"
+        if self.kind is dict and type(item) is str:
+            self.trace.guard(self, source, item in self.real)
+            return item in self.real
         return self.trace.computed(source, _real(item) in self.real, bool, _sources(item, self))
 
 
@@ -399,12 +405,19 @@ def _element(owner: _Traced, key: Any) -> Any:
 
 
 class _Trace:
-    """The recording of one rendering."""
+    """The recording of one rendering.
 
-    def __init__(self, functions: dict[str, Any]) -> None:
+    Args:
+        functions: what plans call.
+        outcomes: for messages whose tests may be told to come out otherwise, the outcomes of the first ones.
+    """
+
+    def __init__(self, functions: dict[str, Any], outcomes: Mapping[int, _Way] = MappingProxyType({})) -> None:
         self.lines: list[str] = []
         self.functions = functions
-        self.content_guards = False
+        self._outcomes = outcomes
+        self.tests: dict[int, dict[str, bool]] = {message: {} for message in outcomes}  # expression -> outcome
+        self.asked: set[int] = set()
         self.decided: set[int] = set()
         self.turn: Callable[[], int] = lambda: -1  # the message that a loop came to
         self.simple = True
@@ -466,10 +479,20 @@ class _Trace:
         self.lines.append(f"v{self._names} = {source}")
         return f"v{self._names}"
 
+    def truth(self, traced: _Traced) -> bool:
+        """How a test comes out: as the value says, or as it is told to."""
+        name, real = _source(traced), bool(traced.real)
+        about = max((message for message, _ in traced.sources if message in self.tests), default=None)
+        if about is None or traced.kind in (list, dict):  # whether there are parts or calls is asked of no words
+            self.guard(traced, name, real)
+            return real
+        tests, outcomes = self.tests[about], self._outcomes[about]
+        return tests.setdefault(name, outcomes[len(tests)] if len(tests) < len(outcomes) else real)
+
     def guard(self, traced: _Traced, source: str, wanted: bool) -> None:
         """Another outcome ends the plan."""
         self.simple = False
-        self.content_guards |= bool(traced.sources)
+        self.asked.update(message for message, _ in traced.sources)
         turn = self.turn()
         if turn >= 0 and any(message != turn for message, _ in traced.sources):
             self.decided.add(turn)
@@ -1199,11 +1222,76 @@ class Plans:
             except Exception:  # whatever the template's own code raises: jinja raises it, too
                 return None
 
-    def _traced(self, plain: list[Message], variables: Mapping[str, Any]) -> "tuple[Planned, Callable[[], _Plan]]":
+    def otherwise(
+        self, messages: list[Message], variables: Mapping[str, Any], about: Collection[int]
+    ) -> dict[int, list[Planned]]:
+        """A conversation as it is written when tests of what messages say come out in any other way.
+
+        Each test is taken both ways, whatever the words are (as in concolic testing: Sen, Marinov, Agha: CUTE, 2005).
+        What all ways have in common depends on no word of the message. A way in which the template refuses the
+        conversation is none. One rendering takes a way of each message, so it takes no more of them for more messages.
+
+        Args:
+            messages: a conversation for which `provenance` is known, or a plan.
+            variables: see `render`.
+            about: indices of the messages.
+
+        Returns:
+            For each message its ways; none for those that have too many, or one that is not modelled or fails.
+        """
+        plain = [self._template.plain(each) for each in messages]
+        found: dict[int, list[Planned]] = {message: [] for message in about}
+        ways: dict[int, list[_Way]] = {message: [()] for message in about}
+        with self._lock:
+            if self._compiled is None:
+                return {}
+            for step in range(_OTHERWISE):
+                taken = {message: every[step] for message, every in ways.items() if step < len(every)}
+                if not taken:
+                    return found
+                others: dict[int, _Way] = {message: () for message in ways}
+                if not self._written({**others, **taken}, taken, plain, variables, found, ways):
+                    for message, way in taken.items():  # which of them cannot be taken?
+                        alone = {message: way}
+                        if not self._written({**others, **alone}, alone, plain, variables, found, ways):
+                            found.pop(message, None)
+                            ways.pop(message, None)
+        return {message: each for message, each in found.items() if len(ways[message]) <= _OTHERWISE}
+
+    def _written(
+        self,
+        outcomes: Mapping[int, _Way],
+        taken: Mapping[int, _Way],
+        plain: list[Message],
+        variables: Mapping[str, Any],
+        found: dict[int, list[Planned]],
+        ways: dict[int, list[_Way]],
+    ) -> bool:
+        """Adds a conversation that is written with given outcomes, and the ways that branch off; False: it fails."""
+        trace = _Trace(self._functions, outcomes)
+        planned = None
+        try:
+            planned = self._traced(plain, variables, trace)[0]
+        except Refusal:
+            return False
+        except Exception as error:
+            # Where the template refuses the conversation (`raise_exception`), there is nothing to compare.
+            if type(error) is not jinja2.TemplateError or len(taken) > 1:
+                return False
+        for message, way in taken.items():
+            if planned is not None:
+                found[message].append(planned)
+            tests = (*trace.tests[message].values(),)
+            ways[message] += [(*tests[:at], not tests[at]) for at in range(len(way), len(tests))]
+        return True
+
+    def _traced(
+        self, plain: list[Message], variables: Mapping[str, Any], trace: _Trace | None = None
+    ) -> "tuple[Planned, Callable[[], _Plan]]":
         """A conversation in pieces, and what compiles its plan."""
         environment, compiled = self._environment, self._compiled
         assert compiled is not None
-        trace = environment.trace = _Trace(self._functions)
+        trace = environment.trace = trace or _Trace(self._functions)
         messages = [
             trace.tracer(f"messages[{place}]", message, dict, frozenset(((place, ""),)), message=place)
             for place, message in enumerate(plain)
@@ -1305,7 +1393,7 @@ class _Recording:
             tuple((at[written], place) for written, place in tracker.marks),
             None if captured else tuple((at[start], at[stop]) for start, stop in blocks),
             tracker.blind,
-            self.trace.content_guards,
+            frozenset(self.trace.asked),
             frozenset(self.trace.decided),
             messages,
             self.trace.simple,

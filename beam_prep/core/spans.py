@@ -11,13 +11,13 @@ turn; otherwise there is no span, and the record is rejected.
 import functools
 import itertools
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from beam_prep.core.chat_template import ChatTemplate, Message
-from beam_prep.core.render_plan import Layout
+from beam_prep.core.render_plan import Layout, Planned
 
 TEXT_KEYS = frozenset(("content", "reasoning_content", "thinking", "reasoning", "tool_calls"))
 """Keys of a message whose values are its own text. A name, or an id of a call, is none of it."""
@@ -124,16 +124,28 @@ class Frame:
                 return True
         return False
 
+    def follows(self, role: str, text: str) -> bool:
+        """Whether a text ends what is written after any content; the same roles as in `ends_turn`."""
+        found = [*self._constants(_PLAIN, role if role == "assistant" else "user", 1)]
+        return any(after.endswith(text) for after in found)
+
     @functools.cached_property
     def turns(self) -> frozenset[str]:
         """Special tokens that begin or end a turn: any may, where it is not known what is written around an answer."""
         if not any(True for side in (0, 1) for _ in self._constants(_PLAIN, "assistant", side)):
             return frozenset(self._controls)
-        texts = [self._template.generation_prompt(**_made_up_values(self._variables, words)) for words in _MADE_UP]
-        texts += [
-            text for role in ("user", "assistant") for side in (0, 1) for text in self._constants(_PLAIN, role, side)
-        ]
-        found = {first[0] for text in texts if (first := control_pattern(self._controls).search(text)) is not None}
+        pattern = control_pattern(self._controls)
+        values = [_made_up_values(self._variables, words) for words in _MADE_UP]
+        begins = [self._template.generation_prompt(**each) for each in values]
+        begins += self._constants(_PLAIN, "assistant", 0)
+        whole = [*self._constants(_PLAIN, "user", 0), *self._constants(_PLAIN, "user", 1)]
+        whole += self._constants(_PLAIN, "assistant", 1)
+        for words, each in zip(_MADE_UP, values, strict=True):
+            for before, after in _other_roles(self._template, words, each):
+                begins.append(before)
+                whole.append(after)
+        found = {first[0] for text in begins if (first := pattern.search(text)) is not None}
+        found.update(token for text in whole for token in pattern.findall(text))
         named = {self._template.tokens.get(name, "") for name in ("bos_token", "eos_token")} - {""}
         return frozenset(found | named)
 
@@ -182,6 +194,22 @@ def _made_up(
             before, _, after = turn.partition(text)
             found[role] = before, after
     return found
+
+
+def _other_roles(
+    template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """What is written before and after the words of roles that are neither user nor assistant."""
+    question, answer, said, _ = words
+    asked, answered = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+    for role in ("system", "developer", "tool", "function"):
+        message: Message = {"role": role, "content": said}
+        leads = role in ("system", "developer")
+        talk = [message, asked, answered] if leads else [asked, answered, message, answered]
+        turn = template.turns(talk, **variables)[0 if leads else 2]
+        if turn is not None and turn.count(said) == 1:
+            before, _, after = turn.partition(said)
+            yield before, after
 
 
 def _around(template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
@@ -267,6 +295,8 @@ class SpanFinder:
         tokens: texts of the special tokens that the template is given.
         messages: the messages, where they are known.
         data: the template was given other text of the record: see `has_data`.
+        otherwise: gives, for some messages, what the template writes if its tests of what these say come out
+            otherwise: see `Plans.otherwise`.
 
     Raises:
         Unclear: (any method) the answer depends on texts that are not known.
@@ -283,12 +313,14 @@ class SpanFinder:
         tokens: Mapping[str, str],
         messages: Sequence[Message] | None = None,
         data: bool = False,
+        otherwise: Callable[[frozenset[int]], Mapping[int, Sequence[Planned]]] | None = None,
     ) -> None:
         self._layout, self._texts, self._roles, self._frame = layout, texts, roles, frame
         self._prompt, self._controls, self._tokens, self._messages = prompt, controls, tokens, messages
+        self._otherwise = otherwise
         self._end_of_text = len(texts)
         # A constant may be there because of what the record says: then the template has to write it always.
-        self._guarded = layout.content_guards or layout.assumed or data
+        self._guarded = bool(layout.asked) or layout.assumed or data
 
     def derived(self, message: int) -> Span | None:
         """What a message says, within what the template wrote for it; None where that is not certain."""
@@ -317,7 +349,18 @@ class SpanFinder:
         if not self._written(message, own) or not self._proven(message, start, own):
             return None
         stop = self._end(message, start, own, last, lead if own else lead[: start.characters])
-        return None if stop is None else Span(message, start, stop)
+        if stop is None:
+            return None
+        span = Span(message, start, stop)
+        header = None if own and start.piece == own[0] else lead[: start.characters]
+        alike = frozenset(place for place in self._layout.asked if self._roles[place] == self._roles[message])
+        for other in self._others(message, alike):
+            if other is None:
+                return None
+            begin = other.begin_of_turn(message, header is not None)
+            if begin is not None and not self._is_same(other, message, span, begin, header):
+                return None
+        return span
 
     def prompted(self, first: int, prompt: Place | None) -> Span | None:
         """What follows a prompt: the messages from `first` on; None where it is not certain that it is these alone.
@@ -329,6 +372,10 @@ class SpanFinder:
         """
         last = len(self._roles) - 1
         start = prompt
+        if start is not None and any(
+            place >= first for piece in range(start.piece) for place, _ in self._layout.sources[piece]
+        ):
+            return None
         own = [] if start is None else self._own(first, start.piece, self._end_of_text)
         if start is None or (not self._prompt and self._constants(start, (own or [self._end_of_text])[0])[0].strip()):
             # Without a generation prompt, the header comes after the prompt.
@@ -352,7 +399,116 @@ class SpanFinder:
         rest, reached = self._constants(stop, self._end_of_text)
         if reached == self._end_of_text and not rest.strip():
             stop = Place(self._end_of_text, 0)
-        return Span(last, start, stop)
+        span = Span(last, start, stop)
+        answer = self._layout.asked.intersection(range(first, last + 1))
+        for message in answer:
+            for other in self._others(message, answer):
+                if other is None:
+                    return None
+                begin = other.same_place(self._layout, start, message)
+                if begin is not None and not self._is_same(other, message, span, begin, ""):
+                    return None
+        return span
+
+    def _others(self, message: int, together: frozenset[int]) -> "Iterator[SpanFinder | None]":
+        """The conversation as it is where tests of what a message says come out otherwise; None: that is not known.
+
+        Args:
+            message: which one.
+            together: tests of these come out otherwise at the same time.
+        """
+        if self._otherwise is None or self._layout.assumed or message not in together:
+            return
+        ways = self._otherwise(together).get(message)
+        if ways is None:
+            yield None
+            return
+        for planned in ways:
+            yield SpanFinder(
+                planned.layout,
+                planned.pieces,
+                self._roles,
+                self._frame,
+                self._prompt,
+                self._controls,
+                self._tokens,
+                self._messages,
+            )
+
+    def begin_of_turn(self, message: int, header: bool) -> Place | None:
+        """Where a message's turn begins, or (without header) what it says; None where it is not written.
+
+        A place behind the text where that is not known.
+        """
+        region = self.regions[message]
+        own = self._own(message, 0, self._end_of_text)
+        if region is None:
+            return Place(self._end_of_text, 0) if own else None
+        return Place(region[0], 0) if header else Place(own[0], 0) if own else None
+
+    def same_place(self, layout: Layout, place: Place, message: int) -> Place | None:
+        """A place of another layout, up to which both are the same.
+
+        Returns:
+            A place behind the text where they are not; None where the message is not written here.
+        """
+        constants, piece, at = self._layout.constants, 0, 0
+        before = [*zip(layout.constants[: place.piece], layout.sources, strict=False)]
+        if place.characters:
+            before.append(((layout.constants[place.piece] or "")[: place.characters], frozenset()))
+        for text, sources in before:
+            while text or text is None:
+                here = constants[piece] if piece < self._end_of_text else ""
+                if here is not None and at < len(here) and text is not None:
+                    size = min(len(text), len(here) - at)
+                    if text[:size] != here[at : at + size]:
+                        break
+                    text, at = text[size:], at + size
+                elif here is not None and here and at == len(here):
+                    piece, at = piece + 1, 0
+                elif here is None and text is None and self._layout.sources[piece] == sources:
+                    piece, at, text = piece + 1, 0, ""
+                else:
+                    break
+            if text != "":
+                return Place(self._end_of_text, 0) if self._own(message, 0, self._end_of_text) else None
+        return Place(piece, at)
+
+    def _is_same(self, other: "SpanFinder", message: int, span: Span, begin: Place, header: str | None) -> bool:
+        """Whether a span holds the constants that are written in its place otherwise.
+
+        Args:
+            other: how it is written otherwise.
+            message: whose tests came out otherwise there.
+            span: begins where this message is written, or before.
+            begin: where the header begins there.
+            header: what comes before the span; None: that begins with what the message says.
+        """
+        end = Place(other._end_of_text, 0)
+        if begin == end:
+            return False
+        own = self._own(message, span.start.piece, self._end_of_text)
+        others = other._own(message, begin.piece, end.piece)
+        constants, theirs = (header or "") + self._dropped(span.start, span.stop), other._dropped(begin, end)
+        keys, their_keys = self._keys(own), other._keys(others)
+        if keys != their_keys and (keys ^ their_keys != {"content"} or header is None):
+            return True  # the constants around reasoning and calls are written for these
+        if keys != their_keys or not keys <= {"content"}:  # white space may depend on whether there is a content
+            return "".join(theirs.split()).startswith("".join(constants.split()))
+        if own:
+            after, behind = Place(own[-1] + 1, 0), Place(others[-1] + 1, 0)
+            if not other._dropped(behind, end).startswith(self._dropped(after, span.stop)):
+                return False
+        return theirs.startswith(constants)
+
+    def _dropped(self, start: Place, stop: Place) -> str:
+        """The constants between two places, without what stands between them."""
+        constants = self._layout.constants
+        texts = [constants[piece] or "" for piece in range(start.piece, min(stop.piece, self._end_of_text))]
+        if stop.characters:
+            texts.append((constants[stop.piece] or "")[: stop.characters])
+        head = start.characters if start.piece < self._end_of_text and constants[start.piece] is not None else 0
+        return "".join(texts)[head:]
 
     def _between(self, first: int) -> bool:
         """Whether nothing but headers and ends stands between messages from `first` on, where all may be constant."""
@@ -541,8 +697,8 @@ class SpanFinder:
         pattern = _ending(self._controls)
         end = pattern.match(rest)
         around = bool(own) and self._keys(own[-1:]) != {"content"}
-        if end is None and not own:  # it says nothing: constants may come before the end token
-            end = pattern.match(rest, max((len(gap) for gap in self._gaps if rest.startswith(gap)), default=0))
+        if not own:  # it says nothing: constants may come before the end token
+            end = self._end_of_nothing(rest)
         elif end is None and around:  # so may those around reasoning and calls
             end = next((token for token in pattern.finditer(rest) if token[1] in self._frame.turns), None)
         if end is None:
@@ -559,7 +715,27 @@ class SpanFinder:
             return None
         if (self._guarded or end.start()) and not self._frame.ends_turn(self._roles[message], rest[:stop]):
             return None
-        return Place(after.piece, after.characters + stop)
+        place = Place(after.piece, after.characters + stop)
+        if (around or not own) and not self._is_last_of_turn(message, place):
+            return None
+        return place
+
+    def _is_last_of_turn(self, message: int, place: Place) -> bool:
+        """Whether no more comes in a message's turn than after any other end of an answer: no second header."""
+        region = self.regions[message]
+        rest = "" if region is None else self._dropped(place, Place(region[1], 0))
+        return not rest.strip() or self._frame.follows(self._roles[message], rest)
+
+    def _end_of_nothing(self, rest: str) -> re.Match[str] | None:
+        """The end token of an answer that says nothing: where any other's is, after what is written before any."""
+        pattern = _ending(self._controls)
+        gaps = {"", *self._gaps}
+        ends = [
+            end
+            for gap in sorted(gaps, key=len)
+            if rest.startswith(gap) and (end := pattern.match(rest, len(gap))) is not None
+        ]
+        return ends[-1] if ends else None
 
     @functools.cached_property
     def _first_tokens(self) -> list[str]:
@@ -604,7 +780,7 @@ class Characters:
         return self._borders[place.piece] + place.characters
 
     def place(self, character: int) -> Place:
-        """The place of a character: in the last piece that begins at or before it."""
-        piece = max(bisect_right(self._borders, character) - 1, 0)
-        piece = min(piece, len(self._borders) - 1)
+        """The place of a character: where the first piece begins that begins there, or within a piece."""
+        piece = bisect_left(self._borders, character)
+        piece -= self._borders[piece] != character
         return Place(piece, character - self._borders[piece])

@@ -13,7 +13,7 @@ from beam_prep.core.spans import Place, Span, SpanFinder, Unclear, frame_of
 
 
 def _finder(layout: Layout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]) -> SpanFinder:
-    if layout.blind or layout.content_guards:
+    if layout.blind or layout.asked:
         raise Unclear
     frame, prompt = frame_of(template, controls, {}), template.generation_prompt()
     return SpanFinder(layout, layout.constants, roles, frame, prompt, controls, template.tokens)
@@ -82,7 +82,7 @@ def place_answer(
 
 def _end_of_prompt(layout: Layout, prompt: Layout, added: str) -> Place:
     """Where a prompt ends that is the beginning of each conversation of a layout."""
-    if layout.content_guards or prompt.content_guards:
+    if layout.asked or prompt.asked:
         raise Unclear
     texts, contents = _folded(prompt)
     others, other_contents = _folded(layout)

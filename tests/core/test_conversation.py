@@ -396,8 +396,8 @@ def test_rendering_is_linear_in_turns(template: str, content: str, monkeypatch: 
         assert outcome(template, messages, default="train")[0] == ""
         counts.append((len(written), sum(written)))
     (few, short), (many, long) = counts
-    # The whole, the generation prompt (two), and what the template writes around any message (two).
-    assert many == few <= 6
+    # The whole, the generation prompt (two), and what the template writes around any message.
+    assert many == few <= (6 if content else 20)
     assert long < 2.1 * short
 
 
