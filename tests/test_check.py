@@ -53,7 +53,9 @@ def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool:
     found, records = ways(first), first.manifest["ledger"]["kept"]
     assert found["encoders"] == {f"gigatoken {GIGATOKEN}": records}
     assert found["encoded_by_gigatoken"] == found["parsed_as_columns"] == records
-    assert found["rendered_as_columns"] + found["rendered_by_plans"] + found["rendered_by_jinja"] == records
+    # What was rendered before in this process decides how many of them jinja renders.
+    ways_to_render = ("rendered_as_columns", "rendered_by_plans", "rendered_by_jinja")
+    assert sum(found.get(way, 0) for way in ways_to_render) == records
     assert 0 < found["compared_with_transformers"] <= 16
     assert 0 < found["compared_with_jinja"] <= 16
     other = run(config(), CHAT, "other", spool=spool)

@@ -112,7 +112,7 @@ def test_no_drawn_template_gets_a_wrong_mask(case: Case) -> None:
 # The cases that were once wrong
 
 HEAD = "{% set H = '<|im_start|>assistant\n' %}{% set E = '<|im_end|>\n' %}{% set T = '<think>\n\n</think>\n\n' %}"
-CONTROLS = ("<|im_start|>", "<|im_end|>", "</s>")
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<|im_sys|>", "</s>")
 PROMPT = "<|im_start|>assistant\n"
 THOUGHT = "<think>\n\n</think>\n\n"
 CHATML = "{{ '<|im_start|>' + m.role + '\n' + m.content + E }}"
@@ -184,6 +184,31 @@ REFUSED = {
     "a constant behind the answer": (answers("{{ H + m.content + ' Bye.' + E }}"), "A"),
     "a constant by what the question says": (
         answers("{{ H + ('Sure. ' if 'q' in messages[0].content else 'No. ') + m.content + E }}"),
+        "A<|im_end|>",
+    ),
+    "a constant by whether the answer says anything": (
+        answers("{{ H + ('Sure. ' if m.content | trim == '' else 'Fine. ') + m.content + E }}"),
+        "A<|im_end|>",
+    ),
+    "a constant by two tests of the answer": (
+        answers("{{ H + ('Sure. ' if 'e' in m.content or m.content | length > 1 else '') + m.content + E }}"),
+        "A<|im_end|>",
+    ),
+    "a constant by a flag that an earlier loop sets": (
+        everyone(
+            "{{ H if m.role == 'assistant' else '' }}{{ 'Yes. ' if ns.long and m.role == 'assistant' else '' }}"
+            "{{ m.content + E }}",
+            begin="{% set ns = namespace(long=false) %}{% for o in messages %}"
+            "{% if o.content | length > 4 %}{% set ns.long = true %}{% endif %}{% endfor %}",
+        ),
+        "A<|im_end|>",
+    ),
+    "an end by what the answer says": (
+        answers("{{ H + m.content + ('</s>' if m.content | length < 3 else E) }}"),
+        "A<|im_end|>",
+    ),
+    "a token of another role before the answer": (
+        answers("{{ H + '<|im_sys|>' + m.content + E }}", "{{ '<|im_sys|>' + m.content + E }}"),
         "A<|im_end|>",
     ),
     "an empty think block in the prompt alone": (everyone(CHATML, PROMPT + THOUGHT), "A<|im_end|>"),

@@ -1249,7 +1249,7 @@ class Plans:
                 taken = {message: every[step] for message, every in ways.items() if step < len(every)}
                 if not taken:
                     return found
-                others: dict[int, _Way] = {message: () for message in ways}
+                others: dict[int, _Way] = dict.fromkeys(ways, ())
                 if not self._written({**others, **taken}, taken, plain, variables, found, ways):
                     for message, way in taken.items():  # which of them cannot be taken?
                         alone = {message: way}

@@ -120,7 +120,8 @@ class Real:
         found = []
         for start, stop in ranges:
             inside = [place for place, (first, last) in enumerate(offsets) if first < stop and last > start]
-            found.append((inside[0], inside[-1] + 1) if inside and start < stop else (0, 0))
+            if inside and start < stop:
+                found.append((inside[0], inside[-1] + 1))
         return tuple(found)
 
 
