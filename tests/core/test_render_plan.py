@@ -702,3 +702,69 @@ def test_random_conversations_render_alike(messages: list[Message], tools: Any) 
                 assert outcome(planned.render, talk, tools=given) == outcome(jinja.render, talk, tools=given)
                 assert outcome(planned.render_chat, talk) == outcome(jinja.render_chat, talk)
             assert source not in render_plan._OFF
+
+
+# What a template writes otherwise
+
+
+def ways(turn: str, answer: str, turns: int = 1) -> list[set[str]] | None:
+    """The texts of a template, whichever way its tests of each answer come out; None: one of them is not known."""
+    template = ChatTemplate(each(turn), TOKENS)
+    talk = [say("user" if place % 2 == 0 else "assistant", answer) for place in range(2 * turns)]
+    assert template.provenance(talk, template.render(talk)) is not None
+    about = frozenset(range(1, 2 * turns, 2))
+    found = template.otherwise(talk, about, None)
+    if not about <= found.keys():
+        return None
+    return [{"".join(planned.pieces) for planned in found[message]} for message in sorted(about)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "wanted"),
+    [
+        ("{{ m.content }}", ["aa"]),
+        ("{{ '!' if m.content == 'b' }}", ["", "!"]),
+        ("{{ '!' if m.content == 'b' or m.content | length > 3 }}", ["", "!"]),
+        ("{{ 1 if m.content else 2 }}{{ 3 if 'x' in m.content else 4 }}", ["1414", "1413", "1424", "1423"]),
+        ("{% set x = m.content == 'b' %}{{ 1 if x else 2 }}{{ 3 if x else 4 }}", ["2424", "2413"]),
+        ("{% if m.content == 'b' %}{{ raise_exception('no') }}{% endif %}.", [".."]),
+        ("{{ 'system' if m.role == 'system' else 'other' }}", ["otherother"]),
+        ("{{ m.content.split('</think>')[0] }}{{ '!' if '</think>' in m.content }}", ["aa", "aa!"]),
+    ],
+)
+def test_every_test_of_a_message_is_taken_both_ways(turn: str, wanted: list[str]) -> None:
+    found = ways(turn, "a")
+    assert found == [set(wanted)]
+
+
+def test_one_rendering_takes_a_way_of_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, counts = render_plan.Plans._traced, []
+
+    def counted(*arguments: Any) -> Any:
+        counts[-1] += 1
+        return traced(*arguments)
+
+    monkeypatch.setattr(render_plan.Plans, "_traced", counted)
+    for turns in (2, 20):
+        counts.append(0)
+        assert ways("{{ '!' if m.content == 'b' }}{{ m.content }}", "a", turns) is not None
+    assert counts == [3, 3]  # what is known of the conversation, and two ways
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "".join("{{ '!' if m.content == '" + str(number) + "' }}" for number in range(7)),  # 128 ways
+        "{% if m.content == 'b' %}{{ m.content.split('b')[1].strip() }}{% endif %}",  # nothing stands there in an "a"
+    ],
+)
+def test_too_many_ways_and_those_that_fail_are_not_known(turn: str) -> None:
+    assert ways(turn, "a") is None
+
+
+def test_a_way_that_fails_is_that_of_its_message_alone() -> None:
+    turn = "{% if m.content == 'b' and loop.last %}{{ m.content.split('b')[1].strip() }}{% endif %}"
+    template = ChatTemplate(each(turn), TOKENS)
+    talk = [say("user", "a"), say("assistant", "a"), say("user", "a"), say("assistant", "a")]
+    assert template.provenance(talk, "") is not None
+    assert template.otherwise(talk, frozenset((1, 3)), None).keys() == {1}
