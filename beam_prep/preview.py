@@ -1,6 +1,7 @@
 """`beam-prep inspect FILE --config C --tokenizer_path T`: rows of a run before it runs. Writes nothing."""
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections import Counter
@@ -15,6 +16,7 @@ from beam_prep.core.batch import Batch, tokenize
 from beam_prep.core.block import ALIVE, InputFile, count_outcomes
 from beam_prep.core.hashing import CHUNK
 from beam_prep.core.json_list import is_json_file
+from beam_prep.core.layout import Layout
 from beam_prep.core.mask import RoleMask, build_mask
 from beam_prep.core.pad import pad
 from beam_prep.core.plan import ROLE_COUNTS, Plan
@@ -36,7 +38,7 @@ from beam_prep.transforms._files import list_inputs
 from beam_prep.transforms._tokenizers import load_tokenizer
 from beam_prep.transforms.read import FIRST_BYTES, first_records, records_at
 
-_AT_ONCE = 256  # lines
+_AT_ONCE = 4096  # lines, once nothing was found in fewer
 _PROBLEMS = 10  # that are shown one by one
 _TEXT = 200  # characters of a record that is left out
 
@@ -89,6 +91,10 @@ class _Job:
     files: Sequence[InputFile]
     count: int | None
     screen: Screen
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return layout(self.config)
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
@@ -332,7 +338,7 @@ class _Shown:
     """The rows of a block as texts."""
 
     def __init__(self, job: _Job, batch: Batch) -> None:
-        plan = layout(job.config)
+        plan = job.layout
         if plan.packing != "none":
             names = {column: name for column, name in plan.names.items() if column in batch.schema}
             plan = dataclasses.replace(plan, packing="none", position_ids="none", names=names)
@@ -355,7 +361,7 @@ class _Shown:
         kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
         why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
         if kind == "dropped":
-            step, plan = self._job.config.preprocessing, layout(self._job.config)
+            step, plan = self._job.config.preprocessing, self._job.layout
             packed = plan.cuts and plan.capacity < step.max_seq_len
             limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
             why = why.format(**step.model_dump(), limit=limit, tokens=tokens)

@@ -542,14 +542,19 @@ class ChatTemplate:
             return RenderedChat(text, regions, generations, planned=planned)
         return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True, planned=planned)
 
-    def provenance(self, messages: list[Message], text: str, /, **variables: Any) -> Planned | None:
-        """The rendering `text` in pieces, each with what it is computed from.
+    def provenance(self, messages: list[Message], text: str | None, /, **variables: Any) -> Planned | None:
+        """The rendering in pieces, each with what it is computed from.
+
+        Args:
+            messages: the messages.
+            text: what jinja gives for them, where it is known.
+            variables: see `render`.
 
         Returns:
-            None where the template does something that is not modelled.
+            None where the template does something that is not modelled, or the pieces are not this text.
         """
         planned = self._tracer.provenance(messages, {**variables, "add_generation_prompt": False})
-        return planned if planned is not None and "".join(planned.pieces) == text else None
+        return planned if planned is not None and text in (None, "".join(planned.pieces)) else None
 
     def otherwise(
         self, messages: list[Message], about: frozenset[int], planned: Planned | None, /, **variables: Any

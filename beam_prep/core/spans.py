@@ -99,6 +99,16 @@ class Frame:
         """Role -> constants before a plain answer or question, from the beginning of its turn."""
         return {role: frozenset(self._constants(_PLAIN[:1], role, 0)) for role in ("user", "assistant")}
 
+    @functools.cached_property
+    def repeats(self) -> bool:
+        """Whether a template writes the content of a plain answer in several places, or where that is not known."""
+        for words in _MADE_UP:
+            messages: list[Message] = [{"role": "user", "content": words[0]}, {"role": "assistant", "content": words[1]}]
+            planned = self._template.provenance(messages, None, **_made_up_values(self._variables, words))
+            if planned is None or sum((1, "content") in sources for sources in planned.layout.sources) > 1:
+                return True
+        return False
+
     def around(self, text: str) -> bool:
         """Whether a template writes a constant around reasoning and calls, whatever any message says."""
         return not text.strip() or all(any(text in written for written in each) for each in self._around)
@@ -393,7 +403,10 @@ class SpanFinder:
             if not self._layout.decided.isdisjoint(range(first, last + 1)) or not self._between(first):
                 return None
             own = final
-        stop = self._end(last, start, own, self._end_of_text, self._prompt)
+        # What the template writes for a message that it puts behind the last one ends nothing.
+        after = own[-1] if own else start.piece
+        behind = [region[0] for region in self.regions[:first] if region is not None and region[0] > after]
+        stop = self._end(last, start, own, min(behind, default=self._end_of_text), self._prompt)
         if stop is None:
             return None
         rest, reached = self._constants(stop, self._end_of_text)
@@ -619,8 +632,9 @@ class SpanFinder:
             return False
         for key in keys - {"tool_calls"}:
             pieces = [piece for piece in own if key in self._keys((piece,))]
-            if len(pieces) > 1 and not _are_parts([self._texts[piece] or "" for piece in pieces], said.get(key)):
-                return False
+            texts = [self._texts[piece] or "" for piece in pieces]
+            if len(texts) > 1 and (not _are_parts(texts, said.get(key)) or ("" in texts and self._frame.repeats)):
+                return False  # an empty text may be a part of it, or a copy
         return True
 
     def _proven(self, message: int, start: Place, own: Sequence[int]) -> bool:
