@@ -203,6 +203,10 @@ REFUSED = {
         ),
         "A<|im_end|>",
     ),
+    "a constant by a test that cannot be traced": (
+        answers("{{ H + ('Sure. ' if m.content | wordcount > 2 else 'Fine. ') + m.content + E }}"),
+        "A<|im_end|>",
+    ),
     "an end by what the answer says": (
         answers("{{ H + m.content + ('</s>' if m.content | length < 3 else E) }}"),
         "A<|im_end|>",

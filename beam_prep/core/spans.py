@@ -96,14 +96,24 @@ class Frame:
 
     @functools.cached_property
     def leads(self) -> dict[str, frozenset[str]]:
-        """Role -> constants before a plain answer or question, from the beginning of its turn."""
-        return {role: frozenset(self._constants(_PLAIN[:1], role, 0)) for role in ("user", "assistant")}
+        """Role -> constants before what it says, from the beginning of its turn; for the assistant a plain answer."""
+        found = {role: frozenset(self._constants(_PLAIN[:1], role, 0)) for role in ("user", "assistant")}
+        one, other = self._other_roles
+        both = one.keys() & other.keys()
+        return found | {role: frozenset((one[role][0],)) for role in both if one[role][0] == other[role][0]}
+
+    @functools.cached_property
+    def _other_roles(self) -> list[dict[str, tuple[str, str]]]:
+        return [_other_roles(self._template, words, _made_up_values(self._variables, words)) for words in _MADE_UP]
 
     @functools.cached_property
     def repeats(self) -> bool:
         """Whether a template writes the content of a plain answer in several places, or where that is not known."""
         for words in _MADE_UP:
-            messages: list[Message] = [{"role": "user", "content": words[0]}, {"role": "assistant", "content": words[1]}]
+            messages: list[Message] = [
+                {"role": "user", "content": words[0]},
+                {"role": "assistant", "content": words[1]},
+            ]
             planned = self._template.provenance(messages, None, **_made_up_values(self._variables, words))
             if planned is None or sum((1, "content") in sources for sources in planned.layout.sources) > 1:
                 return True
@@ -150,10 +160,9 @@ class Frame:
         begins += self._constants(_PLAIN, "assistant", 0)
         whole = [*self._constants(_PLAIN, "user", 0), *self._constants(_PLAIN, "user", 1)]
         whole += self._constants(_PLAIN, "assistant", 1)
-        for words, each in zip(_MADE_UP, values, strict=True):
-            for before, after in _other_roles(self._template, words, each):
-                begins.append(before)
-                whole.append(after)
+        for before, after in (turn for found in self._other_roles for turn in found.values()):
+            begins.append(before)
+            whole.append(after)
         found = {first[0] for text in begins if (first := pattern.search(text)) is not None}
         found.update(token for text in whole for token in pattern.findall(text))
         named = {self._template.tokens.get(name, "") for name in ("bos_token", "eos_token")} - {""}
@@ -208,8 +217,9 @@ def _made_up(
 
 def _other_roles(
     template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+) -> dict[str, tuple[str, str]]:
     """What is written before and after the words of roles that are neither user nor assistant."""
+    found = {}
     question, answer, said, _ = words
     asked, answered = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
     for role in ("system", "developer", "tool", "function"):
@@ -219,7 +229,8 @@ def _other_roles(
         turn = template.turns(talk, **variables)[0 if leads else 2]
         if turn is not None and turn.count(said) == 1:
             before, _, after = turn.partition(said)
-            yield before, after
+            found[role] = before, after
+    return found
 
 
 def _around(template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
@@ -648,6 +659,8 @@ class SpanFinder:
         gap, reached = self._constants(start, own[0])
         if reached < own[0]:
             return False
+        if self._layout.assumed and gap.strip():
+            return False  # it may depend on the message's own words, and no test of them can be taken otherwise
         blank = not self._prompt and not gap.strip()
         if self._guarded and gap and not blank and "tool_calls" not in self._keys(own[:1]) and gap not in self._gaps:
             return False
@@ -684,7 +697,8 @@ class SpanFinder:
     def _gaps(self) -> frozenset[str]:
         """Constants between the generation prompt and what an answer says."""
         prompt = self._prompt
-        return frozenset(gap[len(prompt) :] for gap in self._frame.gaps if prompt and gap.startswith(prompt))
+        gaps = [gap[len(prompt) :] for gap in self._frame.gaps if prompt and gap.startswith(prompt)]
+        return frozenset(gap for gap in gaps if not (self._layout.assumed and gap.strip()))
 
     def _known(self, piece: int) -> str:
         text = self._texts[piece]
@@ -718,9 +732,11 @@ class SpanFinder:
         if end is None:
             if reached < limit or (rest.strip() and (around or self._tokens_in(rest))) or not own:
                 return None
-            return self._start_of_next(after, limit) if not rest else after
+            return self._start_of_next(message, after, limit) if not rest else after
         if end[1] != self._frame.eos and (end[1] in self._tokens_in(header) or end[1] in self._first_tokens):
             return None  # it may as well begin the next turn
+        if not own and not self._frame.turns.isdisjoint(self._tokens_in(rest[: end.start(1)])):
+            return None
         eos = self._frame.eos
         if end[1] == eos and rest.startswith(eos, end.end()):
             return None  # which of them ends the answer?
@@ -762,9 +778,11 @@ class SpanFinder:
             at = token.end()
         return found
 
-    def _start_of_next(self, after: Place, limit: int) -> Place:
+    def _start_of_next(self, message: int, after: Place, limit: int) -> Place:
         """Where a span ends that nothing follows in its turn: after an EOS that the next turn begins with."""
         eos = self._frame.eos
+        if any(region is not None and region[0] == limit for region in self.regions[:message]):
+            return after  # an earlier message's turn
         following, _ = self._constants(Place(limit, 0), self._end_of_text)
         begin, _ = self._constants(Place(0, 0), self._end_of_text)
         return Place(limit, len(eos)) if eos and following.startswith(eos) and not begin.startswith(eos) else after

@@ -16,7 +16,7 @@ always allowed, but for templates and conversations that are plain.
 import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -258,9 +258,13 @@ PLACES: dict[str, tuple[str, Callable[[Now], bool]]] = {
 
 def by_content(condition: str, one: str, other: str) -> Part:
     expr, holds = CONDITIONS[condition]
-    return Part(
-        f"({quote(one)} if {expr} else {quote(other)})", lambda now: [Run(one if holds(now) else other, COND, now.i)]
-    )
+
+    def run(now: Now) -> list[Run]:
+        # The first message has none before it: nothing is asked.
+        label = CONST if condition == "before asks" and now.i == 0 else COND
+        return [Run(one if holds(now) else other, label, now.i)]
+
+    return Part(f"({quote(one)} if {expr} else {quote(other)})", run)
 
 
 def by_place(place: str, part: Part) -> Part:
@@ -689,6 +693,7 @@ class Rendered:
             starts = self._starts(message, blocks[0], last)
             if last:  # blanks before it are what a prompt without a header ends with, or not
                 starts += [self._blank_before(start, message) for start in starts]
+                starts += [end for start in starts for end in self._prompt_before(start)]
             pairs = itertools.product(dict.fromkeys(starts), dict.fromkeys(ends))
             return [((start, end),) for start, end in pairs]
         # Its own text stands in several places: exactly these, each with or without its end; or the last alone.
@@ -760,6 +765,13 @@ class Rendered:
     def _blank_before(self, start: int, message: int) -> int:
         region = self.regions.get(message, start)
         return region if region < start and not self.text[region:start].strip() else start
+
+    def _prompt_before(self, start: int) -> Iterator[int]:
+        """Where the generation prompt ends, if but blanks come between: an answer to that prompt begins there."""
+        text, prompt = self.text[:start], self.template.prompt
+        for end in range(len(text.rstrip()), start):
+            if prompt and text[:end].endswith(prompt):
+                yield end
 
     def _constant(self, start: int, skip_empty: bool) -> str:
         """The constant text from a place on."""
