@@ -7,18 +7,18 @@ from beam_prep._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
-    from beam_prep.core.batch import Batch as Batch
-    from beam_prep.core.batch import Segments as Segments
-    from beam_prep.core.layout import Layout as Layout
-    from beam_prep.core.mask import RoleMask as RoleMask
-    from beam_prep.core.ragged import Ragged as Ragged
-    from beam_prep.core.records import Records as Records
-    from beam_prep.core.schema import Column as Column
-    from beam_prep.core.schema import Output as Output
-    from beam_prep.core.schema import Section as Section
-    from beam_prep.core.schema import TextRules as TextRules
-    from beam_prep.core.template import Rendered as Rendered
-    from beam_prep.core.tokenizer import Tokenizer as Tokenizer
+    from beam_prep.core.data.ragged import Ragged as Ragged
+    from beam_prep.core.data.schema import Column as Column
+    from beam_prep.core.data.schema import Output as Output
+    from beam_prep.core.data.schema import Section as Section
+    from beam_prep.core.data.schema import TextRules as TextRules
+    from beam_prep.core.encoding.tokenizer import Tokenizer as Tokenizer
+    from beam_prep.core.pieces.pieces import Rendered as Rendered
+    from beam_prep.core.reading.records import Records as Records
+    from beam_prep.core.shards.layout import Layout as Layout
+    from beam_prep.core.tokens.batch import Batch as Batch
+    from beam_prep.core.tokens.batch import Segments as Segments
+    from beam_prep.core.tokens.mask import RoleMask as RoleMask
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.dataset import Dataset as Dataset
     from beam_prep.readers.dataset import open_dataset as open  # noqa: F401
@@ -42,33 +42,33 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "AdaptRecords": "transforms.filter",
     "ApplyTemplate": "transforms.template",
-    "Batch": "core.batch",
+    "Batch": "core.tokens.batch",
     "BuildMask": "transforms.mask",
-    "Column": "core.schema",
+    "Column": "core.data.schema",
     "Dataset": "readers.dataset",
     "FilterByChars": "transforms.filter",
     "FilterRecords": "transforms.filter",
     "FromTokens": "transforms.tokenize",
     "Labels": "transforms.shift",
-    "Layout": "core.layout",
+    "Layout": "core.shards.layout",
     "MapRecords": "transforms.filter",
-    "Output": "core.schema",
+    "Output": "core.data.schema",
     "Pad": "transforms.pad",
     "Prepare": "recipe",
     "Pipeline": "pipeline",
     "PipelineConfig": "config",
-    "Ragged": "core.ragged",
+    "Ragged": "core.data.ragged",
     "ReadJSONL": "transforms.read",
-    "Records": "core.records",
-    "Rendered": "core.template",
-    "RoleMask": "core.mask",
-    "Section": "core.schema",
-    "Segments": "core.batch",
+    "Records": "core.reading.records",
+    "Rendered": "core.pieces.pieces",
+    "RoleMask": "core.tokens.mask",
+    "Section": "core.data.schema",
+    "Segments": "core.tokens.batch",
     "Shard": "transforms.shard",
     "Shift": "transforms.shift",
-    "TextRules": "core.schema",
+    "TextRules": "core.data.schema",
     "Tokenize": "transforms.tokenize",
-    "Tokenizer": "core.tokenizer",
+    "Tokenizer": "core.encoding.tokenizer",
     "Truncate": "transforms.truncate",
     "open": "readers.dataset",
     "testing": "testing",

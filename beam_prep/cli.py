@@ -196,7 +196,7 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
 
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """What a run gave, in a few lines."""
-    from beam_prep.core import report
+    from beam_prep.core.shards import report
 
     ledger, totals = manifest["ledger"], manifest["totals"]
     lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
@@ -296,7 +296,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     try:
         if "://" in given.output:
             _import_beam()
-            from beam_prep.transforms._stored import StoredFiles
+            from beam_prep.storage.stored import StoredFiles
 
             stored = StoredFiles(given.output, beam_options)
             files: Files = stored

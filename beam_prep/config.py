@@ -31,8 +31,8 @@ from pydantic import (
     model_validator,
 )
 
-from beam_prep.core.adapters import Adapter, adapter
-from beam_prep.core.schema import RESERVED, Output, Section, name_problems
+from beam_prep.core.data.schema import RESERVED, Output, Section, name_problems
+from beam_prep.core.reading.adapters import Adapter, adapter
 from beam_prep.errors import ConfigError
 
 Kind = Literal["ids", "list", "value"]

@@ -22,9 +22,9 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from beam_prep.core.ragged import Array, Ragged, offsets_of
-from beam_prep.core.schema import IGNORE_INDEX, Column
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.formats import Row
 from beam_prep.readers.dataset import Dataset, drawn, open_dataset

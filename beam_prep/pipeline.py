@@ -21,22 +21,22 @@ from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors, recipe, worker
 from beam_prep.config import PipelineConfig
-from beam_prep.core.backend import INHERITED, Backend, choose
-from beam_prep.core.block import InputFile
-from beam_prep.core.check import IN_FULL, Check, Trust
-from beam_prep.core.hashing import Node, tree_digest, tree_nodes
-from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.hashing import Node, tree_digest, tree_nodes
+from beam_prep.core.encoding.backends import INHERITED, Backend, choose
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner
-from beam_prep.transforms._files import join, list_inputs, open_input, total_size
-from beam_prep.transforms._output import normal
-from beam_prep.transforms._publish import up_to_date
-from beam_prep.transforms._spool import Spool
-from beam_prep.transforms._staging import Staging
-from beam_prep.transforms._stores import StoreOptions, is_local, read_bytes
-from beam_prep.transforms._tokenizers import load_tokenizer, ship
+from beam_prep.storage.files import join, list_inputs, open_input, total_size
+from beam_prep.storage.output import normal
+from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.spool import Spool
+from beam_prep.storage.staging import Staging
+from beam_prep.storage.stores import StoreOptions, is_local, read_bytes
+from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.transforms.read import BLOCK_BYTES, ReadJSONL
 from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.template import Render

@@ -12,30 +12,30 @@ import numpy as np
 from rich.text import Text
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.block import ALIVE, InputFile, count_outcomes
-from beam_prep.core.hashing import CHUNK
-from beam_prep.core.json_list import is_json_file
-from beam_prep.core.layout import Layout
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.pad import pad
-from beam_prep.core.plan import ROLE_COUNTS, Plan
-from beam_prep.core.plan import Ledger as PlanLedger
-from beam_prep.core.ragged import offsets_of
-from beam_prep.core.records import Lost, Records, lost_records
-from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
-from beam_prep.core.shift import to_labels
-from beam_prep.core.store import settle
-from beam_prep.core.tokenized import from_tokens
-from beam_prep.core.tokenizer import Tokenizer
-from beam_prep.core.truncate import truncate
+from beam_prep.core.data.block import ALIVE, InputFile, count_outcomes
+from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.data.ragged import offsets_of
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.reading.json_list import is_json_file
+from beam_prep.core.reading.records import Lost, Records, lost_records
+from beam_prep.core.shards.layout import Layout
+from beam_prep.core.shards.plan import ROLE_COUNTS, Plan
+from beam_prep.core.shards.plan import Ledger as PlanLedger
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
+from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.pad import pad
+from beam_prep.core.tokens.settle import settle
+from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.tokenized import from_tokens
+from beam_prep.core.tokens.truncate import truncate
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.formats.spool import row_tokens
 from beam_prep.inspect import VISIBLE, Look, Screen, checked_count, columns_line, legend, picked, render_row
 from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import layout, pad_id_of, read_config, rendered
-from beam_prep.transforms._files import list_inputs
-from beam_prep.transforms._tokenizers import load_tokenizer
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.read import FIRST_BYTES, first_records, records_at
 
 _AT_ONCE = 4096  # lines, once nothing was found in fewer

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from beam_prep.core.block import InputFile
+from beam_prep.core.data.block import InputFile
 
 log = logging.getLogger("beam_prep")
 

@@ -14,23 +14,23 @@ import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
-from beam_prep.core.adapters import adapt_records
-from beam_prep.core.backend import GIGATOKEN, Backend
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.block import InputFile
-from beam_prep.core.check import IN_FULL, Check, first_difference
-from beam_prep.core.columns import Wanted
-from beam_prep.core.hashing import CHUNK
-from beam_prep.core.json_list import is_json_file, parse_list
-from beam_prep.core.layout import CUTTING, Layout
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.records import RawBlock, Records, filter_by_chars, parse
-from beam_prep.core.schema import TextRules
-from beam_prep.core.template import Rendered, apply_template
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.columns import Wanted
+from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.data.schema import TextRules
+from beam_prep.core.encoding.backends import GIGATOKEN, Backend
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import Rendered, apply_template
+from beam_prep.core.reading.adapters import adapt_records
+from beam_prep.core.reading.json_list import is_json_file, parse_list
+from beam_prep.core.reading.records import RawBlock, Records, filter_by_chars, parse
+from beam_prep.core.shards.layout import CUTTING, Layout
+from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
-from beam_prep.transforms._stores import is_local, read_bytes
+from beam_prep.storage.stores import is_local, read_bytes
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad

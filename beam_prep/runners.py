@@ -23,10 +23,10 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.version import __version__ as BEAM
 
 from beam_prep import worker
-from beam_prep.core.block import InputFile
+from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
-from beam_prep.transforms._files import total_size
+from beam_prep.storage.files import total_size
 from beam_prep.transforms.read import BLOCK_BYTES
 
 log = logging.getLogger("beam_prep")

@@ -13,10 +13,10 @@ from typing import Any
 
 import apache_beam as beam
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.block import Block, InputFile
-from beam_prep.core.records import Record, Records, parse, read_blocks
-from beam_prep.core.template import Rendered
+from beam_prep.core.data.block import Block, InputFile
+from beam_prep.core.pieces.pieces import Rendered
+from beam_prep.core.reading.records import Record, Records, parse, read_blocks
+from beam_prep.core.tokens.batch import Batch
 
 _SOURCE = InputFile("test.jsonl", 0, 0.0)
 _BLOCK_BYTES = 1 << 40

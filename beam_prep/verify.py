@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from beam_prep.core import resolve
-from beam_prep.core.plan import Ledger
-from beam_prep.core.schema import Column
-from beam_prep.core.tokenizer import fingerprint_of
+from beam_prep.core.data.schema import Column
+from beam_prep.core.encoding import tokenizer_cache as resolve
+from beam_prep.core.encoding.tokenizer import fingerprint_of
+from beam_prep.core.shards.plan import Ledger
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (

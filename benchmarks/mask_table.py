@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep import testing
-from beam_prep.core.adapters import adapter
-from beam_prep.core.batch import tokenize
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.schema import Output, Section
-from beam_prep.core.template import Voice, apply_template
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.reading.adapters import adapter
+from beam_prep.core.tokens.batch import tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 TOKENIZERS = (

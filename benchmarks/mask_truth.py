@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from beam_prep.core import render_plan  # noqa: E402
+from beam_prep.core.chat.recorded import plans as render_plan  # noqa: E402
 from tests.core.generated_templates import Seeded  # noqa: E402
 from tests.core.mask_judge import POINTS, Reading, Real, Report, draw_cases, judge  # noqa: E402
 

@@ -42,15 +42,15 @@ from apache_beam import coders
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.combiners import ToListCombineFn
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.block import BlockReceipt, InputFile, Ledger, Origin, Split
-from beam_prep.core.hashing import Node
-from beam_prep.core.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column
+from beam_prep.core.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
+from beam_prep.core.data.hashing import Node
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import REJECTS, SIDECAR, Rows, encode_block, read_rejects, read_sidecar
-from beam_prep.transforms._spool import AT_ONCE, Spool
+from beam_prep.storage.spool import AT_ONCE, Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
 SEED = 20250811

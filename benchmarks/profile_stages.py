@@ -31,19 +31,19 @@ BOUND = 0.10
 """Beam's own share must stay below, at 200 MB."""
 
 STAGES = {
-    "read": ("core.records:read_blocks", "core.records:RawBlock.origin", "transforms._spool:Spool.find"),
-    "parse": ("core.records:parse",),
-    "render": ("transforms.template:voice_of", "core.template:apply_template"),
-    "encode": ("core.batch:tokenize",),
-    "mask": ("core.mask:build_mask",),
-    "truncate, labels": ("core.truncate:truncate", "core.shift:to_labels", "core.store:settle"),
-    "spool": ("transforms._spool:Spool.write",),
+    "read": ("core.reading.records:read_blocks", "core.reading.records:RawBlock.origin", "storage.spool:Spool.find"),
+    "parse": ("core.reading.records:parse",),
+    "render": ("transforms.template:voice_of", "core.pieces.pieces:apply_template"),
+    "encode": ("core.tokens.batch:tokenize",),
+    "mask": ("core.tokens.mask:build_mask",),
+    "truncate, labels": ("core.tokens.truncate:truncate", "core.tokens.shift:to_labels", "core.tokens.settle:settle"),
+    "spool": ("storage.spool:Spool.write",),
     "plan, write": (
-        "core.plan:pack_receipts",
-        "core.plan:make_plan",
-        "transforms._publish:write_shard",
-        "transforms._publish:write_rejects",
-        "transforms._publish:Publisher.publish",
+        "core.shards.plan:pack_receipts",
+        "core.shards.plan:make_plan",
+        "storage.publish:write_shard",
+        "storage.publish:write_rejects",
+        "storage.publish:Publisher.publish",
     ),
 }
 """Stage -> what the pipeline's steps call for it, below `beam_prep`."""

@@ -61,7 +61,9 @@ def watch(log: Path) -> None:
         import_beam()
         note("Beam imported")
         from beam_prep import pipeline
-        from beam_prep.transforms import _publish, _spool, shard
+        from beam_prep.storage import publish as _publish
+        from beam_prep.storage import spool as _spool
+        from beam_prep.transforms import shard
 
         around(pipeline.Pipeline, "__init__", behind="pipeline made: config, inputs, tokenizer")
         around(pipeline, "choose_runner", behind="first worker forked")

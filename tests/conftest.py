@@ -49,7 +49,7 @@ def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
 @pytest.fixture(params=[("auto", "auto"), ("transformers", "jinja")], ids=["fast", "reference"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that name no backend and no renderer use gigatoken and plans, these from the first record on; or neither."""
-    from beam_prep.core import render_plan
+    from beam_prep.core.chat.recorded import plans as render_plan
     from beam_prep.pipeline import Pipeline
 
     backend, render = request.param

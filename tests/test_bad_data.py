@@ -19,13 +19,13 @@ from apache_beam.testing import test_pipeline
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.core.block import Block
-from beam_prep.core.records import Records
-from beam_prep.core.template import apply_template
+from beam_prep.core.data.block import Block
+from beam_prep.core.pieces.pieces import apply_template
+from beam_prep.core.reading.records import Records
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.spool import SIDECAR, read_sidecar
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.transforms._files import read_file
+from beam_prep.storage.files import read_file
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.template import voice_of
 from tests.conftest import ROOT, SHARED, shared

@@ -11,12 +11,13 @@ import pytest
 
 from beam_prep import recipe, testing
 from beam_prep.config import PipelineConfig
-from beam_prep.core import backend, template
-from beam_prep.core.backend import GIGATOKEN, Fast
-from beam_prep.core.batch import Batch
-from beam_prep.core.check import first_difference
-from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.schema import Column
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.core.encoding import backends as backend
+from beam_prep.core.encoding.backends import GIGATOKEN, Fast
+from beam_prep.core.pieces import pieces as template
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.check import first_difference
 from beam_prep.errors import ConfigError, OutputError, RunError
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT, tree
@@ -242,7 +243,8 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
 
 def test_one_line_that_is_parsed_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here: a key that stands twice, in a block that is taken as columns all the same."""
-    from beam_prep.core import columns, records
+    from beam_prep.core.data import columns
+    from beam_prep.core.reading import records
 
     data, offset = needle(TEXTS, "number 123,")
     doubled = data.replace(b'{"text": "Text number 123,', b'{"text": "", "text": "Text number 123,')

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core import hashing
+from beam_prep.core.data import hashing
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 

@@ -17,10 +17,10 @@ from rich.text import Text
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.core import report
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.shards import report
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError, RunError, TokenizerError
 from beam_prep.formats.arrow import ArrowReader
 from beam_prep.formats.mmap_bin import BinReader
@@ -29,7 +29,7 @@ from beam_prep.inspect import Look, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import first_records, prepare, preview
 from beam_prep.readers.dataset import Dataset
-from beam_prep.transforms._files import list_inputs
+from beam_prep.storage.files import list_inputs
 from tests.conftest import ROOT, shared
 
 TEXTS = [

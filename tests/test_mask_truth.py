@@ -11,10 +11,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from beam_prep.core import render_plan
-from beam_prep.core.batch import Batch
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.mask import RoleMask, build_mask
+from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.conftest import ROOT
 from tests.core import generated_templates as parts
 from tests.core.generated_templates import OWN, Message, Run, Seeded, Template, Turn, const, conversations, own, role

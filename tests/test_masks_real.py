@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from beam_prep import testing
-from beam_prep.core import render_plan
-from beam_prep.core.adapters import adapter
-from beam_prep.core.backend import Fast, choose
-from beam_prep.core.batch import tokenize
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.schema import Output, Section, TextRules
-from beam_prep.core.template import Voice, apply_template
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.data.schema import Output, Section, TextRules
+from beam_prep.core.encoding.backends import Fast, choose
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.reading.adapters import adapter
+from beam_prep.core.tokens.batch import tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.conftest import shared
 from tests.core.reference import auto
 

@@ -11,7 +11,7 @@ import apache_beam as beam
 import pytest
 
 import beam_prep as bp
-from beam_prep.core.pack import plan_packs
+from beam_prep.core.shards.pack import plan_packs
 from beam_prep.errors import FormatError, RunError
 from tests.conftest import tree
 

@@ -11,7 +11,7 @@ import pytest
 
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.core.report import Asked, Found, lines, role_warnings, warnings
+from beam_prep.core.shards.report import Asked, Found, lines, role_warnings, warnings
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.preview import preview
 from tests.conftest import ROOT

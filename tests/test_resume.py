@@ -20,8 +20,8 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import OutputError, SpoolError
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.storage.spool import Spool
 from beam_prep.transforms import shard
-from beam_prep.transforms._spool import Spool
 from tests.conftest import shared, tree
 
 KB, MB = 1 << 10, 1 << 20

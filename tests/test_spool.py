@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given, settings
 
 from beam_prep import errors
-from beam_prep.core.block import BlockReceipt
+from beam_prep.core.data.block import BlockReceipt
 from beam_prep.formats import spool as files
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
-from beam_prep.transforms import _spool, _stores, shard
-from beam_prep.transforms._spool import Spool
+from beam_prep.storage import spool as _spool
+from beam_prep.storage import stores as _stores
+from beam_prep.storage.spool import Spool
+from beam_prep.transforms import shard
 from tests.test_resume import Jobs, changed, chat, spooled
 
 ENDINGS = (ROWS, SIDECAR, REJECTS)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.schema import Output, Section
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.core.chars import batch_of, outcomes, texts, trained
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"

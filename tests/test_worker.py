@@ -14,7 +14,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import Tokenizer, runners
-from beam_prep.transforms._files import list_inputs
+from beam_prep.storage.files import list_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import BuildMask, MapRecords, ApplyTemplate, PipelineConfig, ReadJSONL, Shard, Tokenize, Tokenizer
 from beam_prep import worker
 from beam_prep.runners import choose_runner
-from beam_prep.transforms._files import list_inputs
+from beam_prep.storage.files import list_inputs
 
 source, tokenizer, folder, program = sys.argv[1:]
 
@@ -98,7 +98,7 @@ def test_workers_import_neither_transformers_nor_tensorflow(
     for found in notes:
         assert found["sampling"] == 10
         assert found["settings"] == ["false", "1"]
-        assert "beam_prep.core.tokenizer" in found["modules"]
+        assert "beam_prep.core.encoding.tokenizer" in found["modules"]
         assert not {"transformers", "tensorflow", "torch"} & set(found["modules"])
 
 

@@ -18,12 +18,12 @@ import apache_beam as beam
 import pytest
 
 from beam_prep import pipeline, recipe
-from beam_prep.core import resolve
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.encoding import tokenizer_cache as resolve
+from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
-from beam_prep.transforms import _stores
-from beam_prep.transforms._tokenizers import TokenizerFolder, ship
+from beam_prep.storage import stores as _stores
+from beam_prep.storage.tokenizers import TokenizerFolder, ship
 from tests.conftest import ROOT, tree
 
 CHAT = str(ROOT / "examples" / "data" / "chat.jsonl")

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.ragged import Array, Ragged, offsets_of
-from beam_prep.core.schema import Column
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, row_number
 

@@ -6,8 +6,8 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.schema import Column
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column
 
 OpenFile = Callable[[str], BinaryIO]
 """Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made."""

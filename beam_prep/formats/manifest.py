@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 
 if TYPE_CHECKING:
-    from beam_prep.core.plan import Plan
+    from beam_prep.core.shards.plan import Plan
 
 MANIFEST = "manifest.json"
 RUN = "run.json"

@@ -6,7 +6,7 @@ complement.
 
 import numpy as np
 
-from beam_prep.core.ragged import Array, offsets_of
+from beam_prep.core.data.ragged import Array, offsets_of
 
 _LIMITS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.uint64)
 _MAX_SIZE = 10

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
 from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, columns_of, load
 from beam_prep.verify import LocalFiles, problems
 
 if TYPE_CHECKING:
-    from beam_prep.core.tokenizer import Tokenizer
+    from beam_prep.core.encoding.tokenizer import Tokenizer
 
 
 def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
@@ -132,7 +132,7 @@ class _Output:
     def tokenizer(self) -> "Tokenizer | None":
         if not any(file["path"].startswith(f"{TOKENIZER}/") for file in self.manifest["files"]):
             return None
-        from beam_prep.core.tokenizer import Tokenizer
+        from beam_prep.core.encoding.tokenizer import Tokenizer
 
         folder = self.folder / TOKENIZER
         if not folder.is_dir():

@@ -5,10 +5,10 @@ from typing import Any
 
 from apache_beam import coders
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.block import Block
-from beam_prep.core.records import Records
-from beam_prep.core.template import Rendered
+from beam_prep.core.data.block import Block
+from beam_prep.core.pieces.pieces import Rendered
+from beam_prep.core.reading.records import Records
+from beam_prep.core.tokens.batch import Batch
 
 
 class BlockCoder(coders.Coder):

@@ -6,8 +6,8 @@ from typing import Any
 
 import apache_beam as beam
 
-from beam_prep.core.adapters import Adapter, adapt_records
-from beam_prep.core.records import Record, Records, filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.adapters import Adapter, adapt_records
+from beam_prep.core.reading.records import Record, Records, filter_by_chars, filter_records, map_records
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,7 +76,7 @@ class AdaptRecords(beam.PTransform):
     """`Records` -> `Records`: records of another shape (ShareGPT, Alpaca) become those that sections read.
 
     Attributes:
-        adapter: see `beam_prep.core.adapters.adapter`.
+        adapter: see `beam_prep.core.reading.adapters.adapter`.
     """
 
     adapter: Adapter

@@ -6,8 +6,8 @@ from typing import Literal
 
 import apache_beam as beam
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.mask import MaskPolicy, RoleMask, RoleRule, build_mask
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, RoleRule, build_mask
 
 
 @dataclasses.dataclass(eq=False)

@@ -4,8 +4,8 @@ import dataclasses
 
 import apache_beam as beam
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.pad import pad
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.pad import pad
 
 
 @dataclasses.dataclass(eq=False)

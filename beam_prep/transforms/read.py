@@ -10,14 +10,14 @@ from typing import get_args
 import apache_beam as beam
 import numpy as np
 
-from beam_prep.core.block import InputFile, Ledger, Split
-from beam_prep.core.columns import Kind, Wanted
-from beam_prep.core.hashing import CHUNK
-from beam_prep.core.json_list import is_json_file, parse_list
-from beam_prep.core.records import RawBlock, Records, parse, read_blocks
+from beam_prep.core.data.block import InputFile, Ledger, Split
+from beam_prep.core.data.columns import Kind, Wanted
+from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.reading.json_list import is_json_file, parse_list
+from beam_prep.core.reading.records import RawBlock, Records, parse, read_blocks
 from beam_prep.errors import InputError, SpoolError
-from beam_prep.transforms._files import list_inputs, open_input
-from beam_prep.transforms._spool import Spool
+from beam_prep.storage.files import list_inputs, open_input
+from beam_prep.storage.spool import Spool
 
 log = logging.getLogger("beam_prep")
 

@@ -16,11 +16,10 @@ from apache_beam.transforms.combiners import ToListCombineFn
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.block import OF_THIS_RUN
-from beam_prep.core.layout import CUT, Layout
-from beam_prep.core.mask import Untrained
-from beam_prep.core.plan import (
+from beam_prep.core.data.block import OF_THIS_RUN
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.shards.layout import CUT, Layout
+from beam_prep.core.shards.plan import (
     Plan,
     Receipts,
     RejectsPlan,
@@ -30,16 +29,17 @@ from beam_prep.core.plan import (
     make_plan,
     pack_receipts,
 )
-from beam_prep.core.report import MAX_DROP_RATE, MAX_REJECT_RATE
-from beam_prep.core.store import settle
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import Untrained
+from beam_prep.core.tokens.settle import settle
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.transforms._output import Output, normal
-from beam_prep.transforms._publish import Publisher, first_reject, write_rejects, write_shard
-from beam_prep.transforms._spool import Spool
-from beam_prep.transforms._staging import Staging
+from beam_prep.storage.output import Output, normal
+from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
+from beam_prep.storage.spool import Spool
+from beam_prep.storage.staging import Staging
 
 
 @dataclasses.dataclass(eq=False)

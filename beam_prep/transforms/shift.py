@@ -2,8 +2,8 @@
 
 import apache_beam as beam
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.shift import to_labels
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.shift import to_labels
 
 
 class Labels(beam.PTransform):

@@ -6,10 +6,10 @@ from typing import Literal, get_args
 
 import apache_beam as beam
 
-from beam_prep.core.records import Records
-from beam_prep.core.schema import Output, TextRules
-from beam_prep.core.template import Rendered, Voice, apply_template
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.data.schema import Output, TextRules
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
+from beam_prep.core.reading.records import Records
 from beam_prep.errors import TokenizerError
 
 Render = Literal["auto", "jinja"]
@@ -76,7 +76,7 @@ class ApplyTemplate(beam.PTransform):
         domain_key: the record's key that names its domain.
         rules: BOS, EOS, implicit prompts, another chat template.
         render: `auto`: chat templates are rendered by recorded plans where they hold, which is several times faster
-            and gives the same (`core.render_plan`); `jinja`: never.
+            and gives the same (`core.chat.recorded.plans`); `jinja`: never.
         sampled: jinja renders a sample of each block too, and all of it where one record differs. A difference in a
             record that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.
 

@@ -6,13 +6,13 @@ from typing import Literal, get_args
 
 import apache_beam as beam
 
-from beam_prep.core.backend import INHERITED, Backend, choose, encoder_of, name_of
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.records import Records
-from beam_prep.core.schema import Output
-from beam_prep.core.template import Rendered
-from beam_prep.core.tokenized import from_tokens
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.data.schema import Output
+from beam_prep.core.encoding.backends import INHERITED, Backend, choose, encoder_of, name_of
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import Rendered
+from beam_prep.core.reading.records import Records
+from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.tokenized import from_tokens
 
 log = logging.getLogger("beam_prep")
 
@@ -61,8 +61,8 @@ class Tokenize(beam.PTransform):
 
     Attributes:
         tokenizer: loaded once by each process, at its first block.
-        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (`core.backend`);
-            `transformers`: always the reference; `gigatoken`: or an error.
+        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
+            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: or an error.
             `inherited`, for launchers: what `choose` said in the process that the workers are forked from.
         sampled: the reference encodes a sample of each block too, and all of it where one text differs. A difference
             in a text that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.

@@ -4,9 +4,9 @@ import dataclasses
 
 import apache_beam as beam
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.tokenizer import Tokenizer
-from beam_prep.core.truncate import TruncationMode, truncate
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.truncate import TruncationMode, truncate
 
 
 def _truncate(batch: Batch, max_seq_len: int, mode: TruncationMode, eos: int | Tokenizer | None) -> Batch:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from beam_prep import testing
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.schema import Output, Section
-from beam_prep.core.template import Rendered, Voice, apply_template
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
+from beam_prep.core.tokens.batch import Batch, tokenize
 
 BOS, EOS = "^", "$"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tokenizers
 
-from beam_prep.core.backend import encoder_of
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.block import InputFile
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.columns import Wanted
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.records import RawBlock, Records, parse
-from beam_prep.core.schema import Output, Section
-from beam_prep.core.template import Voice, apply_template
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.columns import Wanted
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.encoding.backends import encoder_of
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.reading.records import RawBlock, Records, parse
+from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.core.generated_templates import (
     Choices,
     Message,

@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.encoding.tokenizer import Tokenizer
 
 
 @functools.cache

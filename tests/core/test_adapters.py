@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beam_prep.core.adapters import (
+from beam_prep.core.data.block import InputFile, Reject
+from beam_prep.core.reading.adapters import (
     ROLES,
     Alpaca,
     ShareGPT,
@@ -21,8 +22,7 @@ from beam_prep.core.adapters import (
     tokenized,
     tools,
 )
-from beam_prep.core.block import InputFile, Reject
-from beam_prep.core.records import RawBlock, parse
+from beam_prep.core.reading.records import RawBlock, parse
 from beam_prep.errors import ConfigError
 from tests.conftest import shared
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep import testing
-from beam_prep.core import backend as module
-from beam_prep.core.backend import PROBES, Fast, choose, encoder_of
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.ragged import Array, Ragged
-from beam_prep.core.schema import Output, Section
-from beam_prep.core.template import Rendered, Voice, apply_template
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.encoding import backends as module
+from beam_prep.core.encoding.backends import PROBES, Fast, choose, encoder_of
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
+from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.errors import TokenizerError
 from tests.conftest import shared
 from tests.core.test_tokenizer import OURS, _folders, verify_texts

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from beam_prep import testing
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column, Section
-from beam_prep.core.template import apply_template
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column, Section
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.pieces import apply_template
+from beam_prep.core.tokens.batch import Batch, tokenize
 from beam_prep.transforms.template import voice_of
 from tests.core.chars import (
     BOS,
@@ -51,7 +51,7 @@ def test_ids_of_our_own_tokenizer_are_those_of_its_pieces_alone(tokenizer_path: 
 
 
 def _rules() -> Any:
-    from beam_prep.core.schema import TextRules
+    from beam_prep.core.data.schema import TextRules
 
     return TextRules()
 

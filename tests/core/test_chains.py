@@ -10,23 +10,32 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core import render_plan, template
-from beam_prep.core.adapters import adapt_records, adapter
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.block import ALIVE, Block, InputFile
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.columns import Wanted
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.pad import pad
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.records import RawBlock, Record, Records, filter_by_chars, filter_records, map_records, parse
-from beam_prep.core.schema import Column, Output, Section
-from beam_prep.core.shift import to_labels
-from beam_prep.core.store import settle
-from beam_prep.core.template import Voice, apply_template
-from beam_prep.core.tokenized import from_tokens
-from beam_prep.core.tokenizer import Tokenizer
-from beam_prep.core.truncate import truncate
+from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.block import ALIVE, Block, InputFile
+from beam_prep.core.data.columns import Wanted
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column, Output, Section
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces import pieces as template
+from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.reading.adapters import adapt_records, adapter
+from beam_prep.core.reading.records import (
+    RawBlock,
+    Record,
+    Records,
+    filter_by_chars,
+    filter_records,
+    map_records,
+    parse,
+)
+from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.pad import pad
+from beam_prep.core.tokens.settle import settle
+from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.tokenized import from_tokens
+from beam_prep.core.tokens.truncate import truncate
 from beam_prep.errors import RunError
 from beam_prep.formats.spool import encode_block
 from tests.conftest import ROOT
@@ -284,6 +293,6 @@ def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(mon
     settled = settle(batch(), "keep", {})
     _, files = encode_block(settled, 0, "a block")
     assert files
-    monkeypatch.setattr("beam_prep.core.ragged.MAX_NARROW", len(settled["sequence"].flat) - 1)
+    monkeypatch.setattr("beam_prep.core.data.ragged.MAX_NARROW", len(settled["sequence"].flat) - 1)
     with pytest.raises(RunError, match="values in one column of a block"):
         encode_block(settled, 0, "a block")

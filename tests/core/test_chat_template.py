@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.core.adapters import template_kwargs
-from beam_prep.core.block import Reject
-from beam_prep.core.chat_template import ChatTemplate
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.block import Reject
+from beam_prep.core.reading.adapters import template_kwargs
 from beam_prep.errors import TokenizerError
 from tests.conftest import ROOT, SHARED, shared
 from tests.core.reference import auto

@@ -12,15 +12,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core import render_plan, template
-from beam_prep.core.backend import Fast
-from beam_prep.core.block import InputFile
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.columns import Texts, Wanted, concat, join
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.records import RawBlock, Records, filter_by_chars, parse
-from beam_prep.core.schema import Output, Section, TextRules
-from beam_prep.core.template import Pieces, Rendered, Voice, apply_template
+from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.columns import Texts, Wanted, concat, join
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Output, Section, TextRules
+from beam_prep.core.encoding.backends import Fast
+from beam_prep.core.pieces import pieces as template
+from beam_prep.core.pieces.pieces import Pieces, Rendered, Voice, apply_template
+from beam_prep.core.reading.records import RawBlock, Records, filter_by_chars, parse
 from beam_prep.errors import RunError
 from tests.core.test_backend import ours
 from tests.core.test_conversation import CONTROLS, TOKENS
@@ -408,7 +409,7 @@ def test_texts_that_no_array_holds_are_refused_before_they_are_made() -> None:
 
 
 def test_texts_behind_others_are_refused_where_no_array_holds_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beam_prep.core.ragged.MAX_NARROW", 5)
+    monkeypatch.setattr("beam_prep.core.data.ragged.MAX_NARROW", 5)
     assert list(concat(["ab"], Texts(pa.array(["\u00e9", "d"])))) == ["ab", "\u00e9", "d"]
     with pytest.raises(RunError, match="6 bytes of text"):
         concat(["ab"], Texts(pa.array(["\u00e9", "de"])))

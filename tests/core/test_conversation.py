@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 
 from beam_prep import testing
-from beam_prep.core.batch import tokenize
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.schema import Output, Section
-from beam_prep.core.template import Voice, apply_template
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.tokens.batch import tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.core.chars import Chars
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core.domains import folder_of, folders
-from beam_prep.core.template import DEFAULT_DOMAIN
+from beam_prep.core.pieces.pieces import DEFAULT_DOMAIN
+from beam_prep.core.shards.domains import folder_of, folders
 
 PLAIN = [
     "wiki",
@@ -158,7 +158,7 @@ def test_the_folder_is_the_same_in_every_run() -> None:
 
 
 def test_two_domains_in_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beam_prep.core.domains.folder_of", lambda domain: "same")
+    monkeypatch.setattr("beam_prep.core.shards.domains.folder_of", lambda domain: "same")
     with pytest.raises(ValueError, match="two domains have the same folder name"):
         folders(["a", "b"])
 

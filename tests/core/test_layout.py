@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.layout import CUT, CUTTING, Layout
-from beam_prep.core.pack import PackStats, Strategy, plan_packs
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column
-from beam_prep.core.store import settle
-from beam_prep.core.truncate import TruncationMode, truncate
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.layout import CUT, CUTTING, Layout
+from beam_prep.core.shards.pack import PackStats, Strategy, plan_packs
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.settle import settle
+from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import RunError
 from tests.core.chars import outcomes
 from tests.core.test_truncate_shift_store import made_of

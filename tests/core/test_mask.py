@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.core.batch import Batch, Segments
-from beam_prep.core.mask import RoleMask, build_mask, settle_untrained, trained_tokens
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column, Section
-from beam_prep.core.shift import to_labels
-from beam_prep.core.template import BY_ROLE, MASK, TRAIN, UNSET
-from beam_prep.core.truncate import truncate
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column, Section
+from beam_prep.core.pieces.pieces import BY_ROLE, MASK, TRAIN, UNSET
+from beam_prep.core.tokens.batch import Batch, Segments
+from beam_prep.core.tokens.mask import RoleMask, build_mask, settle_untrained, trained_tokens
+from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.truncate import truncate
 from tests.core.chars import batch_of, chat, messages, outcomes, row, text, trained
 
 TALK = chat("s x", "u hi", "a yo", "u q", "a no")

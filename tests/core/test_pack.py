@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.core.pack import PackPlan, PackStats, Strategy, pack_columns, plan_packs
-from beam_prep.core.ragged import Ragged
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.shards.pack import PackPlan, PackStats, Strategy, pack_columns, plan_packs
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 
-from beam_prep.core import plan as module
-from beam_prep.core.batch import Batch
-from beam_prep.core.block import ALIVE, BlockReceipt, InputFile, Ledger, Origin
-from beam_prep.core.hashing import Node
-from beam_prep.core.plan import Plan, Receipts, SpoolReceipt, make_plan, pack_receipts
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column
+from beam_prep.core.data.block import ALIVE, BlockReceipt, InputFile, Ledger, Origin
+from beam_prep.core.data.hashing import Node
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards import plan as module
+from beam_prep.core.shards.plan import Plan, Receipts, SpoolReceipt, make_plan, pack_receipts
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import RunError
 from beam_prep.formats.spool import ROWS, SIDECAR, Rows, encode_block, read_receipt, read_sidecar
 

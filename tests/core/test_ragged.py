@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.core.ragged import Ragged, narrow, offsets_of
+from beam_prep.core.data.ragged import Ragged, narrow, offsets_of
 from beam_prep.errors import RunError
 
 numbers = st.integers(-(2**31), 2**31 - 1)

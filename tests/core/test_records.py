@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 
 from beam_prep import testing
-from beam_prep.core import records as module
-from beam_prep.core.block import TEXT_LIMIT, InputFile
-from beam_prep.core.hashing import block_digest, tree_digest, tree_nodes
-from beam_prep.core.records import (
+from beam_prep.core.data.block import TEXT_LIMIT, InputFile
+from beam_prep.core.data.hashing import block_digest, tree_digest, tree_nodes
+from beam_prep.core.reading import records as module
+from beam_prep.core.reading.records import (
     BOM,
     MAX_DEPTH,
     RawBlock,

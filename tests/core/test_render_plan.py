@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_prep.core import render_plan
-from beam_prep.core.block import Reject
-from beam_prep.core.chat_template import ChatTemplate, Message
+from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.template import ChatTemplate, Message
+from beam_prep.core.data.block import Reject
 from tests.conftest import shared
 from tests.core.test_chat_template import TALKS, TEMPLATES, each, say
 

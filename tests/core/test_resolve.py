@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_prep.core import resolve
+from beam_prep.core.encoding import tokenizer_cache as resolve
 from beam_prep.errors import TokenizerError
 
 Ask = Callable[[], str]
@@ -70,7 +70,7 @@ def test_weights_beside_it_do_not_matter(folder: Path, ask: Ask) -> None:
 
 def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask() == "1"
-    monkeypatch.setattr("beam_prep.core.resolve._version", lambda name: "0")
+    monkeypatch.setattr("beam_prep.core.encoding.tokenizer_cache._version", lambda name: "0")
     assert ask() == "2"
 
 
@@ -240,7 +240,7 @@ def test_the_folder_of_a_process_goes_with_it(tmp_path: Path) -> None:
     """Not with one that was forked from it."""
     code = """
 import os
-from beam_prep.core import resolve
+from beam_prep.core.encoding import tokenizer_cache as resolve
 made = resolve.cache()
 if (child := os.fork()) == 0:
     raise SystemExit  # with the functions that run at exit

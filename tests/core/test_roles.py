@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from beam_prep.core.batch import Batch, tokenize
-from beam_prep.core.mask import RoleMask, build_mask, settle_untrained
-from beam_prep.core.roles import NAME_LIMIT, RoleCounts, Roles
-from beam_prep.core.truncate import truncate
+from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask, settle_untrained
+from beam_prep.core.tokens.roles import NAME_LIMIT, RoleCounts, Roles
+from beam_prep.core.tokens.truncate import truncate
 from tests.core.chars import Chars, messages, render, row, text
 
 ROLES = ("user", "assistant", "tool", "gpt")

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from beam_prep.core import render_plan
-from beam_prep.core.batch import tokenize
-from beam_prep.core.chat_template import ChatTemplate
-from beam_prep.core.columns import Wanted
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.schema import Output, Section
-from beam_prep.core.template import Voice, apply_template
+from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.columns import Wanted
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.tokens.batch import tokenize
+from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.core.mask_judge import PATHS, POINTS, records
 from tests.core.test_conversation import CONTROLS, TOKENS, say, talk
 

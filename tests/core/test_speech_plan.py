@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 
 from beam_prep import testing
-from beam_prep.core import render_plan
-from beam_prep.core.batch import tokenize
-from beam_prep.core.chat_template import FENCES, ChatTemplate
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Output, Section
-from beam_prep.core.template import Rendered, Voice, apply_template
+from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.template import FENCES, ChatTemplate
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
+from beam_prep.core.tokens.batch import tokenize
 from tests.core.chars import Chars
 from tests.core.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
 
@@ -106,7 +106,7 @@ def test_plain_chats_need_no_look_at_the_text(name: str, action: str, monkeypatc
         )
     wanted = rendered(name, rows, action, False)
     rendered(name, rows, action, True)  # plans are recorded, and compared with jinja
-    monkeypatch.setattr("beam_prep.core.template.Conversation.spans", None)
+    monkeypatch.setattr("beam_prep.core.pieces.pieces.Conversation.spans", None)
     monkeypatch.setattr(ChatTemplate, "render", None)
     assert_same(rendered(name, rows, action, True), wanted)
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beam_prep.core import tokenizer as module
-from beam_prep.core.tokenizer import Tokenizer
+from beam_prep.core.encoding import tokenizer as module
+from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 from tests.conftest import ROOT, SHARED, shared
 from tests.core.reference import auto
@@ -237,7 +237,7 @@ def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     names = ["mm_chatml_pp", "chatml-12k"]
     folders = [str(OURS), *(str(shared("tokenizers", name)) for name in names)]
     program = (
-        "import sys; from beam_prep.core.tokenizer import Tokenizer; "
+        "import sys; from beam_prep.core.encoding.tokenizer import Tokenizer; "
         "print(*(Tokenizer.load(path).fingerprint for path in sys.argv[1:]))"
     )
     found = []

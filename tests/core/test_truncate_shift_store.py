@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from beam_prep.core.batch import Batch
-from beam_prep.core.mask import RoleMask, build_mask
-from beam_prep.core.ragged import Ragged
-from beam_prep.core.schema import Column, Output, Section
-from beam_prep.core.shift import to_labels
-from beam_prep.core.store import store_as
-from beam_prep.core.truncate import truncate
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column, Output, Section
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.settle import store_as
+from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.truncate import truncate
 from beam_prep.errors import RunError
 from beam_prep.formats.spool import ROWS, encode_block, read_rows
 from tests.core.chars import batch_of, chat, messages, outcomes, row, text, texts

@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
-from beam_prep.transforms import _stores
+from beam_prep.storage import stores as _stores
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, chat
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from beam_prep import cli, options
-from beam_prep.transforms import _stores
+from beam_prep.storage import stores as _stores
 from tests.conftest import ROOT, tree
 from tests.engines.build import built
 from tests.engines.flink import cluster

@@ -21,7 +21,9 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
-from beam_prep.transforms import _output, _stores, shard
+from beam_prep.storage import output as _output
+from beam_prep.storage import stores as _stores
+from beam_prep.transforms import shard
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, changed, chat

@@ -10,7 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli
-from beam_prep.transforms import _stores
+from beam_prep.storage import stores as _stores
 from tests.conftest import ROOT
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_verify import CHAT, chats

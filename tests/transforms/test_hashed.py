@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.transforms._staging import Hashed
+from beam_prep.storage.staging import Hashed
 
 
 def test_the_digest_and_the_size_are_of_what_lies_on_the_disk(tmp_path: Path) -> None:

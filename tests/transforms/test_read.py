@@ -18,11 +18,11 @@ from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
-from beam_prep.core.block import InputFile
-from beam_prep.core.records import Records, parse, read_blocks
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.reading.records import Records, parse, read_blocks
 from beam_prep.errors import InputError
-from beam_prep.transforms import _files
-from beam_prep.transforms._files import list_inputs, open_input
+from beam_prep.storage import files as _files
+from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.transforms.read import ReadJSONL, read_split, split_file
 from tests.conftest import ROOT
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 import beam_prep as bp
-from beam_prep.core import plan as plan_module
-from beam_prep.core.block import BlockReceipt, InputFile, Origin
-from beam_prep.core.hashing import Node
-from beam_prep.core.plan import Plan, SpoolReceipt
-from beam_prep.core.schema import Column
-from beam_prep.transforms._spool import Spool
+from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
+from beam_prep.core.data.hashing import Node
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards import plan as plan_module
+from beam_prep.core.shards.plan import Plan, SpoolReceipt
+from beam_prep.storage.spool import Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
 COLUMNS = (Column("sequence", "int32", 1, "ids"),)

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from beam_prep.errors import OutputError, StorageError
-from beam_prep.transforms import _stores
-from beam_prep.transforms._output import normal
-from beam_prep.transforms._staging import Staging
+from beam_prep.storage import stores as _stores
+from beam_prep.storage.output import normal
+from beam_prep.storage.staging import Staging
 from tests.conftest import ROOT
 
 WITHOUT = """

@@ -1,0 +1,234 @@
+"""Whole conversations: rendered once, and told apart into what each message says.
+
+Where a template marks generation with `{% generation %}`, that is what the assistant says. Elsewhere it is derived,
+from what each piece of the text is computed from: see `spans`. A template that does something that cannot be traced is
+rendered once more, with marks around the contents; then a message is told apart where what the template writes around
+it is what it writes around any message.
+"""
+
+import bisect
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from beam_prep.core.chat.recorded.plans import Layout, Planned
+from beam_prep.core.chat.spans import (
+    TEXT_KEYS,
+    Characters,
+    Frame,
+    Place,
+    SpanFinder,
+    end_of_answer,
+    frame_of,
+    has_data,
+)
+from beam_prep.core.chat.template import ChatTemplate, Message, RenderedChat, plain
+
+
+class Said(NamedTuple):
+    """What a message says, in characters of the whole rendering.
+
+    Attributes:
+        message: its index.
+        start, stop: the range.
+        proven: False where the range is not known for certain.
+    """
+
+    message: int
+    start: int
+    stop: int
+    proven: bool
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A rendered conversation.
+
+    Attributes:
+        template: the chat template.
+        controls: texts of the tokenizer's special tokens.
+        chat: the rendering.
+        messages: the messages.
+        variables: what else the template was given.
+    """
+
+    template: ChatTemplate
+    controls: tuple[str, ...]
+    chat: RenderedChat
+    messages: Sequence[Message]
+    variables: dict[str, Any]
+
+    def spans(self) -> list[Said]:
+        """What each message says: one or more ranges a message, in order of the messages."""
+        marks = self.template.has_generation
+        said: list[Said] = []
+        for place, message in enumerate(self.messages):
+            if marks and message["role"] == "assistant":
+                said += self._marked.get(place, [Said(place, 0, 0, self.chat.generations is not None)])
+            else:
+                said.append(self._derived(place))
+        return said
+
+    def after_prompt(self, first: int, prompt: str) -> Said:
+        """What follows the prompt: the messages from `first` on.
+
+        Args:
+            first: index of the first message after the prompt.
+            prompt: the messages before it, rendered with the generation prompt.
+        """
+        text, last = self.chat.text, len(self.messages) - 1
+        # A prompt that ends with what a message says may end within what another one says.
+        begins = text.startswith(prompt) and prompt.endswith(self.template.generation_prompt(**self.variables))
+        if self._finder is not None:
+            finder, characters = self._finder
+            span = finder.prompted(first, characters.place(len(prompt)) if begins else None)
+            if span is not None:
+                return Said(last, characters.of(span.start), characters.of(span.stop), True)
+        if not self.template.has_generation:
+            return Said(last, 0, len(text), False)
+        starts = [said.start for said in self._marked.get(first, ()) if said.proven]
+        stops = [said.stop for said in self._marked.get(last, ()) if said.proven]
+        if not starts or not stops:
+            return Said(last, 0, len(text), False)
+        start = max(starts[0], len(prompt)) if begins else starts[0]
+        return Said(last, start, end_of_answer(text, stops[-1], self.controls, self._frame.eos), True)
+
+    @functools.cached_property
+    def _marked(self) -> dict[int, list[Said]]:
+        """Generation blocks by the message in whose region they begin; by what they are computed from otherwise."""
+        found: dict[int, list[Said]] = {}
+        blocks = self.chat.generations or []
+        turns = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        starts = [(region[0], place) for place, region in enumerate(self.chat.regions) if region is not None]
+        certain = all(self.chat.regions[place] is not None for place in turns)
+        for start, stop in blocks:
+            if start == stop:
+                continue
+            if certain:
+                place = max((entry for entry in starts if entry[0] <= start), default=(0, -1))[1]
+            else:
+                place = self._author(start, stop)
+            if not certain and place not in turns:
+                return {turn: [Said(turn, 0, 0, False)] for turn in turns}
+            found.setdefault(place, []).append(Said(place, start, stop, True))
+        return found
+
+    def _author(self, start: int, stop: int) -> int:
+        """The message that a range of characters is the text of; -1 where it is of none, or of several."""
+        if self._planned is None:
+            return -1
+        texts, layout = self._planned.pieces, self._planned.layout
+        characters = Characters(texts)
+        authors = {
+            message if key in TEXT_KEYS else -1
+            for piece in range(characters.place(start).piece, len(texts))
+            if texts[piece] and characters.of(Place(piece, 0)) < stop
+            for message, key in layout.sources[piece]
+        }
+        return authors.pop() if len(authors) == 1 else -1
+
+    def _derived(self, place: int) -> Said:
+        if self._finder is not None:
+            finder, characters = self._finder
+            span = finder.derived(place)
+            if span is not None:
+                return Said(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
+        return Said(place, *(self.chat.regions[place] or (0, 0)), False)
+
+    @functools.cached_property
+    def _frame(self) -> Frame:
+        return frame_of(self.template, self.controls, self.variables)
+
+    @functools.cached_property
+    def _planned(self) -> Planned | None:
+        """The pieces of the text, with what each is computed from; None where that is not known."""
+        return (
+            self.chat.planned
+            or self.template.provenance(list(self.messages), self.chat.text, **self.variables)
+            or self._fenced()
+        )
+
+    @functools.cached_property
+    def _finder(self) -> tuple[SpanFinder, Characters] | None:
+        """Finds the spans; None where it is not known what the text is computed from."""
+        planned = self._planned
+        if planned is None:
+            return None
+        roles = [message["role"] for message in self.messages]
+        messages = [plain(message) for message in self.messages]
+        finder = SpanFinder(
+            planned.layout,
+            planned.pieces,
+            roles,
+            self._frame,
+            self.template.generation_prompt(**self.variables),
+            self.controls,
+            self.template.tokens,
+            messages,
+            has_data(self.variables),
+            self._otherwise,
+        )
+        return finder, Characters(planned.pieces)
+
+    def _otherwise(self, messages: frozenset[int]) -> dict[int, list[Planned]]:
+        """What the template writes where its tests of messages come out otherwise."""
+        if messages not in self._ways:
+            planned = self.chat.planned
+            self._ways[messages] = self.template.otherwise(list(self.messages), messages, planned, **self.variables)
+        return self._ways[messages]
+
+    @functools.cached_property
+    def _ways(self) -> dict[frozenset[int], dict[int, list[Planned]]]:
+        """By messages: see `_otherwise`."""
+        return {}
+
+    def _fenced(self) -> Planned | None:
+        """The pieces as marks around the contents show them: see `ChatTemplate.contents`."""
+        if any(
+            message.get(key) for message in map(plain, self.messages) for key in ("reasoning_content", "tool_calls")
+        ):
+            return None  # no marks are put around these
+        places = self.template.contents(list(self.messages), self.chat.text, **self.variables)
+        return None if places is None else _fenced(self.chat, places)
+
+
+def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> Planned:
+    """A rendering in pieces, from the ranges of its contents."""
+    regions = chat.regions
+    contents = [(start, stop, message) for message, ranges in enumerate(places) for start, stop in ranges]
+    borders = {0, len(chat.text), *(at for each in regions if each is not None for at in each)}
+    borders |= {at for start, stop, _ in contents for at in (start, stop)}
+    # (first character, order among pieces that begin there, one past the last, messages)
+    pieces = [
+        (start, 2, stop, tuple(message for first, last, message in contents if first <= start and stop <= last))
+        for start, stop in itertools.pairwise(sorted(borders))
+    ]
+    for start, stop, message in contents:
+        if start == stop:  # at a border it belongs to the message whose turn it is
+            region = regions[message]
+            pieces.append((start, 1 if region is not None and region[0] == start < region[1] else 0, stop, (message,)))
+    pieces.sort()
+    marks = []
+    for message, region in enumerate(regions):
+        if region is not None and not (chat.guessed and message == 0):
+            first, last = (bisect.bisect_left(pieces, (at, 1)) for at in region)
+            marks += [(first, 1, message), (last, 0, -1)]
+    texts = tuple(chat.text[start:stop] for start, _, stop, _ in pieces)
+    layout = Layout(
+        constants=tuple(None if piece[3] else text for piece, text in zip(pieces, texts, strict=True)),
+        sources=tuple(frozenset((message, "content") for message in piece[3]) for piece in pieces),
+        mixed=(False,) * len(pieces),
+        plain_content=(-1,) * len(pieces),
+        marks=tuple((at, message) for at, _, message in sorted(marks)),
+        generations=None,
+        blind=not marks,
+        asked=frozenset(range(len(regions))),
+        decided=frozenset(),
+        messages=len(regions),
+        simple=False,
+        stripped=frozenset(),
+        assumed=True,
+    )
+    return Planned(texts, layout)

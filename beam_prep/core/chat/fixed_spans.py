@@ -1,0 +1,127 @@
+"""Spans found once for all conversations that a render plan writes in the same way.
+
+A `Layout` tells which pieces of the text are constant and where the contents are, so the spans of `conversation` can be
+had as borders of pieces, for every conversation of that layout. Where anything of it could depend on what a message
+says, there is no such table, and each text is looked at.
+"""
+
+import functools
+
+from beam_prep.core.chat.recorded.plans import Layout
+from beam_prep.core.chat.spans import Place, Span, SpanFinder, Unclear, frame_of
+from beam_prep.core.chat.template import ChatTemplate
+
+
+def _finder(layout: Layout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]) -> SpanFinder:
+    if layout.blind or layout.asked:
+        raise Unclear
+    frame, prompt = frame_of(template, controls, {}), template.generation_prompt()
+    return SpanFinder(layout, layout.constants, roles, frame, prompt, controls, template.tokens)
+
+
+@functools.lru_cache(maxsize=4096)
+def place_spans(
+    layout: Layout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
+) -> list[Span] | None:
+    """What `Conversation.spans` gives for every conversation of a layout; all of it proven.
+
+    It holds for messages of a role and a content alone.
+
+    Args:
+        layout: of the rendering.
+        roles: of its messages.
+        template: the one that was rendered, without `tools` or variables.
+        controls: texts of the tokenizer's special tokens.
+
+    Returns:
+        One or more a message; None where it depends on the contents.
+    """
+    try:
+        finder = _finder(layout, roles, template, controls)
+        blocks = _blocks(layout, finder) if template.has_generation else {}
+        spans: list[Span] = []
+        for message, role in enumerate(roles):
+            if template.has_generation and role == "assistant":
+                spans += blocks.get(message, [Span(message, Place(0, 0), Place(0, 0))])
+            else:
+                derived = finder.derived(message)
+                if derived is None:
+                    return None
+                spans.append(derived)
+    except Unclear:
+        return None
+    return spans
+
+
+@functools.lru_cache(maxsize=4096)
+def place_answer(
+    layout: Layout,
+    roles: tuple[str, ...],
+    template: ChatTemplate,
+    controls: tuple[str, ...],
+    prompt: Layout,
+    first: int,
+) -> tuple[Place, Span] | None:
+    """What `Conversation.after_prompt` gives for every conversation of a layout.
+
+    Args:
+        layout, roles, template, controls: see `place_spans`.
+        prompt: layout of the first messages with the generation prompt.
+        first: how many these are.
+
+    Returns:
+        Where the prompt ends, and the span; None where these depend on the contents.
+    """
+    try:
+        end = _end_of_prompt(layout, prompt, template.generation_prompt())
+        span = _finder(layout, roles, template, controls).prompted(first, end)
+    except Unclear:
+        return None
+    return None if span is None else (end, span)
+
+
+def _end_of_prompt(layout: Layout, prompt: Layout, added: str) -> Place:
+    """Where a prompt ends that is the beginning of each conversation of a layout."""
+    if layout.asked or prompt.asked:
+        raise Unclear
+    texts, contents = _folded(prompt)
+    others, other_contents = _folded(layout)
+    last = len(contents)
+    if not texts[-1].endswith(added):
+        raise Unclear  # the header follows the prompt: see `Conversation.after_prompt`
+    if prompt.stripped != {message for message in layout.stripped if message < prompt.messages}:
+        raise Unclear
+    if contents != other_contents[:last] or texts[:-1] != others[:last] or not others[last].startswith(texts[last]):
+        raise Unclear
+    return Place(contents[-1][0] + 1 if contents else 0, len(texts[last]))
+
+
+def _folded(layout: Layout) -> tuple[list[str], list[tuple[int, int]]]:
+    """The constant texts before, between and after the contents; (piece, message) of each content."""
+    texts, contents = [""], []
+    for piece, (constant, message) in enumerate(zip(layout.constants, layout.plain_content, strict=True)):
+        if constant is not None:
+            texts[-1] += constant
+        elif message >= 0 and layout.sources[piece] == {(message, "content")}:
+            contents.append((piece, message))
+            texts.append("")
+        else:
+            raise Unclear
+    return texts, contents
+
+
+def _blocks(layout: Layout, finder: SpanFinder) -> dict[int, list[Span]]:
+    """Generation blocks by message."""
+    if layout.generations is None:
+        raise Unclear
+    found: dict[int, list[Span]] = {}
+    for start, stop in layout.generations:
+        inside = [
+            message
+            for message, region in enumerate(finder.regions)
+            if region is not None and region[0] <= start and stop <= region[1]
+        ]
+        if len(inside) != 1 or not any(layout.constants[start:stop]):
+            raise Unclear
+        found.setdefault(inside[0], []).append(Span(inside[0], Place(start, 0), Place(stop, 0)))
+    return found

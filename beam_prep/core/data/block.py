@@ -1,0 +1,277 @@
+"""A block: all that came from one split of the input, with the account of every line of it (the ledger)."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+import numpy as np
+
+from beam_prep.core.data.hashing import Node
+from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import RunError, UserFunctionError
+
+Kind = Literal["blank", "dropped", "rejected"]
+
+ALIVE = 0
+OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
+"""What `Block.made` says of the run, and not of the block: the one that lay in the spool was damaged, or was not made
+in a way that this run trusts."""
+TEXT_LIMIT = 1000
+"""Characters of a rejected record that are kept in the rejects, and of its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of the job's input, as listed once by the launcher.
+
+    Attributes:
+        path: as given, or as a glob gave it.
+        size: bytes in the store (compressed files: of the compressed form).
+        updated: modification time as the store tells it; only compared with itself, to notice a change during the run.
+        compression: "gzip", "bzip2", "zstd" or None, by the file's ending.
+        version: of an object in a store: its generation or etag.
+        checksum: of an object's content, as its store says it.
+        place: where a local file is opened; workers have another current folder, where `path` may be a relative one.
+    """
+
+    path: str
+    size: int
+    updated: float
+    compression: str | None = None
+    version: str | None = None
+    checksum: str | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece of work for ReadJSONL: a byte range of a plain file, or a whole compressed file.
+
+    Attributes:
+        file: index of the file in the job's input.
+        start, stop: the byte range, of the plain file. A compressed file is one split, `stop` is -1.
+    """
+
+    file: int
+    source: InputFile
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of every line of a block.
+
+    Attributes:
+        raw: the block's bytes; rejects quote them.
+        starts: int64 [lines], where each line begins in `raw`.
+        ends: int64 [lines], one past each line's last byte (without the line end).
+        status: uint8 [lines]: ALIVE, or 1 + index into `outcomes`.
+        outcomes: (kind, reason), in order of first use.
+        messages: line -> message, for rejected lines.
+    """
+
+    raw: bytes
+    starts: Array
+    ends: Array
+    status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    outcomes: list[tuple[Kind, str]] = field(default_factory=list)
+    messages: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.status) != len(self.starts):
+            self.status = np.zeros(len(self.starts), np.uint8)
+
+    def copy(self) -> "Ledger":
+        """One of its own for a step that takes lines out: its block may have a second consumer."""
+        return replace(self, status=self.status.copy(), outcomes=list(self.outcomes), messages=dict(self.messages))
+
+    def _code(self, kind: Kind, reason: str) -> int:
+        outcome = (kind, reason)
+        if outcome not in self.outcomes:
+            if len(self.outcomes) == 255:
+                raise UserFunctionError(
+                    f"more than 255 different reasons in one block, the last is {reason[:100]!r}: "
+                    "give few reasons, without what differs from record to record"
+                )
+            self.outcomes.append(outcome)
+        return self.outcomes.index(outcome) + 1
+
+    def blank(self, lines: Array) -> None:
+        """Marks empty lines."""
+        if len(lines):
+            self.status[lines] = self._code("blank", "blank")
+
+    def drop(self, lines: Array | int, reason: str) -> None:
+        """A rule of the config leaves these lines out; they are counted, not kept as rejects."""
+        if np.ndim(lines) == 0 or len(lines):  # type: ignore[arg-type]
+            self.status[lines] = self._code("dropped", reason)
+
+    def reject(self, line: int, reason: str, message: str) -> None:
+        """A line that cannot be used; it goes to the rejects with `reason` (a short word) and `message`."""
+        self.status[line] = self._code("rejected", reason)
+        self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a block of rubbish has millions of the same
+
+    def text(self, line: int, limit: int = TEXT_LIMIT) -> str:
+        """The first `limit` characters of a line; bytes that are no UTF-8 become U+FFFD."""
+        start, end = int(self.starts[line]), int(self.ends[line])
+        return self.raw[start : min(end, start + 4 * limit)].decode("utf-8", "replace")[:limit]
+
+
+def count_outcomes(status: Array, outcomes: list[tuple[Kind, str]]) -> dict[str, Any]:
+    """Counts by kind and reason: {"blank": n, "dropped": {reason: n}, "rejected": {reason: n}}."""
+    counts = np.bincount(status, minlength=len(outcomes) + 1)
+    result: dict[str, Any] = {"blank": 0, "dropped": {}, "rejected": {}}
+    for (kind, reason), count in zip(outcomes, counts[1:].tolist(), strict=True):
+        if not count:
+            continue
+        if kind == "blank":
+            result["blank"] += count
+        else:
+            result[kind][reason] = count
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReceipt:
+    """What a spooled block holds. A function of the block's content and the config: no paths, no times.
+
+    Attributes:
+        lines: lines of the block, blank ones too.
+        counts: see `count_outcomes`.
+        domains: per domain in order of first appearance: (domain, rows, tokens).
+        counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
+        columns: what each row has.
+        made: see `Block`. Of whoever made the block first: no byte of an output, nor a manifest, depends on it.
+        roles: role -> (messages, tokens, trained tokens), see `core.tokens.roles`.
+    """
+
+    lines: int
+    counts: dict[str, Any]
+    domains: list[tuple[str, int, int]]
+    counters: dict[str, int]
+    columns: tuple[Column, ...]
+    made: dict[str, int] = field(default_factory=dict)
+    roles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> int:
+        return sum(rows for _, rows, _ in self.domains)
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, _, tokens in self.domains)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a block comes from: its place in the input, and the digests of the bytes it covers.
+
+    Attributes:
+        file: index of the file in the job's input.
+        source: the file, as listed.
+        start: offset of the block's first byte of content (of the decompressed content).
+        skip: bytes between `start` and the block's first line (the end of a line of the block before).
+        size: bytes of content covered, from `start` on, without what the last line has beyond the range.
+        nodes: the digests of that range, see `hashing`.
+        digest: hex digest of all bytes that the block's lines come from; names it in the spool.
+    """
+
+    file: int
+    source: InputFile
+    start: int
+    skip: int
+    size: int
+    nodes: tuple[Node, ...]
+    digest: str
+
+    @property
+    def first_line(self) -> int:
+        """Offset of the block's first line in the file's content."""
+        return self.start + self.skip
+
+
+@dataclass(slots=True)
+class Block:
+    """What `Records`, `Rendered` and `Batch` share.
+
+    Attributes:
+        origin: where the block comes from.
+        ledger: the account of its lines.
+        line: int32 [rows], the line of each row that is still alive.
+        receipt: set when the spool already has this block: then there are no rows, and nothing is left to do.
+        made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
+            reference. For `run.json`, and kept with spooled blocks, but for `OF_THIS_RUN`.
+    """
+
+    origin: Origin
+    ledger: Ledger
+    line: Array
+    receipt: BlockReceipt | None = None
+    made: dict[str, int] = field(default_factory=dict, kw_only=True)
+
+    def where(self, row: int) -> str:
+        """`file (byte offset N)` of a row, for messages."""
+        return self._place(int(self.line[row]))
+
+    def _place(self, line: int) -> str:
+        offset = self.origin.first_line + int(self.ledger.starts[line])
+        return f"{self.origin.source.path} (byte offset {offset})"
+
+    def check(self, step: str) -> None:
+        """Whether each line without an outcome is one row, in order, and all that a row has is there.
+
+        Args:
+            step: what was done, for the message.
+
+        Raises:
+            RunError: rows were lost, or came twice, without a word in the ledger.
+        """
+        living = np.flatnonzero(self.ledger.status == ALIVE)
+        if not np.array_equal(living, self.line):
+            differ = np.setxor1d(living, self.line)
+            where = f", the first at {self._place(int(differ[0]))}" if len(differ) else ", in another order or twice"
+            raise RunError(
+                f"{step} a block of {len(self)} rows whose ledger has {len(living)} lines without an outcome{where}: "
+                "a step lost rows, or doubled them; take rows out by FilterRecords, Batch.drop or Batch.reject"
+            )
+        for name, count in self._lengths():
+            if count != len(self):
+                raise RunError(f"{step} a block of {len(self)} rows with {count} of {name}: wanted as many of each")
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        """(what, how many) of all of which there is one a row."""
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+
+class Reject(Exception):
+    """Raised while a record is worked on: the record cannot be used. Not an error of the run."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)
+        self.reason = reason
+        self.message = message
+
+
+B = TypeVar("B", bound=Block)
+C = TypeVar("C", bound=Block)
+P = ParamSpec("P")
+
+
+def step(work: Callable[Concatenate[B, P], C]) -> Callable[Concatenate[B, P], C]:
+    """A step of the chain: what it is given, maybe by a step of the user's own, and what it gives are checked."""
+
+    @functools.wraps(work)
+    def checked(block: B, /, *args: P.args, **options: P.kwargs) -> C:
+        block.check(f"{work.__name__} was given")
+        made = work(block, *args, **options)
+        made.check(f"{work.__name__} made")
+        return made
+
+    return checked

@@ -1,0 +1,344 @@
+"""Records of a block as columns: parsed by Arrow, rendered without an object a record or a message.
+
+Only records of the plain kind come this way: of one text, or one list of messages, each a role and a content; and of
+fields of plain values. Whatever else a block holds, and whatever Arrow's parser might take for something else than
+`records.parse` does, sends the whole block there.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from beam_prep.core.data.on_demand import OnDemand
+from beam_prep.core.data.ragged import Array, Ragged, check_narrow, narrow, offsets_of
+
+_KEYS = {"role", "content"}
+_SEEN_BY_TEMPLATES = ("tools", "chat_template_kwargs")
+_SAMPLED = 64
+"""Lines whose fields and types are taken for those of the block. What is different in another ends in `parse`."""
+
+_NULL_BEHIND = re.compile(rb"\}[ \t\r]*null")
+_SPACES = np.frombuffer(b" \t\r", np.uint8)
+
+# First bytes, or first two, of white space beyond ASCII; and where its last but one byte is one of these.
+_SPACE_BEGINS = ((0xC2, 0x85), (0xC2, 0xA0), (0xE1, 0x9A), (0xE2, 0x80), (0xE2, 0x81), (0xE3, 0x80))
+_SPACE_ENDS = (0xC2, 0x9A, 0x80, 0x81)
+
+Kind = Literal["texts", "chats"]
+
+
+class Wanted(NamedTuple):
+    """Which records are parsed as columns: those whose `field` is a text, or a list of messages."""
+
+    kind: Kind
+    field: str
+
+
+class Texts(OnDemand[str]):
+    """Texts in one array, which become Python's when they are asked for.
+
+    Attributes:
+        array: Arrow strings. A null counts as empty where lengths are told.
+    """
+
+    def __init__(self, array: pa.StringArray, characters: Array | None = None) -> None:
+        """Of an array, and the lengths of its texts where they are known."""
+        self.array = array
+        if characters is not None:
+            self.characters = characters
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def _at(self, index: int) -> str:
+        text: str = self.array[index].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.array.to_numpy(zero_copy_only=False).tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, places: Array) -> "Texts":
+        """Some of them, in that order."""
+        return Texts(self.array.take(pa.array(places)))
+
+    @functools.cached_property
+    def data(self) -> tuple[Array, Array]:
+        """(UTF-8, uint8 [bytes]; borders of the texts, int64 [texts + 1])."""
+        _, offsets, data = self.array.buffers()
+        borders = np.frombuffer(offsets, np.int32, len(self) + 1, 4 * self.array.offset).astype(np.int64)
+        return (np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)), borders
+
+    @functools.cached_property
+    def characters(self) -> Array:
+        """int64: their lengths."""
+        data, borders = self.data
+        if (data[borders[0] : borders[-1]] < 0x80).all():
+            return np.diff(borders)
+        return np.asarray(pc.fill_null(pc.utf8_length(self.array), 0)).astype(np.int64)
+
+
+# What `Texts` know of themselves, of any texts.
+
+
+def characters(texts: Sequence[str]) -> Array:
+    """int64: lengths of texts."""
+    return texts.characters if isinstance(texts, Texts) else np.fromiter(map(len, texts), np.int64, len(texts))
+
+
+def sizes(texts: Sequence[str]) -> Array:
+    """int64: bytes of texts (UTF-8)."""
+    if isinstance(texts, Texts):
+        return np.diff(texts.data[1])
+    return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
+
+
+def measure(texts: Sequence[str]) -> Array:
+    """int64: how long texts are, in bytes or in characters, whichever is known sooner."""
+    return sizes(texts) if isinstance(texts, Texts) else characters(texts)
+
+
+def take(texts: Sequence[str], places: Array) -> Sequence[str]:
+    """Some texts, in that order."""
+    return texts.take(places) if isinstance(texts, Texts) else [texts[place] for place in places.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The records of a block.
+
+    Attributes:
+        kind: see `Wanted`.
+        field: of each record, which holds its text or its messages.
+        table: the records as Arrow parsed them.
+        offsets: int64 [rows + 1], borders of rows, in texts.
+        text: of each record its text, or the contents of its messages.
+        role: int32 [texts], codes of the messages' roles.
+        whole: bool [rows]: no text is missing, and no field that chat templates see is there.
+    """
+
+    kind: Kind
+    field: str
+    table: pa.Table
+    offsets: Array
+    text: Texts
+    role: Array
+    whole: Array
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def strings(self, field: str) -> list[str | None] | None:
+        """A field's texts; None where it is no field of texts."""
+        if field not in self.table.column_names or self.table[field].type != pa.string():
+            return None
+        found: list[str | None] = self.table[field].to_pylist()
+        return found
+
+    def take(self, rows: Array) -> "Columns":
+        """Some of the rows, where each is one text.
+
+        Raises:
+            ValueError: they are chats.
+        """
+        if self.kind != "texts":
+            raise ValueError(f"rows of {self.kind} are not one text each: they cannot be taken")
+        table = self.table.take(pa.array(rows))
+        text = Texts(table[self.field].combine_chunks())
+        offsets = np.arange(len(rows) + 1)
+        return replace(self, table=table, text=text, offsets=offsets, role=self.role[rows], whole=self.whole[rows])
+
+    def patterns(self) -> list[Array]:
+        """The rows (ascending) of each sequence of roles that there is, of rows that are `whole` and have messages."""
+        found: dict[bytes, list[int]] = {}
+        codes, borders = self.role.tobytes(), (self.offsets * self.role.itemsize).tolist()
+        for row in np.flatnonzero(self.whole & (np.diff(self.offsets) > 0)).tolist():
+            found.setdefault(codes[borders[row] : borders[row + 1]], []).append(row)
+        return [np.array(rows, np.int64) for rows in found.values()]
+
+    def ends(self) -> tuple[Array, Array]:
+        """bool [texts], twice: the text certainly begins, and ends, with something else than white space."""
+        data, borders = self.text.data
+        some = np.flatnonzero(borders[1:] > borders[:-1])
+        data = np.concatenate([np.zeros(1, np.uint8), data, np.zeros(1, np.uint8)])  # so that each byte has neighbours
+        first, second = data[borders[some] + 1], data[borders[some] + 2]
+        unclear = first <= 0x20
+        for one, two in _SPACE_BEGINS:
+            unclear |= (first == one) & (second == two)
+        last, before = data[borders[some + 1]], data[borders[some + 1] - 1]
+        begins, ends = np.zeros((2, len(self.text)), bool)
+        begins[some] = ~unclear
+        ends[some] = ~((last <= 0x20) | ((last >= 0x80) & np.isin(before, _SPACE_ENDS)))
+        return begins, ends
+
+    def rows_with(self, pattern: re.Pattern[bytes]) -> Array:
+        """bool [rows]: a text has what a pattern matches, or may have it (it may also lie across two texts)."""
+        data, borders = self.text.data
+        found = np.zeros(len(self), bool)
+        by_row = borders[self.offsets]
+        for match in pattern.finditer(data.data):
+            first, last = np.searchsorted(by_row, [match.start(), match.end() - 1], side="right") - 1
+            found[max(first, 0) : last + 1] = True
+        return found
+
+
+def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Columns | None:
+    """The lines of a block as columns.
+
+    Args:
+        raw: the block.
+        starts, ends: int64 [lines], borders of its lines, without those that are blank.
+        wanted: of which kind the records are.
+
+    Returns:
+        None where a line is something else, or wrong, or may be.
+    """
+    view = np.frombuffer(raw, np.uint8)
+    # So each object ends in its line: behind "}" only another object can begin with "{".
+    if not len(starts) or (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
+        return None
+    if len(raw) >= 1 << 27 or _null_between(view, raw):
+        return None
+    schema = _schema([raw[start:end] for start, end in zip(starts[:_SAMPLED], ends[:_SAMPLED], strict=True)], wanted)
+    if schema is None:
+        return None
+    try:
+        table = pj.read_json(
+            pa.BufferReader(raw),
+            pj.ReadOptions(use_threads=False, block_size=len(raw) + 1),
+            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
+        )
+        table.validate(full=True)  # UTF-8
+    except pa.ArrowInvalid:
+        return None
+    table = table.combine_chunks()
+    if len(table) != len(starts) or not _finite(table):
+        return None
+    values = table[wanted.field].chunk(0)
+    if wanted.kind == "texts":
+        rows = len(table)
+        return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~_nulls(values))
+    messages = values.flatten()
+    first = schema.field(wanted.field).type.value_type.field(0).name
+    if messages.null_count or _objects_with(view, first) != len(messages):
+        return None  # the order of the keys, too, must be that of the first messages
+    roles, contents = messages.field("role"), messages.field("content")
+    offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64))
+    missing = _nulls(roles) | _nulls(contents)
+    whole = Ragged(missing, offsets).sums(missing.astype(np.int64)) == 0
+    for name in set(_SEEN_BY_TEMPLATES) & set(table.column_names):
+        whole &= _nulls(table[name])
+    codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
+    return Columns(*wanted, table, offsets, Texts(contents), codes, whole)
+
+
+def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
+    return np.asarray(values.is_null())
+
+
+def _null_between(view: Array, raw: bytes) -> bool:
+    """Whether a null may follow a record in its line: Arrow's parser would take the process with it."""
+    behind = np.flatnonzero(view[:-2] == ord("}"))
+    one, two = view[behind + 1], view[behind + 2]
+    maybe = (one == ord("n")) | (np.isin(one, _SPACES) & ((two == ord("n")) | np.isin(two, _SPACES)))
+    return any(_NULL_BEHIND.match(raw, place) for place in behind[maybe].tolist())
+
+
+def _objects_with(view: Array, first: str) -> int:
+    """How many objects begin with a key. Inside of strings nothing looks like it: their quotes are escaped."""
+    wanted = np.frombuffer(b'"%b"' % first.encode(), np.uint8)
+    places = np.flatnonzero(view[: max(0, len(view) - len(wanted) - 1)] == ord("{")) + 1
+    places += view[places] == ord(" ")
+    for step, byte in enumerate(wanted.tolist()):
+        places = places[view[places + step] == byte]
+    return len(places)
+
+
+def _finite(table: pa.Table) -> bool:
+    """Whether no number is what JSON does not know, and Arrow does: NaN, Infinity."""
+    numbers = [column for column in table.columns if pa.types.is_floating(column.type)]
+    return all(pc.all(pc.is_finite(column)).as_py() is not False for column in numbers)
+
+
+def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
+    """The fields of some records, which are the wanted one and plain values."""
+    fields: dict[str, pa.DataType] = {}
+    orders: set[tuple[str, ...]] = set()
+    for line in lines:
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return None
+        messages = record.pop(wanted.field, None) if wanted.kind == "chats" else None
+        if messages is not None and type(messages) is not list:
+            return None
+        for message in messages or ():
+            if type(message) is not dict or not message.keys() <= _KEYS:
+                return None
+            if len(message) == 2:
+                orders.add(tuple(message))
+        for name, value in record.items():
+            known, found = fields.get(name, pa.null()), _TYPES.get(type(value))
+            if found is None or (known not in (found, pa.null()) and found != pa.null()):
+                return None
+            fields[name] = known if found == pa.null() else found
+    if wanted.kind == "texts":
+        return pa.schema(fields) if fields.get(wanted.field) == pa.string() else None
+    if len(orders) != 1:
+        return None
+    (order,) = orders
+    return pa.schema([*fields.items(), (wanted.field, pa.list_(pa.struct([(key, pa.string()) for key in order])))])
+
+
+_TYPES = {str: pa.string(), int: pa.float64(), float: pa.float64(), bool: pa.bool_(), type(None): pa.null()}
+
+
+def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Array) -> Texts:
+    """Texts put together.
+
+    Args:
+        texts: of messages.
+        constants: what stands between them.
+        pieces: int64, one row a result: indexes into `texts`, and behind its end into `constants`.
+        characters: int64, lengths of the results.
+
+    Raises:
+        RunError: the results take more bytes than an array of texts holds.
+    """
+    between = pa.array(constants, pa.string())
+    # Arrow's `take` would give texts with borders that fell below 0.
+    taken = np.concatenate([sizes(texts), sizes(Texts(between))])[pieces.flat]
+    check_narrow(int(taken.sum()), "bytes of text")
+    values = pa.concat_arrays([texts.array, between]).take(pa.array(pieces.flat))
+    lists = pa.ListArray.from_arrays(pa.array(narrow(pieces.offsets)), values)
+    return Texts(pc.binary_join(lists, ""), characters)
+
+
+def concat(texts: Sequence[str], others: Texts) -> Texts:
+    """Texts, and others behind them.
+
+    Raises:
+        RunError: they take more bytes than an array of texts holds.
+    """
+    check_narrow(int(sizes(texts).sum()) + int(sizes(others).sum()), "bytes of text")
+    array = pa.concat_arrays([pa.array(texts, pa.string()), others.array])
+    known = "characters" in vars(others)
+    return Texts(array, np.concatenate([characters(texts), others.characters]) if known else None)
+
+
+def end_with(texts: Texts, end: str, always: bool) -> Texts:
+    """Texts with an end; those that have it already only if `always`."""
+    ends = pa.scalar(end) if always else pc.if_else(pc.ends_with(texts.array, end), "", end)
+    return Texts(pc.binary_join_element_wise(texts.array, ends, ""))

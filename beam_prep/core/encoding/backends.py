@@ -1,0 +1,341 @@
+"""The fast way to encode, behind a gate: gigatoken in place of the reference, byte lengths in place of its offsets.
+
+What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `Fast` is used only where its
+ids equal the reference's on all probes, and `core.tokens.batch.tokenize` has the reference encode a sample of every
+block, too.
+
+Neither fast path gives character offsets. Where every token stands for bytes of the text (byte-level vocabularies),
+they are running sums of the tokens' byte lengths. Equal sums prove nothing where a normaliser may change the text, so
+the text must be one that it leaves alone; else the reference encodes it.
+"""
+
+import functools
+import importlib.metadata
+import json
+import os
+import unicodedata
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from beam_prep.core.data.columns import Texts, characters, sizes, take
+from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.errors import TokenizerError
+
+if TYPE_CHECKING:
+    import gigatoken
+
+Backend = Literal["auto", "transformers", "gigatoken"]
+
+INHERITED: Literal["inherited"] = "inherited"
+"""In place of a backend: the one that `choose` gave in this process, or in the one that it was forked from."""
+
+GIGATOKEN = "0.10.0"
+"""The one version that is used: another may give other ids."""
+
+PROBES = (
+    "",
+    " ",
+    "Hello, world! It's 3.14159 o'clock; we'LL see...",
+    "  leading and trailing  \n\n\n\ttabs\t\t and   runs    of spaces \r\n\r\n",
+    "def f(x):\n    return {k: v**2 for k, v in x.items()}  # § 1_000_000\n\n\nclass A:\n\tpass\n",
+    "https://example.org/a/b?c=d&e=f#g user@example.com C:\\path\\to\\file.txt <div class='x'>&nbsp;</div>",
+    "Grüße aus Köln, ça va? ¿Qué tal? Łódź naïve façade Øresund",
+    "e\u0301 \u00e9 \u212b \u00c5 \u2126 \u03a9 x\u0344 \ufb01 \u2460 \uff21\uff22 \u00bd \u1e9b\u0323",
+    "Все счастливые семьи, ελληνικά, ქართული, հայերեն",
+    "東京都は日本の首都です。你好，世界！한국어 텍스트",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u05e2\u05d1\u05e8\u05d9\u05ea हिन्दी ไทย አማርኛ",
+    "\U0001f600\U0001f9d1\u200d\U0001f680\U0001f1e9\U0001f1ea \u2764\ufe0f \u200b\ufeff\u00ad\u2028\u2029 \U00020000",
+    "\x00\x01\x1f\x7f\x85\u00a0\u2003\u3000\ufffd\U0010fffd",
+    "a" * 300 + " " + "xyzzy" * 60 + " " + "0123456789" * 20 + "\n" * 40 + " " * 90 + "-" * 70,
+    "don't I'm you're they've he'd she'll IT'S DON'T \u2019s \u2019t 12345 1,234 1 2 3 \u0661\u0662 1a2b3c",
+    "\u01c5\u01f2 \u00aa\u00ba \u2160 \u0345 \u1f88 \u0130\u0131 CamelCaseXMLHttpRequest snake_case ALLCAPS",
+)
+"""Scripts, code, white space, emoji, control characters, long words. Control tokens are put between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """How many bytes of text each token stands for.
+
+    Attributes:
+        lengths: int32 [ids].
+        normalised: the tokenizer normalises to NFC.
+    """
+
+    lengths: Array
+    normalised: bool
+
+    def keeps(self, text: str) -> bool:
+        """Whether the normaliser leaves a text alone."""
+        return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
+
+
+@functools.lru_cache(maxsize=4)
+def _bytes_of(tokenizer: Tokenizer) -> _Bytes | None:
+    """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
+    backend = tokenizer.reference
+    normaliser = _state(backend.normalizer)
+    if type(backend.model).__name__ != "BPE" or normaliser not in (None, {"type": "NFC"}):
+        return None
+    splitters = _state(backend.pre_tokenizer) or {}
+    steps = splitters.get("pretokenizers", [splitters])
+    if not any(step.get("type") == "ByteLevel" for step in steps):
+        return None
+    if any(step.get("add_prefix_space") for step in steps):
+        return None
+    # Each character of a byte-level token stands for one byte; an added token is the text that it says.
+    lengths = np.zeros(tokenizer.max_id + 1, np.int32)
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
+    for number, token in backend.get_added_tokens_decoder().items():
+        lengths[number] = len(token.content.encode())
+    return _Bytes(lengths, normaliser is not None)
+
+
+def _state(part: Any) -> Any:
+    return None if part is None else json.loads(part.__getstate__())
+
+
+@functools.lru_cache(maxsize=4)
+def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The ids that the reference puts before and behind a text; None where it does something else."""
+    plain, whole = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
+    at = next((at for at in range(len(whole) + 1) if whole[at : at + len(plain)] == plain), None)
+    return None if at is None or not plain else (whole[:at], whole[at + len(plain) :])
+
+
+@functools.lru_cache(maxsize=4)
+def _gigatoken(tokenizer: Tokenizer) -> "gigatoken.Tokenizer":
+    """Raises `_Unsupported`, with the reason in a few words."""
+    try:
+        import gigatoken
+    except ImportError as error:
+        raise _Unsupported(f"it is not installed here ({error}): pip install 'beam-prep[fast]'") from None
+    version = importlib.metadata.version("gigatoken")
+    if version != GIGATOKEN:
+        raise _Unsupported(f"version {version} is installed, wanted {GIGATOKEN}")
+    try:
+        return gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        raise _Unsupported(f"it does not take this tokenizer ({_line(error)})") from None
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+class _Unsupported(Exception):
+    """This tokenizer is not for gigatoken."""
+
+
+@dataclass
+class Fast:
+    """An `Encoder` that gives what `Tokenizer` gives, faster.
+
+    Attributes:
+        tokenizer: the reference.
+        backend: what makes ids: `gigatoken`, or `transformers` (then only offsets are made another way).
+        fell_back: texts that the reference had to encode, since they may differ from what their tokens stand for.
+    """
+
+    tokenizer: Tokenizer
+    backend: Literal["transformers", "gigatoken"]
+    fell_back: int = 0
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, int32, without truncation or padding."""
+        if self.backend == "transformers":
+            return self.tokenizer.encode(texts, add_special_tokens)
+        if not texts:
+            return Ragged.from_lists([])
+        found = _gigatoken(self.tokenizer).encode_batch(_inputs(texts), parallel=_parallel()).layout
+        ids = Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
+        return self._with_special_tokens(ids) if add_special_tokens else ids
+
+    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+        """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
+        table = _bytes_of(self.tokenizer)
+        if table is None or not texts or (add_special_tokens and _around_text(self.tokenizer) is None):
+            self.fell_back += len(texts)
+            return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
+        ids = self.encode(texts, False)
+        in_bytes = sizes(texts)
+        wide = np.flatnonzero(in_bytes > characters(texts))
+        others = list(take(texts, wide))
+        # Tokens seldom stand for 2 GB of text, and sums of half the size take half the time.
+        most = len(ids.flat) * int(table.lengths.max(initial=0))
+        ends = np.cumsum(table.lengths.take(ids.flat), dtype=np.int32 if most <= MAX_NARROW else np.int64)
+        totals = np.zeros(len(ids) + 1, np.int64)
+        totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
+        lossless = np.diff(totals) == in_bytes
+        lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
+        tokens = _overlapping(ids, ends, totals, _in_bytes(others, wide, spans))
+        if add_special_tokens:
+            ids = self._with_special_tokens(ids)
+            tokens += len((_around_text(self.tokenizer) or ([], []))[0])
+        tokens[spans[:, 1] >= spans[:, 2]] = 0
+        if lossless.all():
+            return ids, tokens
+        return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
+
+    def _with_special_tokens(self, ids: Ragged) -> Ragged:
+        around = _around_text(self.tokenizer)
+        assert around is not None  # the gate lets no other through
+        return _around(ids, *around)
+
+    def _with_reference(
+        self, texts: Sequence[str], special: bool, spans: Array, ids: Ragged, tokens: Array, lossy: Array
+    ) -> tuple[Ragged, Array]:
+        """The texts of a bool mask are the reference's."""
+        places = np.flatnonzero(lossy)
+        self.fell_back += len(places)
+        mine = lossy[spans[:, 0]]
+        theirs = spans[mine]
+        theirs[:, 0] = np.searchsorted(places, theirs[:, 0])
+        found, tokens[mine] = self.tokenizer.encode_spans([texts[place] for place in places.tolist()], special, theirs)
+        order = np.arange(len(texts))
+        order[places] = len(texts) + np.arange(len(places))
+        return Ragged.concat([ids, found]).take(order), tokens
+
+
+def _inputs(texts: Sequence[str]) -> Any:
+    """Texts as gigatoken takes them; those of one array without a copy."""
+    if not isinstance(texts, Texts):
+        return list(texts)
+    import awkward  # which gigatoken needs
+
+    data, borders = texts.data
+    layout = awkward.contents
+    letters = layout.NumpyArray(data, parameters={"__array__": "char"})
+    offsets = awkward.index.Index64(borders)
+    return awkward.Array(layout.ListOffsetArray(offsets, letters, parameters={"__array__": "string"}))
+
+
+def _around(ids: Ragged, before: list[int], behind: list[int]) -> Ragged:
+    """Every row with the same ids before and behind it."""
+    if not before and not behind:
+        return ids
+    # In order of the rows, so that between two of them what ends the one stands before what begins the other.
+    places = np.column_stack([ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(behind)).ravel()
+    flat = np.insert(ids.flat, places, np.tile(np.array(before + behind, np.int32), len(ids)))
+    return Ragged.from_lengths(flat, ids.lengths + len(before) + len(behind))
+
+
+def _in_bytes(texts: Sequence[str], places: Array, spans: Array) -> Array:
+    """Spans with places in bytes (UTF-8) instead of characters.
+
+    Args:
+        texts: those that are not ASCII.
+        places: int64, ascending: their numbers in spans.
+        spans: int64 [spans, 3], see `Encoder`.
+    """
+    mine = np.flatnonzero(np.isin(spans[:, 0], places))
+    if not len(mine):
+        return spans
+    data = np.frombuffer("".join(texts).encode(), np.uint8)
+    # Where each character begins, and the last one ends.
+    begins = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
+    first = offsets_of(characters(texts))[np.searchsorted(places, spans[mine, 0])]
+    spans = spans.copy()
+    spans[mine, 1:] = begins[first[:, None] + spans[mine, 1:]] - begins[first][:, None]
+    return spans
+
+
+def _overlapping(ids: Ragged, ends: Array, totals: Array, spans: Array) -> Array:
+    """int64 [spans, 2]: the tokens of each text that overlap ranges of its bytes.
+
+    Args:
+        ids: ids of the texts.
+        ends: int64 [tokens]: bytes up to the end of each token, over all texts.
+        totals: int64 [texts + 1]: bytes before each text.
+        spans: int64 [spans, 3]: text, first byte, one past the last.
+    """
+    text, start, stop = spans.T
+    # In the type of `ends`, which would be copied otherwise.
+    start, stop = (start + totals[text]).astype(ends.dtype), (stop + totals[text]).astype(ends.dtype)
+    first = np.searchsorted(ends, start, side="right")
+    last = np.searchsorted(ends, stop, side="left") + 1
+    return np.asarray(np.stack([first, last], axis=1) - ids.offsets[text][:, None])
+
+
+def _parallel() -> bool:
+    # The Rust library's own switch: one process a core has no use for more threads.
+    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("false", "0", "off", "no", "f", "n")
+
+
+def choose(
+    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True
+) -> tuple[Literal["transformers", "gigatoken"], str | None]:
+    """The gate when a pipeline is built: which backend encodes.
+
+    Args:
+        tokenizer: the reference.
+        backend: `auto`: gigatoken where its ids equal the reference's on all probes.
+        first_texts: of the input, probes as well.
+        spans: whether tokens of spans will be asked for.
+
+    Returns:
+        `gigatoken` or `transformers`; and why it is not gigatoken, where that was wanted.
+
+    Raises:
+        TokenizerError: `gigatoken` was asked for, and cannot be used.
+    """
+    if spans:
+        _bytes_of(tokenizer)  # made once, for worker processes that are forked after this
+    _chosen[tokenizer] = "transformers"
+    if backend == "transformers":
+        return backend, None
+    try:
+        _probe(tokenizer, first_texts)
+    except _Unsupported as problem:
+        if backend == "gigatoken":
+            raise TokenizerError(
+                f"--tokenizer_backend gigatoken: {problem}; pass --tokenizer_backend auto (or transformers)"
+            ) from None
+        return "transformers", f"gigatoken is not used: {problem}"
+    _chosen[tokenizer] = "gigatoken"
+    return "gigatoken", None
+
+
+_chosen: dict[Tokenizer, str] = {}
+
+
+def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
+    fast = Fast(tokenizer, "gigatoken")
+    tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
+    between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
+    texts = [*PROBES, *between, "".join(tokens), *first_texts]
+    with ThreadPoolExecutor(1) as thread:  # the reference encodes while gigatoken loads
+        reference = [(special, thread.submit(tokenizer.encode, texts, special)) for special in (False, True)]
+        _gigatoken(tokenizer)
+        if _around_text(tokenizer) is None:
+            raise _Unsupported("this tokenizer does more than put special tokens around a text")
+        for special, encoded in reference:
+            mine, theirs = fast.encode(texts, special).to_lists(), encoded.result().to_lists()
+            for place, text in enumerate(texts):
+                if mine[place] != theirs[place]:
+                    raise _Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
+
+
+@functools.cache
+def name_of(backend: str) -> str:
+    """A backend with its version: `gigatoken 0.10.0`; that of transformers is its Rust library, `tokenizers`."""
+    name = "tokenizers" if backend == "transformers" else backend
+    return f"{name} {importlib.metadata.version(name)}"
+
+
+def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
+    """What encodes in a worker: the reference where this machine has no gigatoken."""
+    if backend == INHERITED:
+        backend = _chosen[tokenizer]
+    if backend == "gigatoken":
+        try:
+            _gigatoken(tokenizer)
+        except _Unsupported:
+            backend = "transformers"
+    return Fast(tokenizer, "gigatoken" if backend == "gigatoken" else "transformers")

@@ -1,0 +1,443 @@
+"""Other shapes of records -> the shapes that sections read: ShareGPT, Alpaca, text parts, tools, tokenised rows.
+
+    adapt = adapter("sharegpt", roles={"bing": "assistant"})
+    adapt({"conversations": [{"from": "human", "value": "Hi"}]})  # {'messages': [{'role': 'user', 'content': 'Hi'}]}
+
+An adapter takes one parsed record and gives a new one, or raises `Reject`. A record that has nothing for the adapter
+(its fields are absent or null) passes unchanged: what is missing is the matter of the sections.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from beam_prep.core.data.block import Reject, step
+from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.schema import IGNORE_INDEX
+from beam_prep.core.reading.records import Record, Records, _describe, _each, _finite, _unique, _whole
+from beam_prep.errors import ConfigError
+
+Adapter = Callable[[Record], Record]
+
+ROLES: Mapping[str, str] = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""Names of roles in ShareGPT files -> those of chat templates."""
+
+LARGEST_ID = 2**31 - 1
+
+_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+_SIDES = ("prompt", "completion", "chosen", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGPT:
+    """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; other fields are kept.
+
+    Items that have a `role` pass as they are. A string field `system` becomes the first message where none of that
+    role is there. A `function_call` that is JSON with `name` and `arguments` (or a list of such) becomes `tool_calls`.
+    `prompt`, `completion`, `chosen` and `rejected` are changed too, in their place, where they hold such items.
+
+    Attributes:
+        field: where the items are.
+        roles: names of roles beside `ROLES`, or in place of them; `{}` or "keep": all names stay as they are (as in
+            TRL), and nothing becomes `tool_calls`.
+    """
+
+    field: str = "conversations"
+    roles: Mapping[str, str] | Literal["keep"] | None = None
+
+    def __post_init__(self) -> None:
+        _check_names(self, "field")
+        if self.roles is None or self.roles == "keep":
+            return
+        if not isinstance(self.roles, Mapping) or not all(
+            isinstance(text, str) and text for pair in self.roles.items() for text in pair
+        ):
+            raise ConfigError(f"'roles' of adapter 'sharegpt' is {self.roles!r}, wanted names to names, or 'keep'")
+
+    def __call__(self, record: Record) -> Record:
+        roles = self._mapping()
+        sides = {
+            name: [_message(item, f"{name}[{turn}]", roles) for turn, item in enumerate(record[name])]
+            for name in _SIDES
+            if name != self.field and _is_sharegpt(record.get(name))
+        }
+        items = record.get(self.field)
+        if items is None:
+            return {**record, **sides} if sides else record
+        if not isinstance(items, list):
+            raise Reject("wrong_type", f"field {self.field!r} is {_describe(items)}, wanted a list of messages")
+        result = {name: value for name, value in record.items() if name != self.field} | sides
+        _check_free(result, "messages", self.field)
+        messages = [_message(item, f"{self.field}[{turn}]", roles) for turn, item in enumerate(items)]
+        result["messages"] = _with_system(result, messages)
+        return result
+
+    def _mapping(self) -> Mapping[str, str] | None:
+        if self.roles is None:
+            return ROLES
+        if self.roles == "keep" or not self.roles:
+            return None
+        return {**ROLES, **self.roles}
+
+
+def _is_sharegpt(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and value[0].get("from") is not None
+
+
+def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise Reject("wrong_type", f"'{where}' is {_describe(item)}, wanted an object with 'from' and 'value'")
+    name = item.get("from")
+    if name is None:
+        if item.get("role") is None:
+            keys = ", ".join(map(repr, item)) or "nothing"
+            raise Reject("bad_message", f"'{where}' has {keys}, wanted 'from' and 'value' (or 'role' and 'content')")
+        return dict(item)
+    if not isinstance(name, str):
+        raise Reject("bad_message", f"'{where}.from' is {_describe(name)}, wanted a string")
+    if "value" not in item:
+        raise Reject("bad_message", f"'{where}' has 'from' but no 'value', wanted both")
+    value = item["value"]
+    if not isinstance(value, str | list | None):
+        raise Reject("wrong_type", f"'{where}.value' is {_describe(value)}, wanted a string")
+    rest = {key: value for key, value in item.items() if key not in ("from", "value", "role", "content")}
+    if roles is None:
+        return {"role": name, "content": value, **rest}
+    if name not in roles:
+        example = json.dumps({name[:40]: "assistant"}, ensure_ascii=False)
+        raise Reject(
+            "unknown_role",
+            f"'{where}.from' is {name[:40]!r}, wanted one of {', '.join(roles)}: "
+            f'map it with "roles": {example}, or keep all names with "roles": "keep"',
+        )
+    message = {"role": roles[name], "content": value, **rest}
+    if name == "function_call" and roles[name] == "assistant" and isinstance(value, str) and (calls := _calls(value)):
+        message |= {"content": "", "tool_calls": calls}
+    return message
+
+
+def _calls(text: str) -> list[dict[str, Any]] | None:
+    """A function call written as JSON -> `tool_calls` as chat templates want them; None: it is plain text."""
+    try:
+        found = _json(text)
+    except Reject:
+        return None
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
+        return None
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages behind the record's own `system` text, which leaves the record, where they have none themselves."""
+    system = record.get("system")
+    if not isinstance(system, str) or not messages or any(message.get("role") == "system" for message in messages):
+        return messages
+    del record["system"]
+    return [{"role": "system", "content": system}, *messages] if system.strip() else messages
+
+
+@dataclass(frozen=True, slots=True)
+class Alpaca:
+    r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; other fields are kept.
+
+    The user's text is the instruction, the separator (one line end) and the input; without an input (absent, null or
+    blank) it is the instruction alone, without an instruction the input alone. `system` (a text) and `history` (a list
+    of [question, answer]) become messages before it; a prompt has no place for them, so there they are rejected.
+
+    Attributes:
+        to: "messages" or "prompt_completion".
+        separator: between instruction and input.
+        instruction, input, output, system, history: names of the fields.
+    """
+
+    to: Literal["messages", "prompt_completion"] = "messages"
+    separator: str = "\n"
+    instruction: str = "instruction"
+    input: str = "input"
+    output: str = "output"
+    system: str = "system"
+    history: str = "history"
+
+    def __post_init__(self) -> None:
+        if self.to not in ("messages", "prompt_completion"):
+            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of 'messages', 'prompt_completion'")
+        if not isinstance(self.separator, str):
+            raise ConfigError(f"'separator' of adapter 'alpaca' is {self.separator!r}, wanted a string")
+        _check_names(self, *self._fields())
+        if len(set(self._fields().values())) < 5:
+            raise ConfigError("adapter 'alpaca' has one field under two names, wanted a field of its own for each")
+
+    def _fields(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
+
+    def __call__(self, record: Record) -> Record:
+        if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
+            return record
+        question = self._question(record)
+        answer = _text(record, self.output)
+        if answer is None:
+            raise Reject("missing_field", f"field {self.output!r} is absent, wanted the answer (a string)")
+        system, turns = _text(record, self.system), self._turns(record)
+        fields = set(self._fields().values())
+        result = {name: value for name, value in record.items() if name not in fields}
+        if self.to == "messages":
+            _check_free(result, "messages", self.instruction)
+            head = [_says("system", system)] if system and system.strip() else []
+            result["messages"] = [*head, *turns, _says("user", question), _says("assistant", answer)]
+            return result
+        if turns or (system and system.strip()):
+            extra = self.history if turns else self.system
+            raise Reject("no_place", f"field {extra!r} has no place in a prompt, wanted none of it: use to: 'messages'")
+        for name in ("prompt", "completion"):
+            _check_free(result, name, self.instruction)
+        return {**result, "prompt": question, "completion": answer}
+
+    def _question(self, record: Record) -> str:
+        parts = [_text(record, self.instruction), _text(record, self.input)]
+        found = [part for part in parts if part and part.strip()]
+        if not found:
+            names = f"{self.instruction!r} and {self.input!r}"
+            raise Reject("missing_field", f"fields {names} are absent or blank, wanted a text in one of them")
+        return self.separator.join(found)
+
+    def _turns(self, record: Record) -> list[dict[str, Any]]:
+        pairs = record.get(self.history)
+        if pairs is None:
+            return []
+        if not isinstance(pairs, list):
+            raise Reject("wrong_type", f"field {self.history!r} is {_describe(pairs)}, wanted a list of pairs")
+        messages = []
+        for place, pair in enumerate(pairs):
+            where = f"{self.history}[{place}]"
+            if not isinstance(pair, list) or len(pair) != 2:
+                found = f"a list of {len(pair)}" if isinstance(pair, list) else _describe(pair)
+                raise Reject("wrong_type", f"'{where}' is {found}, wanted [question, answer] (two strings)")
+            for side, text in enumerate(pair):
+                if not isinstance(text, str):
+                    raise Reject("wrong_type", f"'{where}[{side}]' is {_describe(text)}, wanted a string")
+            messages += [_says("user", pair[0]), _says("assistant", pair[1])]
+        return messages
+
+
+def _says(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _text(record: Record, name: str) -> str | None:
+    value = record.get(name)
+    if not isinstance(value, str | None):
+        raise Reject("wrong_type", f"field {name!r} is {_describe(value)}, wanted a string")
+    return value
+
+
+def _check_free(record: Record, name: str, source: str) -> None:
+    if record.get(name) is not None:
+        raise Reject("field_taken", f"the record has {name!r} beside {source!r}, wanted one of them: which is meant?")
+
+
+ADAPTERS: dict[str, type[ShareGPT] | type[Alpaca]] = {"sharegpt": ShareGPT, "alpaca": Alpaca}
+
+
+def adapter(name: str, **options: Any) -> Adapter:
+    """The adapter of that name: a picklable function that takes a record and gives a new one, or raises Reject.
+
+    Args:
+        name: a key of `ADAPTERS`.
+        options: see `ShareGPT` and `Alpaca`.
+
+    Raises:
+        ConfigError: no such adapter, no such option, or a value that it cannot take.
+    """
+    if name not in ADAPTERS:
+        raise ConfigError(_unknown("adapter", name, list(ADAPTERS)))
+    kind = ADAPTERS[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"adapter {name!r}: {_unknown('option', option, known)}")
+    return kind(**options)
+
+
+@step
+def adapt_records(records: Records, adapt: Adapter) -> Records:
+    """Puts `adapt(record)` in each record's place; one for which it raises Reject leaves the block."""
+    return _each(records, adapt)
+
+
+def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, str) or not value:
+            kind = next(kind for kind, known in ADAPTERS.items() if isinstance(options, known))
+            raise ConfigError(f"{name!r} of adapter {kind!r} is {value!r}, wanted the name of a field")
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {name!r}; {hint}known: {', '.join(known)}"
+
+
+def flatten_content(message: Any, where: str = "message") -> Any:
+    """A message whose `content` is a list of text parts, with the text of all parts instead; any other as it is.
+
+    A part is `{"type": "text", "text": "..."}` or a string.
+
+    Args:
+        message: is not changed.
+        where: its place in the record, for messages of rejects.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+        return message
+    parts = [_part(part, f"{where}.content[{place}]") for place, part in enumerate(message["content"])]
+    return {**message, "content": "".join(parts)}
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise Reject("unsupported_part", f"'{where}' is {_describe(part)}, wanted a text part")
+    kind, text = part.get("type"), part.get("text")
+    if kind is None:
+        raise Reject("unsupported_part", f"'{where}' has no type, wanted the type 'text'")
+    if kind != "text":
+        raise Reject("unsupported_part", f"'{where}' is of type {str(kind)[:40]!r}, wanted the type 'text'")
+    if not isinstance(text, str):
+        found = f"has a text that is {_describe(text)}" if "text" in part else "has no text"
+        raise Reject("unsupported_part", f"'{where}' {found}, wanted a string")
+    return text
+
+
+def tools(record: Record) -> list[dict[str, Any]] | None:
+    """The record's `tools`: a list of schemas, or that list as a JSON string; None where absent, null or blank."""
+    given = record.get("tools")
+    found = _parsed(given) if isinstance(given, str) else given
+    if found is None:
+        return None
+    if not isinstance(found, list):
+        kind = f"a string that holds {_describe(found)}" if isinstance(given, str) else _describe(found)
+        raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
+    for place, tool in enumerate(found):
+        if not isinstance(tool, dict):
+            raise Reject("bad_tools", f"'tools[{place}]' is {_describe(tool)}, wanted a schema (an object)")
+    return found
+
+
+def _parsed(text: str) -> Any:
+    if not text.strip():
+        return None
+    try:
+        return _json(text)
+    except Reject as reject:
+        message = f"field 'tools' is a string that is no JSON ({reject.message}), wanted a list of schemas"
+        raise Reject("bad_tools", message) from None
+
+
+def template_kwargs(record: Record) -> dict[str, Any]:
+    """The record's `chat_template_kwargs`, variables for its template; {} where absent or null."""
+    found = record.get("chat_template_kwargs")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {_describe(found)}, wanted an object")
+    for name in ("messages", "add_generation_prompt"):
+        if name in found:
+            raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which is not for a record to set")
+    return found
+
+
+def _json(text: str) -> Any:
+    """A JSON string inside a record, as strict as records themselves."""
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
+        )
+    except RecursionError:
+        raise Reject("too_deep", "it is nested too deep") from None
+    except ValueError as error:
+        raise Reject("bad_json", str(error)) from None
+
+
+def _no_number(text: str) -> None:
+    raise Reject("bad_number", f"{text} is no number of JSON")
+
+
+def tokenized(record: Record) -> tuple[Array, Array] | None:
+    """(ids int32 [n], mask uint8 [n]) of a row that is tokenised already; None where `input_ids` is absent or null.
+
+    The mask comes from `labels` (-100 = not trained, else the id itself, not shifted). Without labels it is 1 where
+    all of `loss_mask`, `completion_mask` and `assistant_masks` that are there are 1. With neither, all is trained.
+    """
+    if record.get("input_ids") is None:
+        return None
+    ids = _integers(record, "input_ids")
+    if ids.min(initial=0) < 0 or ids.max(initial=0) > LARGEST_ID:
+        place = int(np.flatnonzero((ids < 0) | (ids > LARGEST_ID))[0])
+        raise Reject("bad_id", f"'input_ids[{place}]' is {ids[place]}, wanted a token id, 0 to {LARGEST_ID}")
+    if record.get("attention_mask") is not None and not _zeros_and_ones(record, "attention_mask", len(ids)).all():
+        raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
+    mask = np.ones(len(ids), np.uint8)
+    if record.get("labels") is not None:
+        mask = _trained_labels(record, ids)
+    else:
+        for name in _MASKS:
+            if record.get(name) is not None:
+                mask &= _zeros_and_ones(record, name, len(ids))
+    return ids.astype(np.int32), mask
+
+
+def _trained_labels(record: Record, ids: Array) -> Array:
+    labels = _integers(record, "labels", len(ids))
+    trained: Array = labels != IGNORE_INDEX
+    wrong = np.flatnonzero(trained & (labels != ids))
+    if len(wrong):
+        place = int(wrong[0])
+        found = f"'labels[{place}]' is {labels[place]} where the id is {ids[place]}"
+        raise Reject("labels_differ", f"{found}, wanted that id or {IGNORE_INDEX} (labels that are not shifted)")
+    return trained.astype(np.uint8)
+
+
+def _zeros_and_ones(record: Record, name: str, length: int) -> Array:
+    values = _integers(record, name, length, (int, bool))
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        raise Reject("wrong_type", f"'{name}[{wrong[0]}]' is {values[wrong[0]]}, wanted 0 or 1")
+    return values.astype(np.uint8)
+
+
+def _integers(record: Record, name: str, length: int | None = None, kinds: tuple[type, ...] = (int,)) -> Array:
+    """A list of whole numbers, int64."""
+    values = record[name]
+    if not isinstance(values, list):
+        raise Reject("wrong_type", f"field {name!r} is {_describe(values)}, wanted a list of integers")
+    # The types of all values in one call: an array would take `true` and `1.0` for numbers like the others.
+    if not set(map(type, values)) <= set(kinds):
+        place = next(place for place, value in enumerate(values) if type(value) not in kinds)
+        raise Reject("wrong_type", f"'{name}[{place}]' is {_describe(values[place])}, wanted an integer")
+    if length is not None and len(values) != length:
+        raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        place = next(place for place, value in enumerate(values) if not -(2**63) <= value < 2**63)
+        raise Reject("bad_id", f"'{name}[{place}]' is beyond 64 bits, wanted a token id, 0 to {LARGEST_ID}") from None

@@ -1,0 +1,172 @@
+"""How the rows of a shard become the rows that are written: as they are, packed, with position ids, renamed."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import IGNORE_INDEX, Column, name_problems
+from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, Strategy, pack_columns, plan_packs
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.truncate import TruncationMode, truncate
+from beam_prep.errors import ConfigError
+
+Rows = Mapping[str, Ragged]
+
+_PACKING = Literal["none", Strategy]
+CUT = "truncated_to_pack"
+"""The counter of the tokens that rows lost since a packed row does not hold them."""
+CUTTING = ("simple", "bfd")
+"""The strategies that keep of each row what one packed row holds; the others keep every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What becomes of a shard's rows before they are written.
+
+    Attributes:
+        packing: see `plan_packs`; `none`: one document a row.
+        capacity: tokens of a packed row.
+        group: consecutive rows of the shard that are packed together. Over rows in input order, so that the result
+            depends on neither workers nor blocks.
+        position_ids: see `pack_columns`.
+        dtype: of the columns that are added; int32 where it does not say.
+        names: column -> the name under which it is written, where that is another one.
+        truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
+
+    Raises:
+        ValueError: one of these is none that there is.
+    """
+
+    packing: _PACKING = "none"
+    capacity: int = 2048
+    group: int = 5000
+    position_ids: Positions = "none"
+    dtype: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    truncation_mode: TruncationMode = "keep_start"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("packing", _PACKING), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
+            if (value := getattr(self, name)) not in (known := get_args(kind)):
+                raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
+        for name in ("capacity", "group"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}, wanted at least 1")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether `fit` has anything to do."""
+        return self.packing in CUTTING
+
+    def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
+        """Rows that a packed row holds: before the plan, so that all that is decided by rows knows how they end.
+
+        Counts what `truncate` counts, and `truncated_to_pack`: tokens that a row lost here.
+
+        Raises:
+            RunError: a row is longer, and the mode is `error`.
+        """
+        if not self.cuts:
+            return batch
+        before = batch.counters.get("truncated_tokens", np.zeros(len(batch), np.int64))
+        fitting = truncate(batch, self.capacity, self.truncation_mode, eos_id, "max_packed_len")
+        if fitting is not batch and self.truncation_mode in ("keep_start", "keep_end"):
+            fitting.count(CUT, fitting.counters["truncated_tokens"] - before)
+        return fitting
+
+    def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """The columns that are written, by the names under which they are.
+
+        Raises:
+            ValueError: rows of lists cannot be packed, nor have positions.
+            ConfigError: `names` has a column that is not written, or gives a name that cannot be.
+        """
+        added = []
+        of = next((column.name for column in columns if column.role == "ids"), None)
+        if self.position_ids != "none":
+            added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
+        if self.packing != "none":
+            added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
+        if added and any(column.depth != 1 or column.role == "value" for column in columns):
+            raise ValueError("rows of lists or values cannot be packed, nor have position ids")
+        written = (*columns, *added)
+        self.check_names([column.name for column in written])
+        return tuple(
+            replace(column, name=self._name(column.name), of=column.of and self._name(column.of)) for column in written
+        )
+
+    def check_names(self, columns: Sequence[str]) -> None:
+        """Raises ConfigError if `names` has another column than these, or gives one a name that it cannot have."""
+        if problems := list(name_problems(self.names, columns)):
+            raise ConfigError("\n".join(f"names: {column}: {text}" for column, text in problems))
+
+    def _name(self, column: str) -> str:
+        return self.names.get(column, column)
+
+    def rows(
+        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
+    ) -> Iterator[tuple[Rows, PackStats | None]]:
+        """The rows to write, and what packing did with each group.
+
+        Args:
+            parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
+            columns: what is written, see `columns`.
+        """
+        for own, stats in self._rows(parts):
+            rows = {self._name(column): values for column, values in own.items()}
+            yield rows, stats and replace(stats, packs_untrained=_untrained(columns, rows))
+
+    def _rows(self, parts: Iterable[tuple[Rows, Array | None]]) -> Iterator[tuple[Rows, PackStats | None]]:
+        """The same, by the columns' own names."""
+        if self.packing == "none":
+            for part, _ in parts:
+                yield (part if self.position_ids == "none" else _with_positions(part)), None
+            return
+        for group, cut in _groups(parts, self.group):
+            lengths = next(iter(group.values())).lengths
+            plan = plan_packs(lengths, self.packing, self.capacity, cut)
+            yield pack_columns(group, plan, self.position_ids), plan.stats
+
+
+def _untrained(columns: Sequence[Column], rows: Rows) -> int:
+    """Rows without a token that is trained. Where no column tells, all tokens are."""
+    nothing = {"mask": 0, "labels": IGNORE_INDEX}
+    some = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
+    return int(np.count_nonzero(~np.all(some, axis=0))) if some else 0
+
+
+def _with_positions(part: Rows) -> Rows:
+    rows = next(iter(part.values()))
+    places = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)
+    return {**part, POSITION_IDS: rows.with_flat(places.astype(np.int32))}
+
+
+def _groups(parts: Iterable[tuple[Rows, Array | None]], size: int) -> Iterator[tuple[Rows, Array]]:
+    """Rows, and the tokens that each lost, in groups of `size`; the last one may be smaller."""
+    held: list[tuple[Rows, Array]] = []
+    count = 0
+    for part, lost in parts:
+        rows = len(next(iter(part.values())))
+        cut = np.zeros(rows, np.int64) if lost is None else lost
+        start = 0
+        while count + rows - start >= size:
+            stop = start + size - count
+            yield _concat([*held, (_slice(part, start, stop), cut[start:stop])])
+            held, count, start = [], 0, stop
+        if start < rows:
+            held.append((_slice(part, start, rows), cut[start:]))
+            count += rows - start
+    if held:
+        yield _concat(held)
+
+
+def _slice(part: Rows, start: int, stop: int) -> Rows:
+    return {name: rows[start:stop] for name, rows in part.items()}
+
+
+def _concat(parts: Sequence[tuple[Rows, Array]]) -> tuple[Rows, Array]:
+    rows = {name: Ragged.concat([part[name] for part, _ in parts]) for name in parts[0][0]}
+    return rows, np.concatenate([cut for _, cut in parts])

@@ -1,0 +1,301 @@
+"""What a run, or a preview, says of what it found: who is trained, what is cut, and why it fails."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from beam_prep.core.reading.records import LOST, Lost
+from beam_prep.core.shards.layout import CUTTING
+from beam_prep.core.shards.plan import Ledger, Plan
+
+MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
+CUT_SHARE = 0.05
+"""A larger share of tokens that are cut off is worth a warning."""
+
+_OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
+_ALIASES = {
+    "assistant": ("ai", "answer", "bot", "chatbot", "chatgpt", "gpt", "model", "response"),
+    "user": ("human", "person", "prompter", "question"),
+}
+_NOT_KEPT = {
+    "bad_weight": "take the weights out of the messages, or make them 0 or 1",
+    "filtered": "check the filters",
+    "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
+    "too_short": "lower preprocessing.min_chars",
+}
+_ROLES = 8  # that are listed
+_FIELDS = 12
+_MESSAGE = 300  # characters of a reject's message
+
+RoleTable = Mapping[str, Mapping[str, int]]
+"""role -> {"messages": n, "tokens": n, "trained": n}, as in the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of a config matters here.
+
+    Attributes:
+        fields: of a record, that are read.
+        mask: role -> rule; None: no section asks for roles.
+        mask_default: the rule of other roles.
+        longest: tokens of the longest row that is not cut; None: not known.
+        limit: the field of `preprocessing` that says so.
+        packs: whether rows could be packed, so that nothing need be cut.
+    """
+
+    fields: tuple[str, ...] = ()
+    mask: Mapping[str, str] | None = None
+    mask_default: str = "mask"
+    longest: int | None = None
+    limit: str = "max_seq_len"
+    packs: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any] | None) -> "Asked":
+        """Of a config as it stands in a manifest; None: it is not known."""
+        if config is None:
+            return cls()
+        given, step = config["input"], config["preprocessing"]
+        sources = [{"sections": given["sections"] or ()}] if not given["sources"] else given["sources"].values()
+        sections = [section for source in sources for section in source["sections"]]
+        by_role = any(section["action"] == "$role" for section in sections)
+        limit = "max_seq_len"
+        if step["packing_strategy"] in CUTTING and (step["max_packed_len"] or step[limit]) < step[limit]:
+            limit = "max_packed_len"
+        return cls(
+            _adapted(given["adapter"]) or tuple(dict.fromkeys(section["field"] for section in sections)),
+            config["mask"] if by_role else None,
+            config["mask_default"],
+            step[limit],
+            limit,
+            not given["sources"] and step["padding"] == "none",
+        )
+
+
+def _adapted(adapter: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The fields that an adapter reads, in place of the sections'."""
+    if adapter is None:
+        return ()
+    names = {
+        "sharegpt": (("field", "conversations"),),
+        "alpaca": (("instruction", "instruction"), ("output", "output")),
+        "tokenized": (("", "input_ids"),),
+    }
+    return tuple(adapter.get(option, default) for option, default in names[adapter["name"]])
+
+
+def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: float) -> str | None:
+    """Why a plan must not be carried out, or None."""
+    ledger = plan.ledger
+    if ledger.reject_rate > max_reject_rate:
+        rejected = sum(ledger.rejected.values())
+        problem = (
+            f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; "
+            f"{_reasons(ledger.rejected)}), more than --max_reject_rate {max_reject_rate}"
+        )
+        return _with_causes(problem, plan, asked)
+    if ledger.lines == ledger.blank:
+        files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
+        return f"the input has no record, only {ledger.blank} blank lines: {files}"
+    if ledger.kept == 0:
+        gone = {**ledger.dropped, **ledger.rejected}
+        most = max(gone, key=gone.__getitem__)
+        advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
+        is_there = not any(_missing(record, asked) for _, _, record in plan.lost if record.reason == most)
+        if most in ("untrained", "spans_unproven") and is_there:
+            advice = "no token of any record is trained: check `mask` and the actions in the config"
+        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(gone)}): {advice}", plan, asked)
+    lost = too_many_lost(ledger, max_drop_rate)
+    return None if lost is None else _with_causes(lost, plan, asked)
+
+
+def too_many_lost(ledger: Ledger, max_drop_rate: float) -> str | None:
+    """What is wrong where more records than allowed have nothing to train on, or None."""
+    lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
+    count = sum(lost.values())
+    if count <= max_drop_rate * ledger.read:
+        return None
+    return (
+        f"{count} of {ledger.read} records were dropped with nothing to train on ({count / ledger.read:.2%}; "
+        f"{_reasons(lost)}), more than --max_drop_rate {max_drop_rate}"
+    )
+
+
+def nothing_trained(plan: Plan, asked: Asked) -> str:
+    """What is wrong where rows are kept, and no token of them is trained."""
+    problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
+    return _with_causes(problem, plan, asked)
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+
+
+def _with_causes(problem: str, plan: Plan, asked: Asked) -> str:
+    """With what is known of the records that are missing: in one line, as runners pass on no more."""
+    causes = [*lost_causes(plan.lost, asked), *(_first_reject(plan.first_reject) if plan.first_reject else ())]
+    if plan.roles:
+        causes += role_warnings(plan.roles, asked)
+    return "; ".join([problem, *causes])
+
+
+def _first_reject(reject: Mapping[str, Any]) -> Iterable[str]:
+    line = f", line {reject['line']:,}" if "line" in reject else ""
+    where = f"{reject['file']}{line} (byte offset {reject['offset']})"
+    message = " ".join((reject["message"] or "").split())
+    yield f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
+
+
+def lost_causes(lost: Sequence[tuple[str, int, Lost]], asked: Asked) -> Iterable[str]:
+    """For each reason, the fields of the first record that was dropped, beside those that the config asks for.
+
+    Args:
+        lost: see `Plan`.
+        asked: what the config asks for.
+    """
+    for reason in LOST:
+        found = next((each for each in lost if each[2].reason == reason), None)
+        if found is None:
+            continue
+        path, offset, record = found
+        missing = _missing(record, asked)
+        bare = [name for name in asked.fields if name in record.bare]
+        text = f"the first {reason} record is {path} (byte offset {offset}), with the fields {_names(record.fields)}"
+        if asked.fields:
+            text += f"; the config asks for {_names(asked.fields)}"
+        near = {name: _near(name, [other for other in record.fields if other not in asked.fields]) for name in missing}
+        if missing:
+            text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+            text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
+        elif bare:
+            text += f": {_names(bare)} {'holds' if len(bare) == 1 else 'hold'} nothing"
+        yield text
+
+
+def _missing(record: Lost, asked: Asked) -> list[str]:
+    return [name for name in asked.fields if name not in record.fields]
+
+
+def _names(names: Sequence[str]) -> str:
+    if not names:
+        return "(none)"
+    more = f" and {len(names) - _FIELDS} more" if len(names) > _FIELDS else ""
+    return ", ".join(map(repr, names[:_FIELDS])) + more
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
+    by_lower = {other.lower(): other for other in known}
+    alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
+    near = [alias] if alias else difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else None
+
+
+def role_warnings(roles: RoleTable, asked: Asked) -> list[str]:
+    """Roles of `mask` that no message has, and roles of messages that `mask` does not name and may be meant to."""
+    if asked.mask is None:
+        return []
+    found = _listed([f"{role!r} ({_messages(counts['messages'])})" for role, counts in _by_messages(roles)])
+    warnings = []
+    for role, rule in asked.mask.items():
+        if role not in roles:
+            near = _near(role, [other for other in roles if other not in asked.mask])
+            hint = f": did you mean {near!r}?" if near else ""
+            warnings.append(f"`mask` names the role {role!r} ({rule}), which no message has{hint}; found: {found}")
+    strange = [each for each in _by_messages(roles) if each[0] not in asked.mask and not _is_usual(each[0], asked)]
+    for role, counts in strange[:_ROLES]:
+        known = [*_OFTEN_MASKED, "assistant"]
+        near = None if role in known else _near(role, dict.fromkeys([*known, *asked.mask]))
+        hint = f"; did you mean {near!r}?" if near else ""
+        warnings.append(
+            f"{_messages(counts['messages'])} with the role {role!r}, which `mask` does not name: mask_default is "
+            f"{asked.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
+        )
+    if len(strange) > _ROLES:
+        warnings.append(f"{len(strange) - _ROLES:,} more roles that `mask` does not name")
+    return warnings
+
+
+def _is_usual(role: str, asked: Asked) -> bool:
+    """Whether a role is left to `mask_default` by most configs that do not name it."""
+    return role in _OFTEN_MASKED if asked.mask_default == "mask" else role == "assistant"
+
+
+def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
+    return sorted(roles.items(), key=lambda entry: (-entry[1]["messages"], entry[0]))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = [f"{len(texts) - _ROLES:,} more"] if len(texts) > _ROLES else []
+    return ", ".join([*texts[:_ROLES], *more]) or "none"
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an output holds, as its manifest says it; or some rows, in a preview.
+
+    Attributes:
+        roles: see `RoleTable`.
+        tokens, trained: of all columns.
+        cut: tokens of kept records that were cut off.
+    """
+
+    roles: RoleTable = field(default_factory=dict)
+    tokens: int = 0
+    trained: int = 0
+    cut: int = 0
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> "Found":
+        """Of a manifest."""
+        totals = manifest["totals"]
+        return cls(
+            manifest.get("roles", {}),
+            sum(totals["tokens"].values()),
+            sum(totals["trained"].values()),
+            manifest["counters"].get("truncated_tokens", 0),  # what packing cuts is among them
+        )
+
+    @property
+    def cut_share(self) -> float:
+        """Tokens that were cut off, as a share of all."""
+        return self.cut / (self.tokens + self.cut) if self.cut else 0.0
+
+
+def warnings(found: Found, asked: Asked) -> list[str]:
+    """What a run should not pass over, one sentence each."""
+    told = role_warnings(found.roles, asked)
+    if found.cut_share > CUT_SHARE:
+        now = "" if asked.longest is None else f" (now {asked.longest:,})"
+        advice = f"raise preprocessing.{asked.limit}{now}"
+        if asked.packs:
+            advice += ", or cut longer records into several rows: packing_strategy 'wrapped' or 'bfd_split', with this "
+            advice += "length as max_packed_len and a max_seq_len that no record exceeds"
+        told.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    return told
+
+
+def lines(found: Found, asked: Asked) -> list[str]:
+    """Who is trained, a line a role; and what was cut."""
+    told = []
+    for role, counts in _by_messages(found.roles)[:_ROLES]:
+        text = f"{role!r}: {_messages(counts['messages'])}"
+        if counts["trained"]:
+            whole = f" of {counts['tokens']:,}" if counts["tokens"] else ""
+            share = counts["trained"] / max(found.trained, 1)
+            text += f", {counts['trained']:,}{whole} tokens trained ({share:.1%} of what is trained)"
+        elif counts["tokens"]:
+            text += f", {counts['tokens']:,} tokens, none trained"
+        if asked.mask is not None and role not in asked.mask:
+            text += f"; not in `mask`, mask_default is {asked.mask_default!r}"
+        told.append(text)
+    if len(found.roles) > _ROLES:
+        told.append(f"{len(found.roles) - _ROLES:,} more roles")
+    if found.cut:
+        told.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
+    return told

@@ -1,0 +1,167 @@
+"""Who says what: the messages of a block and their tokens, counted by role. For the ledger; no token depends on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged
+
+if TYPE_CHECKING:
+    from beam_prep.core.tokens.batch import Segments
+
+NAME_LIMIT = 64
+"""Characters of a role that are kept: it stands in every receipt."""
+
+
+TOKENS, TRAINED, BOTH = 0, 1, 2
+"""What a span counts for: the tokens of its role, those that are trained, or both."""
+
+UNSET = -1
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The messages of a block, also of rows that leave later, and which tokens they are.
+
+    Attributes:
+        names: of the roles.
+        line, role: int64 [messages]: of every message that was rendered; a message of two outputs counts in both.
+        spans: int64 [6, spans]: tokens of one role: line, role, first and one past the last, counted in their
+            sequence, the tokens of that sequence, and for what they count: `TOKENS`, `TRAINED` or `BOTH`. No two that
+            count for the same share a token.
+    """
+
+    names: tuple[str, ...] = ()
+    line: Array = field(default_factory=_none)
+    role: Array = field(default_factory=_none)
+    spans: Array = field(default_factory=lambda: np.zeros((6, 0), np.int64))
+
+    def said(self, names: tuple[str, ...], line: Array, said: Ragged) -> "Roles":
+        """With the messages of another output.
+
+        Args:
+            names: of the roles, which all outputs share.
+            line: int64 [rows].
+            said: int64, the role of every message, by row.
+        """
+        lines = np.concatenate([self.line, np.repeat(line, said.lengths)])
+        return replace(self, names=names, line=lines, role=np.concatenate([self.role, said.flat]))
+
+    def spoken(self, line: Array, tokens: Ragged, segments: "Segments", trained: Array | None) -> "Roles":
+        """With the tokens of another output.
+
+        Args:
+            line: int64 [rows].
+            tokens: the output's rows.
+            segments: where each message lies in them.
+            trained: bool [segments]; None: the output has no mask.
+        """
+        sequences = tokens.values if isinstance(tokens.values, Ragged) else tokens
+        if isinstance(tokens.values, Ragged):
+            line = np.repeat(line, tokens.lengths)
+        known = np.flatnonzero(segments.role != UNSET)
+        kinds = np.full(len(known), TOKENS) if trained is None else np.where(trained[known], BOTH, TOKENS)
+        start, stop = segments.start[known], segments.stop[known]
+        parts = [(known, start, stop, kinds)]
+        if (start[1:] < stop[:-1]).any():
+            # Some share a token: it counts for the first of them, and for the first that is trained.
+            picks = [(known, TOKENS), (known[kinds == BOTH], TRAINED)]
+            parts = [(*_disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
+        spans = [self.spans]
+        for places, start, stop, kinds in parts:
+            sequence = segments.sequence[places]
+            begin = sequences.offsets[sequence]
+            entries = line[sequence], segments.role[places], start - begin, stop - begin, sequences.lengths[sequence]
+            spans.append(np.stack([*entries, kinds]))
+        return replace(self, spans=np.concatenate(spans, axis=1))
+
+    def cut(self, length: int, keep_end: bool) -> "Roles":
+        """Of sequences cut to `length` tokens."""
+        line, role, start, stop, size, kind = self.spans
+        before = np.maximum(size - length, 0) if keep_end else 0
+        start, stop = (np.clip(place - before, 0, length) for place in (start, stop))
+        return replace(self, spans=np.stack([line, role, start, stop, np.minimum(size, length), kind]))
+
+    def count(self, kept: Array, lines: int) -> "RoleCounts":
+        """Messages of all lines, tokens of those that are kept.
+
+        Args:
+            kept: int32 [rows], their lines.
+            lines: of the block.
+        """
+        roles = len(self.names)
+        messages = self.line * roles + self.role
+        found = None
+        if lines * roles > 2 * len(messages) + _FEW:
+            found, messages = np.unique(messages, return_inverse=True)
+        size = lines * roles if found is None else len(found)
+        alive = np.zeros(lines, bool)
+        alive[kept] = True
+        line, role, start, stop, _, kind = self.spans
+        of_spans = line * roles + role
+        of_spans = of_spans if found is None else np.searchsorted(found, of_spans)
+        sizes = np.where(alive[line], stop - start, 0)
+        counts = np.array(
+            [
+                np.bincount(messages, minlength=size),
+                np.bincount(of_spans, np.where(kind == TRAINED, 0, sizes), size),
+                np.bincount(of_spans, np.where(kind == TOKENS, 0, sizes), size),
+            ],
+            np.int64,
+        )
+        if found is None:
+            found = np.flatnonzero(counts[0])
+            counts = counts[:, found]
+        line, role = np.divmod(found, max(1, roles))
+        return RoleCounts(_short(self.names), line, role, counts)
+
+
+_FEW = 1 << 16
+
+
+def _disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]:
+    """(some segments, in order, their starts, their stops), where a shared token is left to the first."""
+    places = places[np.argsort(segments.start[places], kind="stable")]
+    start, stop = segments.start[places], segments.stop[places]
+    before = np.maximum.accumulate(np.append(0, stop))[:-1]
+    return places, np.minimum(np.maximum(start, before), stop), stop
+
+
+def _short(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that every receipt can hold: not long, and UTF-8."""
+    return tuple(name[:NAME_LIMIT].encode("utf-8", "backslashreplace").decode() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCounts:
+    """What each role says in each line of a block.
+
+    Attributes:
+        names: of the roles.
+        line, role: int64 [entries], ascending by line.
+        counts: int64 [3, entries]: messages; tokens; tokens that are trained.
+    """
+
+    names: tuple[str, ...] = ()
+    line: Array = field(default_factory=_none)
+    role: Array = field(default_factory=_none)
+    counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+
+    def sums(self, lines: int | None = None) -> dict[str, tuple[int, int, int]]:
+        """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or all."""
+        stop = len(self.line) if lines is None else int(np.searchsorted(self.line, lines))
+        sums = np.zeros((len(self.names), 3), np.int64)
+        for place, counts in enumerate(self.counts):
+            sums[:, place] = np.bincount(self.role[:stop], counts[:stop], len(self.names))
+        totals: dict[str, tuple[int, int, int]] = {}
+        for name, (messages, tokens, trained) in zip(self.names, sums.tolist(), strict=True):
+            if messages:
+                had = totals.get(name, (0, 0, 0))
+                totals[name] = (had[0] + messages, had[1] + tokens, had[2] + trained)
+        return totals

@@ -1,0 +1,301 @@
+"""Files, on this disk or in an object store: found once, read as streams, written whole."""
+
+import bz2
+import glob
+import gzip
+import itertools
+import os
+import stat
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.reading.json_list import ListAsLines, is_json_file
+from beam_prep.core.reading.records import Readable
+from beam_prep.errors import InputError, StorageError
+from beam_prep.storage import stores as _stores
+from beam_prep.storage.stores import Changed, Reader, is_local
+
+_COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
+_PACKED_BYTES = 256 * 1024
+
+_END_BYTES = 256 * 1024
+"""Of an object: a block's checksums and footer, and the whole 64 KB in which the footer begins, in one request."""
+
+ASIDE = ".damaged"
+"""Behind the name of a file that is kept to be looked at, and used by nobody."""
+_MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
+
+
+def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
+    """The files of a job: arguments in the order given, each glob sorted by bytes.
+
+    Args:
+        patterns: paths, globs, and `@LIST`: a file that names these, one a line.
+
+    Raises:
+        InputError: nothing there, a directory, a file that cannot be read, the same file twice.
+    """
+    if isinstance(patterns, str | os.PathLike):
+        patterns = [patterns]
+    files: list[InputFile] = []
+    seen: dict[str, str] = {}
+    for pattern in itertools.chain.from_iterable(_listed(os.fspath(each)) for each in patterns):
+        for file in _match(pattern):
+            place = os.path.realpath(file.path) if is_local(file.path) else file.path
+            if place in seen:
+                raise InputError(f"the same input twice: {file.path!r} and {seen[place]!r}; name each file once")
+            seen[place] = file.path
+            files.append(file)
+    if not files:
+        raise InputError("no input: name at least one JSONL file or glob, for instance 'data/*.jsonl'")
+    return files
+
+
+def _listed(pattern: str) -> list[str]:
+    """What a list of inputs names; anything else names itself."""
+    if not pattern.startswith("@"):
+        return [pattern]
+    path = pattern[1:]
+    try:
+        lines = _stores.read_bytes(path).decode("utf-8-sig").splitlines()
+    except (OSError, StorageError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"the list of inputs {path!r} cannot be read ({error}); wanted text, one path or glob a line "
+            f"(an input whose name begins with @: type './{pattern}')"
+        ) from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _match(pattern: str) -> list[InputFile]:
+    if is_local(pattern):
+        found = [pattern] if os.path.lexists(pattern) else []
+        if not found and glob.has_magic(pattern):
+            found = glob.glob(pattern, recursive=True)
+        if not found:
+            raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
+        return [
+            InputFile(path, *file_stat(path), _compression(path), place=os.path.abspath(path))
+            for path in sorted(found, key=os.fsencode)
+        ]
+    try:
+        stored = _stores.matched(pattern)
+    except StorageError as error:
+        raise InputError(f"cannot look up {pattern!r}: {error}") from None
+    # Consoles of stores make empty objects that stand for folders.
+    stored = [each for each in stored if not each.path.endswith("/")]
+    if not stored:
+        raise InputError(
+            f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
+        )
+    return [
+        InputFile(each.path, each.size, each.updated, _compression(each.path), each.version, each.checksum)
+        for each in stored
+    ]
+
+
+def _compression(path: str) -> str | None:
+    return _COMPRESSION.get(os.path.splitext(path)[1].lower())
+
+
+def file_stat(path: str, place: str = "") -> tuple[int, float]:
+    """(size in bytes, time of the last change) of a local file.
+
+    Args:
+        path: as given; errors name it.
+        place: where it is, if that is another path.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        found = os.stat(place or path)
+    except FileNotFoundError:
+        broken = f" (a link to {os.readlink(path)!r}, which is not there)" if os.path.islink(path) else ""
+        raise InputError(f"no such input: {path!r}{broken}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path!r}: {error.strerror}") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise InputError(f"{path!r} is a directory: name its files, for instance {os.path.join(path, '*.jsonl')!r}")
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path!r} is a pipe or a device, which cannot be read twice: write its data to a file first")
+    if not os.access(place or path, os.R_OK):
+        raise InputError(f"cannot read {path!r}: permission denied; make it readable (chmod u+r)")
+    return found.st_size, found.st_mtime
+
+
+_AHEAD = 8 * 1024 * 1024
+_BEYOND = 64 * 1024
+
+
+@contextmanager
+def open_input(source: InputFile, start: int = 0, size: int | None = None) -> Iterator[Readable]:
+    """A stream of a file's content, positioned one byte before `start` (at 0 for 0). Compressed files begin at 0.
+
+    Args:
+        source: the file, as it was listed.
+        start: where the range begins.
+        size: of the range, in bytes, where it is known: an object is asked for so much, and a little for the end of
+            the last line, at a time.
+
+    Raises:
+        InputError: the file changed since it was listed, is damaged, or is not what its ending says.
+    """
+    if is_local(source.path):
+        _check_unchanged(source)
+        try:
+            stream = FileSystems.open(source.place or source.path, compression_type=CompressionTypes.UNCOMPRESSED)
+        except OSError as error:
+            raise InputError(f"cannot read {source.path!r}: {error}") from None
+    else:
+        listed = _stores.Found(source.path, source.size, source.version or "", "", source.updated)
+        stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
+    try:
+        content = _Input(source, stream)
+        if source.compression is None:
+            _refuse_compressed(source, content, stream, start)
+        yield ListAsLines(content, source.path) if is_json_file(source.path) else content
+        # Written over while it was read? (Some stores take no notice of which version is asked for.)
+        _check_unchanged(source)
+    finally:
+        stream.close()
+
+
+def _check_unchanged(source: InputFile) -> None:
+    if is_local(source.path):
+        same = file_stat(source.path, source.place) == (source.size, source.updated)
+    else:
+        found = _stores.find(source.path)
+        same = found is not None and found.version == source.version
+    if not same:
+        raise _changed(source)
+
+
+def _changed(source: InputFile) -> InputError:
+    return InputError(f"{source.path!r} changed while the job ran: run again on files that stay as they are")
+
+
+class _Input:
+    """Reads, and turns what goes wrong into an error that names the file."""
+
+    def __init__(self, source: InputFile, stream: Any) -> None:
+        self._source = source
+        packed = source.compression is not None and source.size > 0
+        self._stream: Any = _decompressed(str(source.compression), stream) if packed else stream
+
+    def read(self, size: int) -> bytes:
+        source = self._source
+        try:
+            data: bytes = self._stream.read(size)
+        except Changed:
+            raise _changed(source) from None
+        except FileNotFoundError as error:
+            raise (
+                InputError(f"cannot read {source.path!r}: {error}") if is_local(source.path) else _changed(source)
+            ) from None
+        except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+            if source.compression is None:
+                raise InputError(f"cannot read {source.path!r}: {error}") from error
+            raise InputError(
+                f"{source.path!r} cannot be read as {source.compression} ({error}): mend it, rename it, or leave it out"
+            ) from None
+        return data
+
+
+def _decompressed(compression: str, stream: Any) -> Any:
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=stream)
+    if compression == "bzip2":
+        return _Bzip2(stream)
+    # Unlike the zstandard package, Arrow notices a frame that is cut.
+    return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+
+
+class _Bzip2:
+    """Reads bzip2 streams, one behind the other.
+
+    `bz2.BZ2File` takes a damaged stream behind the first for padding and ends there, silently; here it is an error.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._decompressor = bz2.BZ2Decompressor()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none only at the end."""
+        while True:
+            packed = b""
+            if self._decompressor.eof:
+                packed = self._decompressor.unused_data or self._stream.read(_PACKED_BYTES)
+                if not packed:
+                    return b""
+                self._decompressor = bz2.BZ2Decompressor()
+            elif self._decompressor.needs_input:
+                packed = self._stream.read(_PACKED_BYTES)
+                if not packed:
+                    raise EOFError("it ends in the middle")
+            if data := self._decompressor.decompress(packed, size):
+                return data
+
+
+def _refuse_compressed(source: InputFile, content: _Input, stream: Any, start: int) -> None:
+    if start == 0:
+        head = content.read(4)
+        for magic, ending in _MAGIC.items():
+            if head.startswith(magic):
+                raise InputError(f"{source.path!r} is compressed, but its name does not end in {ending}: rename it")
+    stream.seek(max(0, start - 1))
+
+
+def read_file(path: str) -> Any:
+    """A file for Arrow: mapped into memory where it is local, else opened with its end already read.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path, _END_BYTES), mode="r")
+
+
+def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
+    """Writes a file whole: under another name first, then renamed (object stores: one request)."""
+    if not is_local(path):
+        _stores.put(path, b"".join(parts))
+        return
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    made = f"{path}.{uuid.uuid4().hex}"
+    with open(made, "wb") as file:
+        file.writelines(parts)
+    os.replace(made, path)
+
+
+def set_aside(path: str) -> None:
+    """Gives a file another name, under which nobody looks for it; one that is not there is no error."""
+    with suppress(FileNotFoundError):
+        if is_local(path):
+            os.replace(path, path + ASIDE)
+        else:
+            _stores.put(path + ASIDE, _stores.read_bytes(path))
+            _stores.delete([path])
+
+
+def exists(path: str) -> bool:
+    """Whether a file is there."""
+    return os.path.exists(path) if is_local(path) else _stores.find(path) is not None
+
+
+def join(folder: str, *names: str) -> str:
+    """A path below a folder, local or not."""
+    return os.path.join(folder, *names) if is_local(folder) else "/".join([folder.rstrip("/"), *names])
+
+
+def total_size(files: Iterable[InputFile]) -> int:
+    """Bytes of all files in their stores."""
+    return sum(file.size for file in files)

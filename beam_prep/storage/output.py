@@ -1,0 +1,392 @@
+"""Where an output lies: a directory that takes its place by a rename, or objects of which the manifest comes last.
+
+An object store has no rename. There every file is written once, under its final name, after the manifest of the output
+that is replaced has gone; the new manifest comes when all files are there as they were written. So a reader, which
+trusts nothing but a manifest, sees the old output, none, or the new one. What is removed later is what the old manifest
+lists, never what a listing shows.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from beam_prep.errors import OutputError
+from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
+from beam_prep.storage import stores as _stores
+from beam_prep.storage.files import join, write_file
+from beam_prep.storage.staging import Files, Staging, temporary_files
+from beam_prep.storage.stores import is_local, read_bytes
+
+log = logging.getLogger("beam_prep")
+
+_KEYS = {"manifest_version", "ledger", "shards", "rejects"}
+
+
+class Output(Protocol):
+    """An output that is being made."""
+
+    def claim(self) -> None:
+        """Says that this launch now makes it, and no other."""
+        ...
+
+    def release(self) -> None:
+        """Says that this launch has made it."""
+        ...
+
+    def manifest(self) -> bytes | None:
+        """Its manifest as it stands; None: there is none."""
+        ...
+
+    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether every file that a manifest lists is there, in its size."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Whether nothing is there, or only what a job of ours left unfinished."""
+        ...
+
+    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
+        """Before the first file is written: the output that will be replaced goes out of sight.
+
+        Args:
+            is_ours: whether a manifest is of the very job that this launch does.
+            overwrite: whether another's may go.
+
+        Raises:
+            OutputError: it may not; another launch has claimed the output.
+        """
+        ...
+
+    def files(self) -> contextlib.AbstractContextManager[Files]:
+        """Files of a shard, which count when the context ends without an error."""
+        ...
+
+    def rejects(self) -> contextlib.AbstractContextManager[Files]:
+        """The same for files of rejects, which a failed run has too."""
+        ...
+
+    def publish(
+        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
+    ) -> None:
+        """Everything takes its place; the manifest last.
+
+        Args:
+            manifest, text: the manifest, and its bytes.
+            others: the files that no shard has: `tokenizer/...`, `features.json`.
+            run: `run.json`.
+        """
+        ...
+
+    def tell(self, run: Mapping[str, Any]) -> None:
+        """Replaces `run.json` alone, where a run made what is there already."""
+        ...
+
+    def tidy(self, manifest: Mapping[str, Any]) -> None:
+        """Removes what the output had before and has no more."""
+        ...
+
+    def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
+        """Leaves the rejects and `failure.json`, which comes last, in `OUTPUT.failed`."""
+        ...
+
+
+def output_at(path: str, staging: Staging) -> Output:
+    """An output on a local disk or in an object store."""
+    return LocalOutput(path, staging) if is_local(path) else StoredOutput(path, staging)
+
+
+def normal(path: str) -> str:
+    """One way to write an output's path."""
+    if is_local(path):
+        return os.path.abspath(path)
+    path = path.rstrip("/")
+    if path.count("/") < 3:
+        raise OutputError(f"{path}: wanted a folder in the bucket, for instance {path}/out")
+    return path
+
+
+def is_manifest(text: bytes | None) -> bool:
+    """Whether a file is a manifest of ours: other programs have files of that name too (a web page, an extension)."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.keys() >= _KEYS
+
+
+def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All files that a manifest lists: path, bytes, sha256."""
+    of_shards: list[dict[str, Any]] = [file for shard in manifest["shards"] for file in shard["files"]]
+    return [*of_shards, *manifest["rejects"], *manifest["files"]]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOutput:
+    """A directory, built as a whole in the staging area."""
+
+    path: str
+    staging: Staging
+
+    def claim(self) -> None:
+        """The launcher's lock does it."""
+
+    def release(self) -> None:
+        """See `claim`."""
+
+    def manifest(self) -> bytes | None:
+        try:
+            return Path(self.path, MANIFEST).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except IsADirectoryError:
+            return b""  # none of ours
+
+    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+        paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
+        return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
+
+    def is_empty(self) -> bool:
+        return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
+
+    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
+        """Nothing: no file is written into the output's place before all are there."""
+
+    @contextmanager
+    def files(self) -> Iterator[Files]:
+        yield Files(self.staging.path("output"))
+
+    rejects = files
+
+    def publish(
+        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
+    ) -> None:
+        files = Files(self.staging.path("output"))
+        for name, data in others.items():
+            files.write(name, data)
+        files.write(RUN, dump(run))
+        files.write(MANIFEST, text)
+        self._swap()
+
+    def tell(self, run: Mapping[str, Any]) -> None:
+        write_file(join(self.path, RUN), dump(run))
+
+    def tidy(self, manifest: Mapping[str, Any]) -> None:
+        failed = Path(f"{self.path}.failed")
+        if (failed / FAILURE).exists():
+            shutil.rmtree(failed)  # of an earlier try, which this run made good
+
+    def _swap(self) -> None:
+        """The staged directory takes the output's place by renames; the old version goes whole."""
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        made = self.staging.path("output")
+        if os.stat(made).st_dev != os.stat(os.path.dirname(self.path)).st_dev:
+            # Another disk: copied beside the output first, so that the rename is one step.
+            beside = f"{self.path}.{uuid.uuid4().hex}"
+            shutil.copytree(made, beside)
+            made = beside
+        _replace(made, self.path)
+
+    def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
+        made = self.staging.path("failed")
+        os.makedirs(made, exist_ok=True)
+        staged = self.staging.path("output", "rejects")
+        if os.path.isdir(staged):
+            shutil.copytree(staged, os.path.join(made, "rejects"), dirs_exist_ok=True)
+        Path(made, FAILURE).write_bytes(report)
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        _replace(made, f"{self.path}.failed")
+
+
+def _replace(made: str, target: str) -> None:
+    """`made` takes the place of the directory `target`."""
+    old = f"{target}.{uuid.uuid4().hex}"
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(target, old)
+    os.rename(made, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOutput:
+    """Objects below a path of a store."""
+
+    path: str
+    staging: Staging
+
+    # Beside the output, wherever the staging is: all jobs on this output must look at the same place.
+
+    @property
+    def _beside(self) -> str:
+        return Staging.beside(self.path).root
+
+    @property
+    def _claim(self) -> str:
+        return join(self._beside, "claim.json")
+
+    def claim(self) -> None:
+        if (other := self._claimed_by()) not in (None, self.staging.launch):
+            log.warning(
+                "%s was claimed by another launch (%s), which did not end well, or will fail now", self.path, other
+            )
+        claim = {"launch": self.staging.launch, "host": platform.node(), "started": time.time()}
+        _stores.put(self._claim, dump(claim))
+
+    def release(self) -> None:
+        if self._claimed_by() == self.staging.launch:
+            _stores.delete([self._claim])
+
+    def _claimed_by(self) -> str | None:
+        found = _read(self._claim)
+        return None if found is None else str(json.loads(found)["launch"])
+
+    def _check_claim(self) -> None:
+        other = self._claimed_by()
+        if other is None and self._published():
+            return  # a step that runs again behind the last one
+        if other != self.staging.launch:
+            what = "another job has claimed" if other is not None else "the claim of this job is gone from"
+            raise OutputError(
+                f"{what} {self.path} (see {self._claim}): one job at a time may make an output; wait for the other to "
+                "end and run again, or choose another output"
+            )
+
+    def manifest(self) -> bytes | None:
+        return _read(join(self.path, MANIFEST))
+
+    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+        return self._first_wrong(listed_files(manifest)) is None
+
+    def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
+        """The first file that is not there as it was written. Stores keep our digests, so none is read."""
+        found = _stores.find_all(join(self.path, file["path"]) for file in files)
+        for file, here in zip(files, found, strict=True):
+            # Copies that other tools made may have lost the digest.
+            if here is None or here.size != file["bytes"] or here.sha256 not in (None, file["sha256"]):
+                return join(self.path, file["path"])
+        return None
+
+    def is_empty(self) -> bool:
+        # With a claim: a job of ours was here and did not end.
+        return self._claimed_by() is not None or not _stores.listed(f"{self.path}/")
+
+    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
+        self._check_claim()
+        text = self.manifest()
+        if text is None:
+            return
+        if is_manifest(text) and (is_ours(json.loads(text)) or self._published()):
+            return  # same job, same bytes; or this step runs again behind the last one
+        if not overwrite or not is_manifest(text):
+            raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
+        self._put_away(text)
+
+    def _published(self) -> bool:
+        """Whether this very launch has published."""
+        run = _read(join(self.path, RUN))
+        return run is not None and json.loads(run).get("launch") == self.staging.launch
+
+    def _put_away(self, text: bytes) -> None:
+        """The manifest that is replaced goes out of sight; what it lists can be removed once the new one is there."""
+        _stores.put(join(self._beside, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
+        _stores.delete([join(self.path, MANIFEST)])
+
+    @contextmanager
+    def files(self) -> Iterator[Files]:
+        with temporary_files() as files:
+            yield files
+            self._check_claim()
+            self._upload(files, self.path)
+
+    @contextmanager
+    def rejects(self) -> Iterator[Files]:
+        with temporary_files() as files:
+            yield files
+            self._upload(files, self.staging.path("output"))
+
+    def _upload(self, files: Files, folder: str) -> None:
+        for file in files.written():
+            target = join(folder, file.path)
+            if is_local(target):  # --staging
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                shutil.copyfile(os.path.join(files.folder, file.path), f"{target}.{self.staging.launch}")
+                os.replace(f"{target}.{self.staging.launch}", target)
+                continue
+            found = _stores.find(target)
+            if found is None or (found.size, found.sha256) != (file.bytes, file.sha256):
+                _stores.upload(target, os.path.join(files.folder, file.path), file.sha256)
+
+    def publish(
+        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
+    ) -> None:
+        self._check_claim()
+        for name, data in others.items():
+            _stores.put(join(self.path, name), data, hashlib.sha256(data).hexdigest())
+        self._copy_rejects([file["path"] for file in manifest["rejects"]], self.path)
+        if (wrong := self._first_wrong(listed_files(manifest))) is not None:
+            raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
+        if (there := self.manifest()) is not None and there != text:
+            self._put_away(there)
+        self.tell(run)
+        self._check_claim()
+        _stores.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+
+    def tell(self, run: Mapping[str, Any]) -> None:
+        _stores.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
+
+    def tidy(self, manifest: Mapping[str, Any]) -> None:
+        mine = {file["path"] for file in listed_files(manifest)}
+        for found in _stores.listed(join(self._beside, "replaced-")):
+            text = _read(found.path)
+            if text is not None and is_manifest(text):
+                gone = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
+                _stores.delete(join(self.path, name) for name in gone)
+            _stores.delete([found.path])
+        if _read(join(f"{self.path}.failed", FAILURE)) is not None:  # of an earlier try, which this run made good
+            self._remove_failed()
+
+    def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
+        self._remove_failed()
+        self._copy_rejects([file.path for file in rejects], f"{self.path}.failed")
+        _stores.put(join(f"{self.path}.failed", FAILURE), report)
+
+    def _remove_failed(self) -> None:
+        _stores.delete([join(f"{self.path}.failed", FAILURE)])
+        _stores.delete(found.path for found in _stores.listed(f"{self.path}.failed/rejects/"))
+
+    def _copy_rejects(self, names: Sequence[str], folder: str) -> None:
+        for name in names:
+            with temporary_files() as files:
+                file = files.open(name)
+                for data in _parts(self.staging.path("output", name)):
+                    file.write(data)
+                file.close()
+                self._upload(files, folder)
+
+
+def _parts(path: str) -> Iterator[bytes]:
+    """A file's content, in parts."""
+    if is_local(path):
+        yield Path(path).read_bytes()
+        return
+    found = _stores.find(path)
+    if found is None:
+        raise OutputError(f"{path} is gone: another launch removed it; run again")
+    yield from _stores.parts(found)
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return read_bytes(path)
+    except FileNotFoundError:
+        return None

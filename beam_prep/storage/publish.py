@@ -1,0 +1,278 @@
+"""Writing shards, and publishing the output that they make."""
+
+import hashlib
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.shards.layout import CUT, Layout
+from beam_prep.core.shards.pack import PackStats
+from beam_prep.core.shards.plan import Plan, RejectSlice, RejectsPlan, ShardPlan, Slice
+from beam_prep.core.shards.report import Asked, Found, failure, nothing_trained, warnings
+from beam_prep.errors import OutputError, RunError
+from beam_prep.formats import FORMATS
+from beam_prep.formats.arrow import dataset_dict
+from beam_prep.formats.manifest import (
+    DATASET_DICT,
+    FAILURE,
+    FEATURES,
+    MANIFEST,
+    TOKENIZER,
+    ShardReceipt,
+    WrittenFile,
+    build_manifest,
+    columns_of,
+    count_tokens,
+    dump,
+    load,
+)
+from beam_prep.formats.tfrecord import features
+from beam_prep.storage.output import Output, is_manifest, output_at
+from beam_prep.storage.spool import Spool
+from beam_prep.storage.staging import Staging
+
+_ENCODER = "encoder: "
+"""Before the name of an encoder and its version, among the ways in which records were made."""
+
+
+def write_shard(plan: ShardPlan, spool: Spool, output: Output, formats: Sequence[str], layout: Layout) -> ShardReceipt:
+    """Streams a shard's slices from the spool into every format.
+
+    Memory: one slice (a block's rows of one domain) and one packing group, whatever the size of the shard.
+    """
+    columns = layout.columns(spool.receipt(plan.slices[0].name).columns)
+    rows = 0
+    counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
+    packed: list[PackStats] = []
+    with output.files() as files:
+        writers = [
+            FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
+            for name in formats
+        ]
+        for data, stats in layout.rows((_slice(piece, plan, spool) for piece in plan.slices), columns):
+            for writer in writers:
+                writer.write(data)
+            rows += len(data[columns[0].name])
+            packed += [stats] if stats is not None else []
+            for kind, found in count_tokens(columns, data).items():
+                counts[kind].update(found)
+        for writer in writers:
+            writer.close()
+    packing = asdict(sum(packed, PackStats(layout.capacity))) if layout.packing != "none" else None
+    return ShardReceipt(
+        plan.domain, plan.shard, rows, dict(counts["tokens"]), dict(counts["trained"]), packing, files.written()
+    )
+
+
+def _slice(piece: Slice, plan: ShardPlan, spool: Spool) -> tuple[Mapping[str, Ragged], Array | None]:
+    cut = spool.counter(CUT, piece.name, piece.domain, piece.start, piece.stop) if plan.cut else None
+    return spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last), cut
+
+
+def write_rejects(plan: RejectsPlan, spool: Spool, output: Output) -> WrittenFile:
+    """Rejects as JSON lines: file, offset (bytes), line (from 1), reason, message, text."""
+    name = f"rejects/rejects-{plan.index:05d}.jsonl"
+    with output.rejects() as files:
+        file = files.open(name)
+        for entry in _rejects(plan.slices, spool):
+            file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+        file.close()
+    (written,) = files.written()
+    return written
+
+
+def first_reject(plan: Plan, spool: Spool) -> dict[str, Any] | None:
+    """The first reject, as it stands in the rejects."""
+    return next(_rejects(plan.rejects[0].slices[:1], spool)) if plan.rejects else None
+
+
+def _rejects(slices: Sequence[RejectSlice], spool: Spool) -> Iterator[dict[str, Any]]:
+    for piece, rows in zip(slices, spool.rejects([piece.name for piece in slices]), strict=True):
+        for row in rows[piece.start : piece.stop]:
+            yield {
+                "file": piece.path,
+                "offset": piece.first_byte + row["offset"],
+                "line": piece.first_line + row["line"] + 1,
+                "reason": row["reason"],
+                "message": row["message"],
+                "text": row["text"],
+            }
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Puts an output in its place, whole.
+
+    Attributes:
+        output: the directory to make.
+        staging: where its files were written.
+        formats, layout, max_reject_rate, max_drop_rate, tokenizer, overwrite: see `Shard`.
+        facts: for the manifest.
+        run: for `run.json`.
+        remove_staging: the launch's folder goes with the last step; where no launcher does it.
+    """
+
+    output: str
+    staging: Staging
+    formats: tuple[str, ...]
+    layout: Layout
+    max_reject_rate: float
+    max_drop_rate: float
+    tokenizer: Tokenizer | None
+    overwrite: bool
+    facts: Mapping[str, Any]
+    run: Mapping[str, Any]
+    remove_staging: bool = False
+
+    @property
+    def place(self) -> Output:
+        """Where it lies."""
+        return output_at(self.output, self.staging)
+
+    def refuse(self) -> str | None:
+        """Why the output may not be written, or None."""
+        text = self.place.manifest()
+        if text is None and self.place.is_empty():
+            return None
+        if not is_manifest(text):
+            return (
+                f"{self.output} exists and is no output of beam_prep (no {MANIFEST} of ours): "
+                "choose another -o, or remove it"
+            )
+        if not self.overwrite:
+            advice = "choose another -o, or pass --overwrite (overwrite=True)"
+            return f"{self.output} holds the output of another job: {advice}"
+        return None
+
+    def prepare(self, plan: Plan) -> bool:
+        """Before the first shard is written: makes room where shards are written into the output's place.
+
+        Returns:
+            whether shards are to be written: a plan that will not be published needs none.
+
+        Raises:
+            ConfigError: see `Layout.columns`.
+            OutputError: see `Output.prepare`.
+        """
+
+        def is_ours(manifest: Mapping[str, Any]) -> bool:
+            return bool(self.facts) and same_facts(manifest, self.facts) and manifest["inputs"] == plan.inputs
+
+        if self.problem(plan) is not None:
+            return False
+        self.layout.columns(plan.columns)
+        self.place.prepare(is_ours, self.overwrite)
+        return True
+
+    def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
+        """Publishes, or fails and leaves the rejects in `OUTPUT.failed/`. Gives the output's path.
+
+        Raises:
+            RunError: see `Shard`.
+            OutputError: the output appeared meanwhile.
+        """
+        shards = sorted(shards, key=lambda receipt: (receipt.domain, receipt.shard))
+        rejects = sorted(rejects, key=lambda file: file.path)
+        problem = self.problem(plan)
+        if problem is None:
+            self._check_shards(plan, shards)
+            plan = replace(plan, columns=self.layout.columns(plan.columns))
+            masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
+            if masks and not any(shard.trained[name] for shard in shards for name in masks):
+                problem = nothing_trained(plan, self._asked)
+        if problem is not None:
+            raise RunError(self._fail(plan, rejects, problem))
+        others = self._others(plan)
+        manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
+        text, place = dump(manifest), self.place
+        # Else this very step runs again, after it had done its work.
+        if place.manifest() != text or not place.is_whole(manifest):
+            if refusal := self.refuse():
+                raise OutputError(refusal)
+            place.publish(manifest, text, others, self._run(plan, manifest))
+        elif self.run.get("check") == "full":
+            place.tell(self._run(plan, manifest))
+        place.tidy(manifest)
+        place.release()
+        if self.remove_staging:
+            self.staging.remove()
+        return self.output
+
+    def _check_shards(self, plan: Plan, shards: list[ShardReceipt]) -> None:
+        wanted = sorted((domain, shard) for domain, count in plan.shards_of.items() for shard in range(count))
+        found = [(shard.domain, shard.shard) for shard in shards]
+        if wanted != found:
+            raise RunError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
+
+    def _others(self, plan: Plan) -> dict[str, bytes]:
+        """The files that no shard has."""
+        others = {}
+        if "tfrecord" in self.formats:
+            others[FEATURES] = dump(features(plan.columns))
+        if "arrow" in self.formats:
+            others[DATASET_DICT] = dump(dataset_dict(sorted(plan.domains.values())))
+        if self.tokenizer is not None:
+            others |= {f"{TOKENIZER}/{name}": content for name, content in self.tokenizer.contents().items()}
+        return others
+
+    @property
+    def _asked(self) -> Asked:
+        return Asked.of(self.facts.get("config"))
+
+    def problem(self, plan: Plan) -> str | None:
+        """Why a plan must not be carried out, or None."""
+        return failure(plan, self._asked, self.max_reject_rate, self.max_drop_rate)
+
+    def _run(self, plan: Plan, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **self.run,
+            "finished": time.time(),
+            "host": platform.node(),
+            "blocks": plan.blocks,
+            "blocks_reused": plan.reused,
+            **{name: count for name, count in plan.made.items() if not name.startswith(_ENCODER)},
+            "encoders": {
+                name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
+            },
+            "warnings": [*self.run.get("warnings", ()), *warnings(Found.of(manifest), self._asked)],
+        }
+
+    def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
+        """Leaves the ledger and the rejects in `OUTPUT.failed/`; gives the whole message."""
+        report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
+        self.place.fail(dump(report), rejects)
+        where = f"see {self.output}.failed/{'rejects' if rejects else FAILURE}"
+        return f"{problem}; nothing was published, {where}"
+
+
+def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
+    return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]
+
+
+def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether a manifest's facts are these: as text, since the order of the config's sources matters."""
+    return json.dumps(facts) == json.dumps({key: manifest.get(key) for key in facts})
+
+
+def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[list[dict[str, Any]]], bool]) -> bool:
+    """Whether an output is whole and of this very job.
+
+    Args:
+        output: its path.
+        facts: of this job, as they would stand in its manifest.
+        same_inputs: says whether the manifest's inputs are this job's.
+    """
+    place = output_at(output, Staging.beside(output))
+    text = place.manifest()
+    if text is None or not is_manifest(text):
+        return False
+    manifest = load(text, f"{output}/{MANIFEST}")
+    if not same_facts(manifest, facts) or not same_inputs(manifest["inputs"]):
+        return False
+    return place.is_whole(manifest) and bool(columns_of(manifest))

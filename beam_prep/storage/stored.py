@@ -1,0 +1,71 @@
+"""An output in an object store, as `beam_prep.verify` looks at it: its files are copied here, a shard at a time."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_prep.errors import FormatError
+from beam_prep.formats.manifest import FAILURE, MANIFEST
+from beam_prep.storage import stores as _stores
+
+
+class StoredFiles:
+    """See `verify.Files`. The objects are those that are there when this is made.
+
+    Args:
+        output: on `gs://` or `s3://`.
+        beam_options: that say where the store is (`--s3_endpoint_url=...`).
+
+    Raises:
+        FormatError: there is no output.
+        StorageError: the store does not answer, or refuses.
+    """
+
+    def __init__(self, output: str, beam_options: Sequence[str] = ()) -> None:
+        FileSystems.set_options(PipelineOptions(list(beam_options)))
+        base = output.rstrip("/")
+        found = {each.path[len(base) + 1 :]: each for each in _stores.listed(f"{base}/")}
+        # A console's "folder" is an empty object of such a name.
+        self._found = {name: each for name, each in found.items() if not name.endswith("/") and name}
+        if MANIFEST not in self._found:
+            failure = f"{base}.failed/{FAILURE}"
+            if _stores.find(failure) is not None:
+                raise FormatError(f"{output} holds no output, its run failed: the reason is in {failure}")
+            raise FormatError(
+                f"{output} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
+            )
+
+    def manifest(self) -> bytes:
+        """The manifest's text."""
+        with self.local([MANIFEST]) as folder:
+            return (folder / MANIFEST).read_bytes()
+
+    def names(self) -> Iterable[str]:
+        """See `verify.Files`."""
+        return self._found
+
+    @contextlib.contextmanager
+    def local(self, names: Sequence[str]) -> Iterator[Path]:
+        """See `verify.Files`. Takes their size in the folder of temporary files (`TMPDIR`).
+
+        Raises:
+            FormatError: one was replaced or removed meanwhile.
+        """
+        with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
+            for name in names:
+                if name in self._found:
+                    _copy(self._found[name], Path(folder, name))
+            yield Path(folder)
+
+
+def _copy(found: _stores.Found, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as file:
+            file.writelines(_stores.parts(found))
+    except (_stores.Changed, FileNotFoundError):
+        raise FormatError(f"{found.path} changed while it was looked at: a job is writing this output") from None

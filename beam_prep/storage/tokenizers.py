@@ -1,0 +1,94 @@
+"""Tokenizers whose files lie in a store, and those that go to workers on other machines."""
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from beam_prep.core.encoding import tokenizer_cache as resolve
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.errors import StorageError, TokenizerError
+from beam_prep.storage import stores as _stores
+from beam_prep.storage.files import join, write_file
+from beam_prep.storage.stores import Gone, StoreOptions, is_local, patiently, read_bytes
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """`Tokenizer.load`, also of a folder on gs:// or s3://, which is copied to this disk first (without weights).
+
+    Raises:
+        TokenizerError: nothing usable there.
+        StorageError: the store does not answer, or refuses.
+    """
+    given = os.fspath(path)
+    if is_local(given):
+        return Tokenizer.load(given)
+    base = given.rstrip("/") + "/"
+    names = [each.path[len(base) :] for each in _stores.listed(base)]
+    names = [name for name in names if name.rpartition("/")[0] in ("", resolve.BELOW)]
+    names = [name for name in names if name and Path(name).suffix not in resolve.WEIGHTS]
+    if not names:
+        raise TokenizerError(f"no tokenizer folder {given!r}: wanted one with tokenizer.json; check bucket and path")
+    with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as copied:
+        for name in names:
+            (Path(copied) / name).parent.mkdir(exist_ok=True)
+            (Path(copied) / name).write_bytes(read_bytes(base + name))
+        try:
+            found = Tokenizer.load(copied)
+        except TokenizerError as error:
+            raise TokenizerError(str(error).replace(copied, given)) from None
+        if Path(found.folder) == Path(copied):  # one that `save` wrote is used where it lies
+            found = found.keep()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFolder:
+    """A tokenizer's files in a place that all workers reach: the `Origin` of a `Tokenizer`.
+
+    Attributes:
+        path: the folder.
+        names: its files.
+        options: for workers.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    options: StoreOptions = field(default_factory=StoreOptions.current, compare=False)
+
+    def __str__(self) -> str:
+        return self.path
+
+    def fetch(self, folder: Path) -> None:
+        """Copies the files into a local folder.
+
+        Raises:
+            TokenizerError: they cannot be read.
+        """
+        for name in self.names:
+            place = join(self.path, name)
+            try:
+                data = patiently(lambda place=place: _read(place), place)  # type: ignore[misc]
+            except StorageError as error:
+                raise TokenizerError(
+                    f"the tokenizer's folder {self.path} cannot be read on this worker: {error}. "
+                    "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
+                ) from None
+            (folder / name).write_bytes(data)
+
+
+def _read(path: str) -> bytes:
+    """A file that is there: where it is not, the folder that is shared has not come to this machine yet."""
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        raise Gone(str(error)) from None
+
+
+def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:
+    """Puts a tokenizer's files into a folder that all workers reach; gives the tokenizer that they load from there."""
+    place = join(folder, "tokenizers", tokenizer.fingerprint)
+    contents = tokenizer.contents()
+    for name, content in contents.items():
+        write_file(join(place, name), content)  # also where one lies there: an earlier launch may have left it damaged
+    return tokenizer.from_origin(TokenizerFolder(place, tuple(contents)))
