@@ -4,6 +4,7 @@ What the ones for whole conversations train, as text: test_configs_conversation.
 """
 
 import functools
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,23 @@ def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Out
         return bp.open(folder)
 
     return _output
+
+
+DIGESTS = ROOT / "tests" / "digests.json"
+
+
+def digest(output: Path) -> str:
+    """sha256 over the names and bytes of an output's data files: all but what names versions, places and times."""
+    files = [path for path in sorted(output.rglob("*")) if path.is_file() and path.parent.name != "tokenizer"]
+    data = [path for path in files if path.name not in ("manifest.json", "run.json")]
+    assert data
+    return hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in data)).hexdigest()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_bytes_are_those_of_earlier_versions(output: Outputs, name: str) -> None:
+    """A change of these digests is a change of every user's data: it belongs into CHANGELOG.md, with the reason."""
+    assert digest(Path(output(name).path)) == json.loads(DIGESTS.read_text())[name]
 
 
 def first_record(name: str) -> dict:

@@ -265,6 +265,19 @@ def test_only_the_answer_is_trained(name: str, action: str, path: str) -> None:
         assert found == right or [*found[:-1], found[-1][:-blanks]] == right
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_lone_answer_of_an_index_loop(path: str) -> None:
+    """Nothing says where its turn begins: a constant after the generation prompt is neither trained nor left out."""
+    loop = "{% for i in range(messages | length) %}{% set m = messages[i] %}"
+    for gap, right in (("", [["yes<|im_end|>"]]), ("Answer: ", [UNPROVEN])):
+        source = "{{ '<s>' }}" + loop + "{{ '<|im_start|>' + m.role + '\n" + gap + "' + m.content + '<|im_end|>' }}"
+        source += "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        rows: list[list[Message]] = [[{"role": "assistant", "content": "yes"}]]
+        case = Case(Template("fixed", CONTROLS, (), "", "</s>", Turn(), Turn(), ""), ROLE, rows)
+        chat = ChatTemplate(source, {"eos_token": "</s>"}, plans=path != "jinja")
+        assert outcomes(render_by(path, case, chat, POINTS), 1) == right
+
+
 def test_the_script_says_what_it_found() -> None:
     command = [sys.executable, ROOT / "benchmarks" / "mask_truth.py", "--pairs", "192", "--processes", "1"]
     done = subprocess.run(command, capture_output=True, text=True)

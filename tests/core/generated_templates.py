@@ -691,6 +691,8 @@ class Rendered:
             ends = [*ends, *(len(text) for end in ends if not text[end:].strip())]
         if len(blocks) == 1:
             starts = self._starts(message, blocks[0], last)
+            if {run.label for run in own if run.stop > run.start} == {WRAP}:
+                starts.append(last_stop)  # it says nothing: the end may be trained without an empty think block
             if last:  # blanks before it are what a prompt without a header ends with, or not
                 starts += [self._blank_before(start, message) for start in starts]
                 starts += [end for start in starts for end in self._prompt_before(start)]
@@ -721,8 +723,11 @@ class Rendered:
         if first.label in (AFTER, EOS):
             return [stop, first.stop]
         if first.label not in (END, SOFT, LATE):
-            # An EOS right after the text is its first end token, whatever the template writes it for.
-            return [stop, first.stop] if text[first.start : first.stop] == eos else [stop]
+            # An EOS or end token right after the text is its first one, whatever the template writes it for.
+            turns = (self.template.answer, self.template.other)
+            known = {eos, *(part.constant for turn in turns for part in turn.end)} & {*self.template.controls}
+            if text[first.start : first.stop] not in known:
+                return [stop]
         certain = first.label == END and text[first.start : first.stop] in self.template.controls
         ends = [first.stop] if certain else [stop, first.stop]
         if follows is not None and follows.label in (EOS, AFTER, END) and text[follows.start : follows.stop] == eos:

@@ -144,6 +144,11 @@ class Frame:
                 return True
         return False
 
+    def ends_at_once(self, role: str) -> bool:
+        """Whether white space and an end token come right after any content; the same roles as in `ends_turn`."""
+        found = [*self._constants(_PLAIN, role if role == "assistant" else "user", 1)]
+        return bool(found) and all(_ending(self._controls).match(after) for after in found)
+
     def follows(self, role: str, text: str) -> bool:
         """Whether a text ends what is written after any content; the same roles as in `ends_turn`."""
         found = [*self._constants(_PLAIN, role if role == "assistant" else "user", 1)]
@@ -353,6 +358,8 @@ class SpanFinder:
         lead, _ = self._constants(Place(first, 0), own[0] if own else last)
         guessed = self.guessed and message == 0
         role = "" if guessed else self._roles[message]
+        if guessed and self._prompt in lead and not lead.endswith(self._prompt) and self._roles[message] == "assistant":
+            return None  # where its turn begins is guessed, and constants come after the generation prompt
         if role == "assistant" and self._prompt and lead.startswith(self._prompt):
             start = Place(first, len(self._prompt))
         elif own and self._layout.mixed[own[0]]:
@@ -518,7 +525,8 @@ class SpanFinder:
         if keys != their_keys and (keys ^ their_keys != {"content"} or header is None):
             return True  # the constants around reasoning and calls are written for these
         if keys != their_keys or not keys <= {"content"}:  # white space may depend on whether there is a content
-            return "".join(theirs.split()).startswith("".join(constants.split()))
+            squeezed = "".join(theirs.split()).startswith("".join(constants.split()))
+            return squeezed and theirs.startswith(header or "")
         if own:
             after, behind = Place(own[-1] + 1, 0), Place(others[-1] + 1, 0)
             if not other._dropped(behind, end).startswith(self._dropped(after, span.stop)):
@@ -727,7 +735,7 @@ class SpanFinder:
         around = bool(own) and self._keys(own[-1:]) != {"content"}
         if not own:  # it says nothing: constants may come before the end token
             end = self._end_of_nothing(rest)
-        elif end is None and around:  # so may those around reasoning and calls
+        elif end is None and around and self._frame.ends_at_once(self._roles[message]):  # so may those around calls
             end = next((token for token in pattern.finditer(rest) if token[1] in self._frame.turns), None)
         if end is None:
             if reached < limit or (rest.strip() and (around or self._tokens_in(rest))) or not own:

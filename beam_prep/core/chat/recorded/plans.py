@@ -1230,6 +1230,8 @@ class Plans:
         Each test is taken both ways, whatever the words are (as in concolic testing: Sen, Marinov, Agha: CUTE, 2005).
         What all ways have in common depends on no word of the message. A way in which the template refuses the
         conversation is none. One rendering takes a way of each message, so it takes no more of them for more messages.
+        The messages say something else meanwhile, always the same: so what is found is found for every conversation
+        of a plan.
 
         Args:
             messages: a conversation for which `provenance` is known, or a plan.
@@ -1237,9 +1239,11 @@ class Plans:
             about: indices of the messages.
 
         Returns:
-            For each message its ways; none for those that have too many, or one that is not modelled or fails.
+            For each message its ways; none for those that have too many, or one that is not modelled, fails, or asks
+            in the message's turn what another one says.
         """
         plain = [self._template.plain(each) for each in messages]
+        plain = [_other_words(each) if place in about else each for place, each in enumerate(plain)]
         found: dict[int, list[Planned]] = {message: [] for message in about}
         ways: dict[int, list[_Way]] = {message: [()] for message in about}
         with self._lock:
@@ -1278,6 +1282,8 @@ class Plans:
             # Where the template refuses the conversation (`raise_exception`), there is nothing to compare.
             if type(error) is not jinja2.TemplateError or len(taken) > 1:
                 return False
+        if planned is not None and not planned.layout.decided.isdisjoint(taken):
+            return False
         for message, way in taken.items():
             if planned is not None:
                 found[message].append(planned)
@@ -1319,6 +1325,19 @@ class Plans:
             return recording.planned(len(messages), self._template.captured)
         finally:
             environment.trace, environment.hooks = _Trace({}), ()  # they hold the conversation
+
+
+def _other_words(message: Message) -> Message:
+    """The same message with other texts."""
+    return {key: value if key == "role" else _reworded(value) for key, value in message.items()}
+
+
+def _reworded(value: Any) -> Any:
+    if type(value) is str:
+        return "vxzw"
+    if type(value) is list:
+        return [_reworded(item) for item in value]
+    return {key: _reworded(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _options(variables: Mapping[str, Any]) -> Any:
