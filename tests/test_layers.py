@@ -1,4 +1,4 @@
-"""The arrows of the house point one way (CONTRIBUTING.md): core <- formats <- storage <- transforms <- recipe <- pipelines."""
+"""Imports point one way (CONTRIBUTING.md): core <- formats <- storage <- transforms <- recipe <- pipelines."""
 
 import ast
 import subprocess
