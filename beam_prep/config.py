@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date as Date
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -50,6 +50,7 @@ ALLOWED_DTYPES = {
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, str]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class _ProblemsError(ValueError):
@@ -530,12 +531,12 @@ class PipelineConfig(_Strict):
             raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
             raise ConfigError(f"{name}: not usable as JSON: {error}") from error
-        return _build(_with_template(obj, os.path.dirname(name), read), name, duplicates)
+        return _build(PipelineConfig, _with_template(obj, os.path.dirname(name), read), name, duplicates)
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":
         """Build a config from plain dicts and lists; `name` is what error messages call it."""
-        return _build(_with_template(obj, ""), name, [])
+        return _build(PipelineConfig, _with_template(obj, ""), name, [])
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -752,11 +753,11 @@ def _duplicates(value: object, at: Location = ()) -> Iterator[Problem]:
         yield from _duplicates(inner, (*at, step))
 
 
-def _build(obj: object, name: str, problems: list[Problem]) -> PipelineConfig:
+def _build(model: type[Model], obj: object, name: str, problems: list[Problem]) -> Model:
     try:
-        config = PipelineConfig.model_validate(obj)
+        config = model.model_validate(obj)
     except ValidationError as error:
-        problems = problems + [problem for details in error.errors() for problem in _explain(details)]
+        problems = problems + [problem for details in error.errors() for problem in _explain(model, details)]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = [f"  {_path(at)}: {text}" for at, text in problems]
@@ -777,7 +778,7 @@ WANTED = {
 }
 
 
-def _explain(details: Any) -> list[Problem]:
+def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
     """One problem, or several, from one entry of pydantic's `ValidationError.errors()`."""
     at, kind, context = details["loc"], details["type"], details.get("ctx", {})
     found = f"found {_found(details['input'])}; "
@@ -788,31 +789,35 @@ def _explain(details: Any) -> list[Problem]:
     if kind == "value_error":
         return [(at, str(error))]
     if kind == "extra_forbidden":
-        parts = {name: _model_in(field.annotation) for name, field in PipelineConfig.model_fields.items()}
+        parts = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
         right = [name for name, part in parts.items() if part and at[-1] in part.model_fields]
         return [
-            (at, _unknown("key", at[-1], _fields(at[:-1])) + "".join(f"; it belongs in {name!r}" for name in right))
+            (
+                at,
+                _unknown("key", at[-1], _fields(model, at[:-1]))
+                + "".join(f"; it belongs in {name!r}" for name in right),
+            )
         ]
     if kind == "missing":
-        return [(at, f"missing. {_fields(at[:-1])[at[-1]].description}")]
+        return [(at, f"missing. {_fields(model, at[:-1])[at[-1]].description}")]
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ")
         return [(at, f"{found}{_hint(details['input'], allowed.replace(chr(39), '').split(', '))}allowed: {allowed}")]
     wanted = f"must be {WANTED[kind]}" if kind in WANTED else details["msg"].replace("Input should", "must")
-    about = f". {_fields(at[:-1])[at[-1]].description}" if kind.startswith("greater_than") else ""
+    about = f". {_fields(model, at[:-1])[at[-1]].description}" if kind.startswith("greater_than") else ""
     return [(at, f"{found}{wanted}{about}")]
 
 
-def _fields(at: Location) -> Mapping[str, Any]:
-    """The fields of the object at this place of the config."""
-    model: Any = PipelineConfig
+def _fields(model: type[BaseModel], at: Location) -> Mapping[str, Any]:
+    """The fields of the object at this place of a config of type `model`."""
+    found: Any = model
     steps = iter(at)
     for step in steps:
-        annotation = model.model_fields[step].annotation
-        model = _model_in(annotation)
-        if model is not annotation:
+        annotation = found.model_fields[step].annotation
+        found = _model_in(annotation)
+        if found is not annotation:
             next(steps)  # the index of a section, the name of a source
-    fields: Mapping[str, Any] = model.model_fields
+    fields: Mapping[str, Any] = found.model_fields
     return fields
 
 
