@@ -23,6 +23,7 @@ def columns_of(given: InputConfig, preprocessing: PreprocessingConfig, output: O
 def position_ids_mode_of(
     preprocessing: PreprocessingConfig, output: OutputConfig
 ) -> Literal["none", "doc_reset", "continuous"]:
+    """Which position ids are written: with packing `doc_reset`, unless the config says otherwise."""
     default: Literal["none", "doc_reset"] = "none" if preprocessing.packing_strategy == "none" else "doc_reset"
     return output.position_ids_mode or default
 

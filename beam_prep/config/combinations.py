@@ -15,6 +15,7 @@ from beam_prep.core.data.schema import name_problems
 def joint_problems(
     given: InputConfig | None, preprocessing: PreprocessingConfig | None, output: OutputConfig
 ) -> Iterator[Problem]:
+    """What is wrong between the parts of a config; a part that is wrong by itself is None."""
     if preprocessing is not None and preprocessing.shift and output.columns != "labels":
         yield ("preprocessing", "shift"), "found true; it works only with output.columns: 'labels'"
     if given is None:

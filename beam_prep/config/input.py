@@ -155,6 +155,7 @@ class InputConfig(Strict):
 
 
 def specs_of(given: InputConfig, output: OutputConfig) -> tuple[OutputSpec, ...]:
+    """The outputs that each record becomes, in config order."""
     if given.tokenized:
         only = SourceConfig(sections=(SectionConfig(field="input_ids", action="train"),))
         names = ("input_ids", "labels") if output.columns == "labels" else ("sequence", "loss_mask")

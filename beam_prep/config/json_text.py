@@ -42,6 +42,7 @@ class JSONObject(dict[str, Any]):
 
 
 def repeated_keys(value: object, at: Location = ()) -> Iterator[Problem]:
+    """The keys that an object of the JSON gives more than once."""
     if isinstance(value, JSONObject):
         yield from (((*at, key), "duplicate key; give it once") for key in value.repeated)
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -25,6 +25,17 @@ class ProblemsError(ValueError):
 
 
 def validated(model: type[Model], obj: object, name: str, problems: list[Problem]) -> Model:
+    """A config of type `model`.
+
+    Args:
+        model: the type.
+        obj: the JSON.
+        name: what error messages call the config.
+        problems: what was found already.
+
+    Raises:
+        ConfigError: all problems, one a line.
+    """
     try:
         config = model.model_validate(obj)
     except ValidationError as error:
@@ -62,13 +73,8 @@ def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
     if kind == "extra_forbidden":
         parts = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
         right = [name for name, part in parts.items() if part and at[-1] in part.model_fields]
-        return [
-            (
-                at,
-                unknown_name("key", at[-1], _fields(model, at[:-1]))
-                + "".join(f"; it belongs in {name!r}" for name in right),
-            )
-        ]
+        text = unknown_name("key", at[-1], _fields(model, at[:-1]))
+        return [(at, text + "".join(f"; it belongs in {name!r}" for name in right))]
     if kind == "missing":
         return [(at, f"missing. {_fields(model, at[:-1])[at[-1]].description}")]
     if kind == "literal_error":
@@ -110,12 +116,14 @@ def shown(value: object) -> str:
 
 
 def path_of(at: Location) -> str:
+    """A place in a config as text: `input.sections[0].field`."""
     steps = (step for step in at if step != "[key]")  # pydantic's mark for a problem with the key itself
     texts = (f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{shown(step)}]" for step in steps)
     return "".join(texts).removeprefix(".") or "config"
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """An unknown name, the one that may be meant, and all known ones, as text."""
     return f"unknown {what} {shown(name)}; {_hint(name, known)}known: {', '.join(known)}"
 
 

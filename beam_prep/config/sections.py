@@ -93,6 +93,7 @@ def prompt_first(actions: Sequence[str]) -> bool:
 
 
 def can_train(sections: tuple[SectionConfig, ...]) -> bool:
+    """Whether at least one section can train."""
     return any(section.action in ("train", "$role", "$last") for section in sections)
 
 
@@ -119,7 +120,7 @@ class OutputSpec:
 
     @property
     def trains(self) -> bool:
-        """Whether at least one section can train."""
+        """See `can_train`."""
         return can_train(self.sections)
 
     @property
@@ -129,6 +130,7 @@ class OutputSpec:
 
 
 def spec_of(name: str, mask: str, source: SourceConfig, forced: bool, dtype: Mapping[str, str]) -> OutputSpec:
+    """The output of a source; `forced`: it has a mask even where every token is trained."""
     kind: Kind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
     default = "float32" if kind == "value" else "int32"
     spec = OutputSpec(name, kind, source.sections, None, dtype.get(name, default), None)

@@ -24,6 +24,8 @@ ALLOWED_DTYPES = {
 
 
 class Strict(BaseModel):
+    """A part of a config: no unknown keys, no conversions; `_problems` says what the types cannot."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=True)
 
     @model_validator(mode="after")
@@ -38,6 +40,8 @@ class Strict(BaseModel):
 
 
 def one_of(*allowed: object) -> BeforeValidator:
+    """Only these values, of these types."""
+
     def check(value: object) -> object:
         if not any(type(value) is type(item) and value == item for item in allowed):  # 1 == True == 1.0
             raise ValueError(f"found {shown(value)}; allowed: {', '.join(map(shown, allowed))}")
@@ -58,6 +62,7 @@ def _as_formats(value: object) -> tuple[str, ...]:
 
 
 def as_date(value: object) -> str | None:
+    """A date as `2026-11-22`; null stays null."""
     if value is None:
         return None
     if isinstance(value, str) and re.fullmatch(r"[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}", value):
