@@ -14,7 +14,7 @@ from rich.text import Text
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.rows import render
-from beam_prep.inspect.screen import Screen, ends_with_its_reader, legend
+from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.text import percent
 from beam_prep.readers.dataset import Dataset, drawn, open_dataset
 
@@ -87,7 +87,7 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
     """
     dataset = open_dataset(output)
     left = len(dataset) if count is None else min(checked_count(count), len(dataset))
-    with ends_with_its_reader():
+    with stop_when_reader_closes():
         for name in dataset.domains if domain is None else [domain]:
             head = f'{{"domain":{json.dumps(name)},'
             for row in dataset.domain(name)[:left]:

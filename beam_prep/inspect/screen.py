@@ -34,7 +34,7 @@ class Screen:
 
     def show(self, texts: Iterable[Text]) -> None:
         """Prints texts with a blank line behind each."""
-        with ends_with_its_reader():
+        with stop_when_reader_closes():
             for text in texts:
                 if self.marks:
                     self._console.file.write(f"{text.plain}\n\n")  # rich would expand the tabs
@@ -43,7 +43,7 @@ class Screen:
 
 
 @contextlib.contextmanager
-def ends_with_its_reader() -> Iterator[None]:
+def stop_when_reader_closes() -> Iterator[None]:
     """Printing stops without an error when the reader goes away (`| head`)."""
     try:
         yield
