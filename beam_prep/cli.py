@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     words = sys.argv[1:] if arguments is None else arguments
-    given, beam_options = parser.parse_known_args(options.spelled_out(words))
+    given, beam_options = parser.parse_known_args(options.normalise_flags(words))
     if beam_options and given.command not in ("run", "verify"):
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
     if given.command == "run" and (problem := options.complete(given)):

@@ -299,7 +299,7 @@ OPTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `run` to a parser; its arguments go through `spelled_out` first, the result to `complete`."""
+    """Adds the options of `run` to a parser: `normalise_flags` comes before it, `complete` after it."""
     told = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
     parser.add_argument("files", nargs="*", metavar="INPUT", help=told)
     groups: dict[str, Any] = {}
@@ -333,7 +333,7 @@ def _help(option: Option) -> str:
     return text.replace("%", "%%")
 
 
-def spelled_out(arguments: Sequence[str]) -> list[str]:
+def normalise_flags(arguments: Sequence[str]) -> list[str]:
     """The arguments with every flag as `--flag=value`.
 
     A bare `--overwrite` is `--overwrite=true`: it takes the word behind it only if that says true or false, since any

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +16,19 @@ import filelock
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineState
 
-from beam_prep import errors, recipe, worker
+from beam_prep import recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
-from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError
+from beam_prep.errors import BeamPrepError, ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner
+from beam_prep.running import job_id_of, quiet_beam, raised_by_worker, wait_until_done
 from beam_prep.storage.files import join, list_inputs, open_input, total_size
 from beam_prep.storage.output import normal
 from beam_prep.storage.publish import up_to_date
@@ -215,14 +214,14 @@ class Pipeline:
                 self.apply(pipeline, about, once=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
-            with progress, _quiet_beam():
+            with progress, quiet_beam():
                 running = pipeline.run()
                 if not here and not wait:
-                    return Result(self.output, None, False, _job_id(running))
-                _wait(running)
+                    return Result(self.output, None, False, job_id_of(running))
+                wait_until_done(running)
             done = True
         except Exception as error:  # runners wrap what a worker raised, each in its own way
-            raise _unwrap(error) from error
+            raise raised_by_worker(error) from error
         finally:
             # Elsewhere a job that failed here may still be at work: a later launch removes what it left.
             if here or done:
@@ -375,52 +374,6 @@ def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
     return given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
 
 
-def _job_id(running: Any) -> str | None:
-    """What a runner calls a job; None where it does not say, and for a launch by a template, which creates none."""
-    if not getattr(running, "has_job", True):
-        return None
-    found = getattr(running, "job_id", None) or getattr(running, "_job_id", None)
-    found = found() if callable(found) else found  # Dataflow's is a method
-    return None if found is None else str(found)
-
-
-def _wait(running: Any) -> None:
-    """Waits for a job's end.
-
-    Raises:
-        RunError: it was cancelled, which some runners only tell.
-    """
-    state = running.wait_until_finish()
-    if state != PipelineState.DONE:
-        raise RunError(f"the job ended as {state}: look at the runner's own log, and run again")
-
-
-_RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")
-
-
-_DIED = ("Channel closed prematurely", "Process died with exit code", "Worker subprocess exited")
-"""What runners say of a worker process that is no more: the local runner and Beam's job server, Flink, subprocesses."""
-
-
-def _unwrap(error: BaseException) -> BaseException:
-    """The error that a worker raised, out of what the runner made of it."""
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, BeamPrepError):
-        seen = seen.__cause__ or seen.__context__
-    if seen is not None:
-        name, message = type(seen).__name__, str(seen)
-    elif found := _RAISED.findall(str(error)):
-        name, message = found[-1]
-    elif any(words in str(error) for words in _DIED):
-        return RunError(
-            "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more, or "
-            "take fewer workers (--direct_num_workers); blocks that are done are not done again"
-        )
-    else:
-        return error
-    return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))
-
-
 @contextlib.contextmanager
 def _single_threaded() -> Iterator[None]:
     """No threads of the Rust tokenizers: a process that has some cannot be forked, and a few texts need none."""
@@ -432,25 +385,3 @@ def _single_threaded() -> Iterator[None]:
         del os.environ["TOKENIZERS_PARALLELISM"]
         if before is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = before
-
-
-@contextlib.contextmanager
-def _quiet_beam() -> Iterator[None]:
-    """Beam logs the whole traceback of a failed bundle several times; the error is raised anyway."""
-    if log.isEnabledFor(logging.DEBUG):
-        yield
-        return
-    beam_log, root = logging.getLogger("apache_beam"), logging.getLogger()
-    before = beam_log.level
-    beam_log.setLevel(logging.CRITICAL)
-    root.addFilter(_not_beam)  # what job servers say is logged by no logger of Beam's
-    try:
-        yield
-    finally:
-        beam_log.setLevel(before)
-        root.removeFilter(_not_beam)
-
-
-def _not_beam(record: logging.LogRecord) -> bool:
-    """Whether a record that the root logger was given is not Beam's."""
-    return "apache_beam" not in record.pathname

@@ -31,7 +31,10 @@ from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.core.tokens.truncate import truncate
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.formats.spool import row_tokens
-from beam_prep.inspect import VISIBLE, Look, Screen, checked_count, columns_line, legend, picked, render_row
+from beam_prep.inspect.output import checked_count, columns_line, picked
+from beam_prep.inspect.rows import render_row
+from beam_prep.inspect.screen import VISIBLE, Screen, legend
+from beam_prep.inspect.sequences import Look
 from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import layout, pad_id_of, read_config, rendered
 from beam_prep.storage.files import list_inputs

@@ -122,7 +122,7 @@ class _Crew:
         self._pid: int | None = os.fork()
         if self._pid == 0:
             try:
-                _be_first([reading for reading, _ in pipes], reporting, main, prepare)
+                _run_first_worker([reading for reading, _ in pipes], reporting, main, prepare)
             except Exception:  # else it would end without a word
                 traceback.print_exc()
             finally:
@@ -173,8 +173,8 @@ class _Crew:
             self._pid = None
 
 
-def _be_first(readings: Sequence[int], reporting: int, main: Any, prepare: Prepare | None) -> None:
-    """What the first worker does."""
+def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: Prepare | None) -> None:
+    """Prepares, forks the other workers, tells the launcher what came of it, and works as one of them."""
     gc.disable()
     _close_all_but([*readings, reporting])
     report: dict[str, str | None] = {"raised": None, "words": None}

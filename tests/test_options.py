@@ -21,7 +21,7 @@ FORM = [option for option in OPTIONS if not option.not_in_template]
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     options.add_arguments(parser)
-    given = parser.parse_args(options.spelled_out(words))
+    given = parser.parse_args(options.normalise_flags(words))
     assert options.complete(given) is None
     return given
 

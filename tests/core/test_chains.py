@@ -39,7 +39,7 @@ from beam_prep.core.tokens.truncate import truncate
 from beam_prep.errors import RunError
 from beam_prep.formats.spool import encode_block
 from tests.conftest import ROOT
-from tests.core.test_conversation import CONTROLS, TOKENS
+from tests.core.chat.test_conversation import CONTROLS, TOKENS
 
 TOKENIZER = Tokenizer.load(ROOT / "examples" / "tokenizer")
 SOURCE = (

@@ -1,7 +1,7 @@
 """Chat templates, rendered as transformers renders them: same sandbox, same extensions, same filters.
 
 Our own environment instead of `apply_chat_template`, so that a worker needs jinja2 alone (transformers takes more
-than a second to import) and a template is compiled once. `tests/core/test_chat_template.py` holds both against each
+than a second to import) and a template is compiled once. `tests/core/chat/test_template.py` holds both against each
 other on every template at hand.
 """
 

@@ -212,7 +212,7 @@ class Tokenizer:
         return Tokenizer(*_write(text, self.special_tokens, source))
 
     @property
-    def _it(self) -> _Loaded:
+    def _loaded_tokenizer(self) -> _Loaded:
         return _loaded(self.folder, self.fingerprint, self._digest)
 
     @property
@@ -227,7 +227,7 @@ class Tokenizer:
     def id_of(self, name: str) -> int | None:
         """The id of a named special token (`bos_token` ...), None where it is not set."""
         token = self.special_tokens.get(name)
-        found = None if token is None else self._it.backend.token_to_id(token)
+        found = None if token is None else self._loaded_tokenizer.backend.token_to_id(token)
         return None if found is None else int(found)
 
     @property
@@ -254,12 +254,12 @@ class Tokenizer:
     @property
     def controls(self) -> tuple[str, ...]:
         """Texts of all tokens that are marked special, the longest first."""
-        return self._it.controls
+        return self._loaded_tokenizer.controls
 
     @property
     def reference(self) -> "tokenizers.Tokenizer":
         """The Rust tokenizer, as transformers set it up."""
-        return self._it.backend
+        return self._loaded_tokenizer.backend
 
     def template(self, source: str | None = None, plans: bool = False, date: str | None = None) -> ChatTemplate:
         """The compiled chat template, the same object whenever asked for; of `source`, where it is given.
@@ -283,7 +283,7 @@ class Tokenizer:
         values: list[Array] = []
         lengths: list[int] = []
         for first in range(0, len(texts), _TEXTS_AT_ONCE):
-            batch = self._it.backend.encode_batch_fast(
+            batch = self._loaded_tokenizer.backend.encode_batch_fast(
                 list(texts[first : first + _TEXTS_AT_ONCE]), add_special_tokens=add_special_tokens
             )
             ids = [encoding.ids for encoding in batch]
@@ -302,7 +302,7 @@ class Tokenizer:
         borders = np.searchsorted(spans[:, 0], np.arange(len(texts) + 1))
         for first in range(0, len(texts), _TEXTS_AT_ONCE):
             chunk = list(texts[first : first + _TEXTS_AT_ONCE])
-            batch = self._it.backend.encode_batch(chunk, add_special_tokens=add_special_tokens)
+            batch = self._loaded_tokenizer.backend.encode_batch(chunk, add_special_tokens=add_special_tokens)
             for text, encoding in enumerate(batch, first):
                 ids.append(encoding.ids)
                 for span in range(borders[text], borders[text + 1]):
@@ -313,7 +313,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
-        return str(self._it.backend.decode([int(i) for i in ids], skip_special_tokens=False))
+        return str(self._loaded_tokenizer.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """A text for each token; joined they are the text of all.

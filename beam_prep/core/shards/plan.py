@@ -32,8 +32,8 @@ _AT_A_TIME = 10_000
 _PREFETCH = 512
 _PREFETCH_ROWS = 8_000_000
 """Rows and lines of the sidecars that are held at a time: some 250 MB."""
-_ENOUGH = 32
-"""Borders from which the next ones are guessed."""
+MIN_BORDERS_TO_EXTRAPOLATE = 32
+"""Borders that must be known before the next ones are extrapolated from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,7 +549,7 @@ def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Se
     Where a border lies depends on all before it: each flush takes some tokens more than it must, up to the end of a
     record. After k of them that is k times the mean, give or take.
     """
-    if len(over) < _ENOUGH:
+    if len(over) < MIN_BORDERS_TO_EXTRAPOLATE:
         mean = spread = float(ends[-1]) / max(1, int(receipts.rows[: len(ends)].sum()))
     else:
         mean, spread = float(np.mean(over)), float(np.std(over))

@@ -16,7 +16,7 @@ from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
 from beam_prep.core.tokens.batch import tokenize
 from tests.core.chars import Chars
-from tests.core.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
+from tests.core.chat.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
 
 # A default system message; the system's own text before all others.
 DEFAULT = (

@@ -234,7 +234,7 @@ def test_the_plan_is_what_a_sequential_program_does(
         patch.setattr(module, "REJECTS_PER_FILE", rejects_per_file)
         patch.setattr(module, "_PREFETCH", prefetch[0])
         patch.setattr(module, "_PREFETCH_ROWS", prefetch[1])
-        patch.setattr(module, "_ENOUGH", 2)
+        patch.setattr(module, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
         plan = made.plan(max_tokens, max_items, blobs)
 
     assert rows_of(plan, made) == wanted.shards

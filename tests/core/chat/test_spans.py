@@ -12,8 +12,8 @@ from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.pieces import Voice, apply_template
 from beam_prep.core.tokens.batch import tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from tests.core.chat.test_conversation import CONTROLS, TOKENS, say, talk
 from tests.core.mask_judge import PATHS, POINTS, records
-from tests.core.test_conversation import CONTROLS, TOKENS, say, talk
 
 SECTIONS = {
     "$role": (Section("messages", "$role", "conversation"),),

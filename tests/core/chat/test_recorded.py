@@ -16,7 +16,7 @@ from beam_prep.core.chat.recorded import plans as render_plan
 from beam_prep.core.chat.template import ChatTemplate, Message
 from beam_prep.core.data.block import Reject
 from tests.conftest import shared
-from tests.core.test_chat_template import TALKS, TEMPLATES, each, say
+from tests.core.chat.test_template import TALKS, TEMPLATES, each, say
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 FILES = (

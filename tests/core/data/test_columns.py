@@ -23,9 +23,9 @@ from beam_prep.core.pieces import pieces as template
 from beam_prep.core.pieces.pieces import Pieces, Rendered, Voice, apply_template
 from beam_prep.core.reading.records import RawBlock, Records, filter_by_chars, parse
 from beam_prep.errors import RunError
-from tests.core.test_backend import ours
-from tests.core.test_conversation import CONTROLS, TOKENS
-from tests.core.test_speech_plan import ROLES, SAID, SOURCES
+from tests.core.chat.test_conversation import CONTROLS, TOKENS
+from tests.core.chat.test_fixed_spans import ROLES, SAID, SOURCES
+from tests.core.encoding.test_backends import ours
 
 USER = {"role": "user", "content": "hi"}
 CHAT = {"messages": [USER, {"role": "assistant", "content": "x"}]}

@@ -18,7 +18,7 @@ from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import RunError
 from tests.core.chars import outcomes
-from tests.core.test_truncate_shift_store import made_of
+from tests.core.tokens.batches import made_of
 
 STRATEGIES = get_args(Strategy)
 MODES = get_args(TruncationMode)

@@ -24,8 +24,8 @@ from beam_prep.core.tokens.batch import Batch, tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.errors import TokenizerError
 from tests.conftest import shared
-from tests.core.test_tokenizer import OURS, _folders, verify_texts
-from tests.core.test_tokenizer import copy_of as changed_copy
+from tests.core.encoding.test_tokenizer import OURS, _folders, verify_texts
+from tests.core.encoding.test_tokenizer import copy_of as changed_copy
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"

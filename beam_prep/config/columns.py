@@ -1,0 +1,41 @@
+"""The columns of a config: which there are, and what each holds."""
+
+from typing import Literal
+
+from beam_prep.config.input import InputConfig, specs_of
+from beam_prep.config.output import OutputConfig
+from beam_prep.config.preprocessing import PreprocessingConfig
+
+
+def columns_of(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
+    """Column to dtype, in output order, by their own names."""
+    specs = specs_of(given, output)
+    pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in specs]
+    columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
+    more = {
+        "attention_mask": preprocessing.padding != "none",
+        "position_ids": position_ids_mode_of(preprocessing, output) != "none",
+        "seq_lens": preprocessing.packing_strategy != "none",
+    }
+    return columns | {name: output.dtype.get(name, "int32") for name, there in more.items() if there}
+
+
+def position_ids_mode_of(
+    preprocessing: PreprocessingConfig, output: OutputConfig
+) -> Literal["none", "doc_reset", "continuous"]:
+    """Which position ids are written: with packing `doc_reset`, unless the config says otherwise."""
+    default: Literal["none", "doc_reset"] = "none" if preprocessing.packing_strategy == "none" else "doc_reset"
+    return output.position_ids_mode or default
+
+
+def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
+    """What every possible column holds, masks that are left out included: a key of `ALLOWED_DTYPES`."""
+    specs = specs_of(given, output)
+    holds = {spec.name: "values" if spec.kind == "value" else "token ids" for spec in specs}
+    holds |= {spec.mask_name: "labels" if output.columns == "labels" else "masks" for spec in specs if spec.mask_name}
+    for spec in specs:
+        if spec.kind != "value" and spec.mask_name is None:
+            holds.setdefault(f"{spec.name}_mask" if given.sources else "loss_mask", "masks")
+    if not given.sources:
+        holds |= {"attention_mask": "masks", "position_ids": "token ids", "seq_lens": "token ids"}
+    return holds

@@ -1,0 +1,67 @@
+"""Settings that do not go together: the problems that no part of a config has alone."""
+
+from collections.abc import Iterator
+
+from beam_prep.config.columns import columns_of, contents_of
+from beam_prep.config.input import InputConfig, specs_of
+from beam_prep.config.output import OutputConfig
+from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.config.problems import Location, Problem, unknown_name
+from beam_prep.config.sections import prompt_first
+from beam_prep.config.values import ALLOWED_DTYPES
+from beam_prep.core.data.schema import name_problems
+
+
+def joint_problems(
+    given: InputConfig | None, preprocessing: PreprocessingConfig | None, output: OutputConfig
+) -> Iterator[Problem]:
+    """What is wrong between the parts of a config; a part that is wrong by itself is None."""
+    if preprocessing is not None and preprocessing.shift and output.columns != "labels":
+        yield ("preprocessing", "shift"), "found true; it works only with output.columns: 'labels'"
+    if given is None:
+        return
+    if preprocessing is not None:
+        yield from _text_rule_problems(given, preprocessing)
+        yield from _layout_problems(given, preprocessing, output)
+    if given.sources and output.columns == "labels":
+        yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
+        return
+    holds = contents_of(given, output)
+    for name, dtype in output.dtype.items():
+        if name not in holds:
+            yield ("output", "dtype", name), unknown_name("column", name, holds)
+        elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
+            yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
+    if preprocessing is not None:
+        for name, problem in name_problems(output.names, tuple(columns_of(given, preprocessing, output))):
+            yield ("output", "names", name), problem
+
+
+def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
+    """Packing, padding and positions are for rows of one sequence."""
+    settings: list[tuple[Location, object]] = [
+        (("preprocessing", "padding"), preprocessing.padding),
+        (("preprocessing", "packing_strategy"), preprocessing.packing_strategy),
+        (("output", "position_ids_mode"), output.position_ids_mode or "none"),
+    ]
+    for place, value in settings:
+        if given.sources and value != "none":
+            yield place, f"found {value!r}; it works only with input.sections, whose rows are one sequence"
+    if preprocessing.padding != "none" and preprocessing.packing_strategy != "none":
+        text = f"found {preprocessing.padding!r} beside packing_strategy; packed rows are padded by the trainer"
+        yield ("preprocessing", "padding"), text
+
+
+def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
+    if given.date is not None and not any(spec.has_template for spec in specs_of(given, OutputConfig())):
+        yield ("input", "date"), f"found {given.date!r}; it works only with a template, which may ask for the date"
+    specs = [spec for spec in specs_of(given, OutputConfig()) if spec.kind == "ids"]
+    conversation = any(section.template == "conversation" for spec in specs for section in spec.sections)
+    if preprocessing.bos != "keep" and not conversation:
+        text = f"found {preprocessing.bos!r}; it works only with template: 'conversation'"
+        yield ("preprocessing", "bos"), text
+    if preprocessing.encode == "joint":
+        for spec in specs:
+            if not spec.has_template and not prompt_first([section.action for section in spec.sections]):
+                text = f"found 'joint', and 'mask' behind 'train' in {spec.name!r}; the prompt must come first"
+                yield ("preprocessing", "encode"), text

@@ -1,0 +1,171 @@
+"""`input`: what is read, and the outputs that each record becomes."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from beam_prep.config.output import OutputConfig
+from beam_prep.config.problems import Location, Problem, path_of, shown
+from beam_prep.config.sections import (
+    OutputSpec,
+    SectionConfig,
+    Sections,
+    SourceConfig,
+    can_train,
+    conversation_problems,
+    spec_of,
+)
+from beam_prep.config.values import Name, Strict, Text, as_date
+from beam_prep.core.data.schema import RESERVED, Output, Section
+from beam_prep.core.reading.adapters import Adapter, adapter
+from beam_prep.errors import ConfigError
+
+
+class AdapterConfig(Strict):
+    """How records of another shape are read."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    name: Literal["sharegpt", "alpaca", "tokenized"] = Field(description="The shape; other keys are its options.")
+
+    def build(self) -> Adapter:
+        """The function on records."""
+        return adapter(self.name, **(self.model_extra or {}))
+
+    def _problems(self) -> Iterator[Problem]:
+        try:
+            if self.name != "tokenized":
+                self.build()
+            elif self.model_extra:
+                yield (), f"found {shown(self.model_extra)}; adapter 'tokenized' has no options"
+        except ConfigError as error:
+            yield (), str(error)
+
+
+class InputConfig(Strict):
+    """What is read: `sections` for one output, `sources` for several."""
+
+    sections: Sections | None = Field(default=None, description="What the only output is made of, in order.")
+    sources: dict[Name, SourceConfig] | None = Field(default=None, description="Several outputs, each with its name.")
+    adapter: Annotated[
+        AdapterConfig | None,
+        BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+    ] = Field(
+        default=None,
+        description="Records of another shape: sharegpt, alpaca, or tokenized (input_ids with labels or a mask); or "
+        "an object with its name and options.",
+    )
+    chat_template: Text | None = Field(
+        default=None,
+        description="In place of the tokenizer's chat template: the template itself, or a path beside the config.",
+    )
+    date: Annotated[
+        str | None,
+        BeforeValidator(as_date),
+        WithJsonSchema({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}),
+    ] = Field(
+        default=None, description="The day that the chat template is told when it asks for today's date: 2026-11-22."
+    )
+    implicit_prompt: bool = Field(
+        default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
+    )
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether records are tokenised already."""
+        return self.adapter is not None and self.adapter.name == "tokenized"
+
+    def outputs(self, joint: bool = False) -> tuple[Output, ...]:
+        """What each record becomes, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
+
+        Args:
+            joint: text sections are joined before they are encoded.
+        """
+        return tuple(
+            Output(
+                spec.name,
+                spec.kind,
+                tuple(
+                    Section(section.field, section.action, section.template or None, section.add_special_tokens)
+                    for section in spec.sections
+                ),
+                spec.mask_name,
+                joint and spec.kind == "ids" and not spec.has_template,
+            )
+            for spec in specs_of(self, OutputConfig())
+        )
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.tokenized:
+            if self.sources or self.sections:
+                yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"
+        elif self.sources:
+            yield from self._name_problems(self.sources)
+            yield from self._char_limit_problems()
+            yield from self._prompt_problems(self.sources)
+            if all(spec.kind == "value" for spec in specs_of(self, OutputConfig())):
+                yield ("sources",), "found only values; at least one source must hold text or messages"
+        elif not self.sections:
+            yield (), "found neither sections nor sources; give sections for one output, sources for several"
+        elif "value" in (actions := [section.action for section in self.sections]):
+            text = "found 'value'; it needs a source of its own in input.sources"
+            yield ("sections", actions.index("value"), "action"), text
+        elif not can_train(self.sections):
+            yield ("sections",), "found no section that can train; give one the action 'train' or '$role'"
+        else:
+            yield from conversation_problems(self.sections)
+        if self.implicit_prompt and not self.sources:
+            yield ("implicit_prompt",), "found true; it works only with input.sources (chosen and rejected)"
+
+    def _prompt_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
+        if not self.implicit_prompt:
+            return
+        sides = [source.sections for source in sources.values()][:2]
+        prompts = {sections[0].field for sections in sides}
+        good = len(sides) == 2 and len(prompts) == 1
+        if not good or not all(len(s) == 2 and s[0].action == "mask" and s[1].action != "mask" for s in sides):
+            text = "found true; the first two sources must each be a prompt (the same field, action 'mask') and a side"
+            yield ("implicit_prompt",), text
+
+    def _name_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
+        first: dict[str, Location] = {}
+        for spec in specs_of(self, OutputConfig()):
+            at: Location = ("sources", spec.name)
+            mask_at = (*at, "mask_key") if sources[spec.name].mask_key else at
+            for column, place in [(spec.name, at), (spec.mask_name, mask_at)]:
+                if column is None:
+                    continue
+                if column.lower() in RESERVED:
+                    yield place, f"found column {column!r}; reserved names: {', '.join(RESERVED)}"
+                if (earlier := first.setdefault(column.lower(), place)) is not place:
+                    why = "columns become file names, so upper and lower case count as equal"
+                    yield place, f"found column {column!r}, which {path_of(('input', *earlier))} has already; {why}"
+
+    def _char_limit_problems(self) -> Iterator[Problem]:
+        specs = specs_of(self, OutputConfig())
+        limited = {section.field: spec.name for spec in specs if spec.char_limits for section in spec.sections}
+        for spec in specs:
+            for i, section in enumerate(spec.sections):
+                if section.field in limited and not spec.char_limits:
+                    why = f"limit in source {limited[section.field]!r} (plain text, all trained) but cannot limit here"
+                    text = f"found {shown(section.field)}, which min_chars and max_chars {why}; use two fields"
+                    yield ("sources", spec.name, "sections", i, "field"), text
+
+
+def specs_of(given: InputConfig, output: OutputConfig) -> tuple[OutputSpec, ...]:
+    """The outputs that each record becomes, in config order."""
+    if given.tokenized:
+        only = SourceConfig(sections=(SectionConfig(field="input_ids", action="train"),))
+        names = ("input_ids", "labels") if output.columns == "labels" else ("sequence", "loss_mask")
+        return (spec_of(*names, only, True, output.dtype),)
+    if given.sources:
+        return tuple(
+            spec_of(name, source.mask_key or f"{name}_mask", source, source.mask_key is not None, output.dtype)
+            for name, source in given.sources.items()
+        )
+    only = SourceConfig(sections=given.sections or ())
+    if output.columns == "labels":
+        return (spec_of("input_ids", "labels", only, True, output.dtype),)
+    return (spec_of("sequence", "loss_mask", only, False, output.dtype),)

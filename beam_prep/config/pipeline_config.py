@@ -1,0 +1,183 @@
+"""`PipelineConfig`: all parts of a config together."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from beam_prep.config.columns import columns_of, contents_of, position_ids_mode_of
+from beam_prep.config.combinations import joint_problems
+from beam_prep.config.input import InputConfig, specs_of
+from beam_prep.config.json_text import JSONObject, repeated_keys, with_template
+from beam_prep.config.output import OutputConfig
+from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.config.problems import ProblemsError, validated
+from beam_prep.config.sections import OutputSpec
+from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_of
+from beam_prep.core.data.schema import RESERVED
+from beam_prep.errors import ConfigError
+
+
+class PipelineConfig(Strict):
+    """A whole config: what is read, masked, cut and written."""
+
+    version: Annotated[Literal[1], one_of(1)] = Field(default=1, description="Version of the config format.")
+    input: InputConfig = Field(description="What is read: sections for one output, sources for several.")
+    mask: dict[Text, Literal["train", "mask", "last"]] = Field(
+        default={}, description="Role to action, for $role; last: only the role's last message is trained."
+    )
+    mask_default: Literal["train", "mask"] = Field(default="mask", description="Action of the roles not in mask.")
+    preprocessing: PreprocessingConfig = Field(default=PreprocessingConfig(), description="What is dropped and cut.")
+    output: OutputConfig = Field(default=OutputConfig(), description="What is written.")
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike[str]) -> "PipelineConfig":
+        """Read a config file; raises `ConfigError` when it cannot be read or is wrong."""
+        name = os.fspath(path)
+        try:
+            with open(name, encoding="utf-8-sig") as file:
+                text = file.read()
+        except OSError as error:
+            raise ConfigError(f"{name}: the config cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{name}: the config is not UTF-8: {error.reason} at byte {error.start}") from error
+        return cls.from_text(text, name)
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "config", read: Callable[[str], bytes] | None = None) -> "PipelineConfig":
+        """Build a config from JSON text; `name` is what error messages call it.
+
+        A chat template's file is looked for beside `name`, and read by `read`, where it is given.
+        """
+        try:
+            obj = json.loads(text, object_pairs_hook=JSONObject)
+            repeated = list(repeated_keys(obj))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+            raise ConfigError(f"{name}: not usable as JSON: {error}") from error
+        return validated(PipelineConfig, with_template(obj, os.path.dirname(name), read), name, repeated)
+
+    @classmethod
+    def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":
+        """Build a config from plain dicts and lists; `name` is what error messages call it."""
+        return validated(PipelineConfig, with_template(obj, ""), name, [])
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """The JSON Schema (draft 2020-12) of a config file, for editors."""
+        schema = cls.model_json_schema()
+        link = {"type": "string", "description": "Where this schema is; for editors, ignored here."}
+        schema["properties"] = {"$schema": link, **schema["properties"]}
+        # What pydantic leaves out: the description of a validated model, and that names must match their pattern.
+        schema["properties"]["output"]["description"] = cls.model_fields["output"].description
+        schema["$defs"]["InputConfig"]["properties"]["sources"]["anyOf"][0]["additionalProperties"] = False
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_schema_link(cls, obj: object) -> object:
+        return {key: value for key, value in obj.items() if key != "$schema"} if isinstance(obj, dict) else obj
+
+    # On the last field, not in `_problems`: so it runs when other parts have problems; those are missing in `data`.
+    @field_validator("output")
+    @classmethod
+    def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
+        if problems := list(joint_problems(info.data.get("input"), info.data.get("preprocessing"), output)):
+            raise ProblemsError(problems, rooted=True)
+        return output
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is allowed but probably not meant, one sentence each."""
+        found = []
+        if self.input.sources and self.input.sections:
+            found.append("input.sections is ignored, because input.sources is set")
+        by_role = any(section.action == "$role" for spec in self.outputs() for section in spec.sections)
+        if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
+            found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
+        step = self.preprocessing
+        if step.packing_strategy == "none" and step.max_packed_len is not None:
+            found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
+        if step.packing_strategy == "none" and "packing_group" in step.model_fields_set:
+            found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
+        if self.preprocessing.eos == "never" and not self.input.tokenized:
+            for spec in self.outputs():
+                if spec.kind == "ids" and not spec.has_template and spec.trains and len(spec.sections) > 1:
+                    fields = " and ".join(repr(section.field) for section in spec.sections)
+                    found.append(
+                        f"{spec.name}: nothing stands between the texts of {fields}, and no EOS ends them: let the "
+                        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned"
+                    )
+        return found
+
+    @property
+    def char_filter_fields(self) -> tuple[str, ...]:
+        """The fields that min_chars and max_chars act on: those of outputs that are plain text, all trained."""
+        limited = (spec for spec in self.outputs() if spec.char_limits)
+        return tuple(dict.fromkeys(section.field for spec in limited for section in spec.sections))
+
+    def outputs(self) -> tuple[OutputSpec, ...]:
+        """What each record becomes, in config order."""
+        return specs_of(self.input, self.output)
+
+    def columns(self) -> dict[str, str]:
+        """Column to dtype, in output order: each output, then its mask. By their own names: see `names`."""
+        return columns_of(self.input, self.preprocessing, self.output)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Column to the name under which it is written, where that is another one; in output order."""
+        given = self.output.names
+        return {name: given[name] for name in self.columns() if given.get(name, name) != name}
+
+    def written(self) -> dict[str, str]:
+        """Column to dtype, in output order, by the names under which they are written."""
+        return {self.names.get(name, name): dtype for name, dtype in self.columns().items()}
+
+    @property
+    def position_ids_mode(self) -> Literal["none", "doc_reset", "continuous"]:
+        """Which position ids are written: with packing `doc_reset`, unless the config says otherwise."""
+        return position_ids_mode_of(self.preprocessing, self.output)
+
+    @property
+    def pad_multiple(self) -> int | None:
+        """Rows are padded to a multiple of this; None: not padded."""
+        padding = self.preprocessing.padding
+        return None if padding == "none" else self.preprocessing.max_seq_len if padding == "max_length" else padding
+
+    def check_vocabulary(self, max_id: int) -> None:
+        """Raise `ConfigError` if a column that holds token ids (labels do too) cannot hold `max_id`."""
+        holds = contents_of(self.input, self.output)
+        lines = []
+        for name, dtype in self.columns().items():
+            if holds[name] in ("token ids", "labels") and name not in RESERVED and LARGEST[dtype] < max_id:
+                wide = [other for other in ALLOWED_DTYPES[holds[name]] if LARGEST[other] >= max_id]
+                lines.append(
+                    f"output.dtype.{name} is {dtype}, which holds ids up to {LARGEST[dtype]}; "
+                    f"this tokenizer has ids up to {max_id}: use {' or '.join(wide[:2])}"
+                )
+        if lines:
+            raise ConfigError("\n".join(lines))
+
+    def canonical(self) -> dict[str, Any]:
+        """The config as JSON data with every default filled in; the same for configs that mean the same.
+
+        What has no effect is left out (ignored sections, dtypes of columns that are not written). The order of
+        `input.sources` has an effect, so a digest must keep the order of keys: ``json.dumps(config.canonical())``.
+        """
+        plain = self.model_dump(mode="json")
+        plain["input"]["sections" if self.input.sources else "sources"] = None
+        if self.input.date is None:  # old outputs and spools keep their names
+            del plain["input"]["date"]
+        for spec in self.outputs() if self.input.sources else ():
+            plain["input"]["sources"][spec.name]["mask_key"] = spec.mask_name
+        plain["mask"] = dict(sorted(self.mask.items()))
+        plain["output"]["dtype"] = self.columns()
+        if names := self.names:
+            plain["output"]["names"] = names
+        else:
+            del plain["output"]["names"]  # so that outputs of earlier versions stay up to date
+        return plain

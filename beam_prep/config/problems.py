@@ -1,0 +1,133 @@
+"""What is wrong with a config, in words: all problems in one `ConfigError`, each with its place."""
+
+import difflib
+import json
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from beam_prep.errors import ConfigError
+
+Location = tuple[str | int, ...]
+Problem = tuple[Location, str]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class ProblemsError(ValueError):
+    """Several problems at once, each with its place in the object that was checked (`rooted`: in the whole config)."""
+
+    def __init__(self, problems: list[Problem], rooted: bool = False) -> None:
+        super().__init__(problems, rooted)
+        self.problems = problems
+        self.rooted = rooted
+
+
+def validated(model: type[Model], obj: object, name: str, problems: list[Problem]) -> Model:
+    """A config of type `model`.
+
+    Args:
+        model: the type.
+        obj: the JSON.
+        name: what error messages call the config.
+        problems: what was found already.
+
+    Raises:
+        ConfigError: all problems, one a line.
+    """
+    try:
+        config = model.model_validate(obj)
+    except ValidationError as error:
+        problems = problems + [problem for details in error.errors() for problem in _explain(model, details)]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = [f"  {path_of(at)}: {text}" for at, text in problems]
+        raise ConfigError("\n".join([f"{name}: {count} in the config", *lines]))
+    return config
+
+
+WANTED = {
+    "int_type": "an integer",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "string_too_short": "a string that is not empty",
+    "string_pattern_mismatch": "a name of letters, digits and '_' that starts with a letter",
+    "tuple_type": "a list",
+    "too_short": "a list that is not empty",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+
+
+def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
+    """One problem, or several, from one entry of pydantic's `ValidationError.errors()`."""
+    at, kind, context = details["loc"], details["type"], details.get("ctx", {})
+    found = f"found {shown(details['input'])}; "
+    if isinstance(error := context.get("error"), ProblemsError):
+        return [(place if error.rooted else (*at, *place), text) for place, text in error.problems]
+    if kind == "too_short" and details["input"]:
+        return []  # pydantic counts only the items that are right; the others are reported by themselves
+    if kind == "value_error":
+        return [(at, str(error))]
+    if kind == "extra_forbidden":
+        parts = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
+        right = [name for name, part in parts.items() if part and at[-1] in part.model_fields]
+        text = unknown_name("key", at[-1], _fields(model, at[:-1]))
+        return [(at, text + "".join(f"; it belongs in {name!r}" for name in right))]
+    if kind == "missing":
+        return [(at, f"missing. {_fields(model, at[:-1])[at[-1]].description}")]
+    if kind == "literal_error":
+        allowed = context["expected"].replace(" or ", ", ")
+        return [(at, f"{found}{_hint(details['input'], allowed.replace(chr(39), '').split(', '))}allowed: {allowed}")]
+    wanted = f"must be {WANTED[kind]}" if kind in WANTED else details["msg"].replace("Input should", "must")
+    about = f". {_fields(model, at[:-1])[at[-1]].description}" if kind.startswith("greater_than") else ""
+    return [(at, f"{found}{wanted}{about}")]
+
+
+def _fields(model: type[BaseModel], at: Location) -> Mapping[str, Any]:
+    """The fields of the object at this place of a config of type `model`."""
+    found: Any = model
+    steps = iter(at)
+    for step in steps:
+        annotation = found.model_fields[step].annotation
+        found = _model_in(annotation)
+        if found is not annotation:
+            next(steps)  # the index of a section, the name of a source
+    fields: Mapping[str, Any] = found.model_fields
+    return fields
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := _model_in(part))), None)
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+def shown(value: object) -> str:
+    """A value as in a config, shortened."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return _short.repr(list(value) if isinstance(value, tuple) else value)
+
+
+def path_of(at: Location) -> str:
+    """A place in a config as text: `input.sections[0].field`."""
+    steps = (step for step in at if step != "[key]")  # pydantic's mark for a problem with the key itself
+    texts = (f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{shown(step)}]" for step in steps)
+    return "".join(texts).removeprefix(".") or "config"
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """An unknown name, the one that may be meant, and all known ones, as text."""
+    return f"unknown {what} {shown(name)}; {_hint(name, known)}known: {', '.join(known)}"
+
+
+def _hint(name: object, known: Iterable[str]) -> str:
+    by_lower = {item.lower(): item for item in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
+    return f"did you mean {by_lower[near[0]]!r}? " if near else ""

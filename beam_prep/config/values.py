@@ -1,0 +1,78 @@
+"""Types of the values in a config: strict models, dtypes, formats, dates."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from datetime import date as Date
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from beam_prep.config.problems import Problem, ProblemsError, shown
+
+Kind = Literal["ids", "list", "value"]
+Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+DType = Literal["bool", Integer, "float16", "float32", "float64"]
+FORMATS = ("bin", "tfrecord", "arrow", "h5")
+LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
+ALLOWED_DTYPES = {
+    "token ids": tuple(LARGEST),
+    "masks": ("bool", *LARGEST),
+    "labels": tuple(name for name in LARGEST if name[0] == "i"),  # -100 where nothing is trained
+    "values": tuple(name for name in get_args(DType) if name != "bool"),
+}
+
+
+class Strict(BaseModel):
+    """A part of a config: no unknown keys, no conversions; `_problems` says what the types cannot."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Strict":
+        if problems := list(self._problems()):
+            raise ProblemsError(problems)
+        return self
+
+    def _problems(self) -> Iterable[Problem]:
+        """What the types cannot say; runs when every key is right by itself."""
+        return ()
+
+
+def one_of(*allowed: object) -> BeforeValidator:
+    """Only these values, of these types."""
+
+    def check(value: object) -> object:
+        if not any(type(value) is type(item) and value == item for item in allowed):  # 1 == True == 1.0
+            raise ValueError(f"found {shown(value)}; allowed: {', '.join(map(shown, allowed))}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _as_formats(value: object) -> tuple[str, ...]:
+    """Formats in one order, whatever the order in the config: it changes nothing in the output."""
+    names: Any = [value] if isinstance(value, str) else value
+    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMATS for name in names)
+    if not known or any(names.count(name) > 1 for name in names):
+        raise ValueError(
+            f"found {shown(value)}; allowed: {', '.join(map(repr, FORMATS))}, or a list of them, each once"
+        )
+    return tuple(name for name in FORMATS if name in names)
+
+
+def as_date(value: object) -> str | None:
+    """A date as `2026-11-22`; null stays null."""
+    if value is None:
+        return None
+    if isinstance(value, str) and re.fullmatch(r"[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}", value):
+        with contextlib.suppress(ValueError):
+            return Date.fromisoformat(value).isoformat()
+    raise ValueError(f"found {shown(value)}; must be a date such as '2026-11-22'")
+
+
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+_ONE = {"enum": list(FORMATS)}
+_SOME = {"type": "array", "items": _ONE, "minItems": 1, "uniqueItems": True}
+Formats = Annotated[tuple[str, ...], BeforeValidator(_as_formats), WithJsonSchema({"anyOf": [_ONE, _SOME]})]

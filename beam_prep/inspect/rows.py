@@ -1,0 +1,136 @@
+"""A row as text: a header, then its sequences, one below the other or side by side."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from beam_prep.formats import Row
+from beam_prep.inspect.screen import CAPTION, VISIBLE
+from beam_prep.inspect.sequences import Look, TokenSequence, lengths_of, parts_of, positions_of
+from beam_prep.inspect.text import counts_of, padding_text, tokens_text
+from beam_prep.readers.dataset import Dataset
+
+SIDE_BY_SIDE = 100
+"""Columns of a terminal from which on both sides of a preference pair stand beside each other."""
+_RULE = 72  # characters of the line that begins a document
+
+
+def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, why: str = "") -> Text:
+    """One record: a header, then each output under its name, values as numbers.
+
+    Args:
+        dataset: an output, or a view of one.
+        index: the row; negative: from the end.
+        marks: what is trained stands between `⟦` and `⟧`, for text without colours.
+        width: characters of a line; only preference pairs are fitted to it.
+        why: why it is shown, for the header.
+
+    Raises:
+        IndexError: there is no such row.
+        FormatError: the row is damaged, or a mask has another length than its ids.
+    """
+    row = dataset[index]
+    look = Look(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path), marks, width)
+    title = [f"record {index % len(dataset)}", why, f"domain {dataset.domain_of(index)}"]
+    return render_row(look, row, [part for part in title if part])
+
+
+def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] = ()) -> Text:
+    """A row, below a header that begins with `title` and ends with `notes`.
+
+    Raises:
+        FormatError: a mask has another length than its ids, or the lengths of the documents are not those of the row.
+    """
+    parts = [part for column in look.schema for part in parts_of(column, look, row)]
+    sequences = [part for part in parts if isinstance(part, TokenSequence)]
+    shared = [note for one in sequences[:1] for note in one.notes if all(note in other.notes for other in sequences)]
+    header = [*title, counts_of(sequences), *shared, *_layout_notes(look, row), *notes]
+    text = Text().append(f"━━ {' · '.join(header)}".translate(VISIBLE), "bold")
+    own = [
+        dataclasses.replace(part, notes=tuple(note for note in part.notes if note not in shared))
+        if isinstance(part, TokenSequence)
+        else part
+        for part in parts
+    ]
+    return text.append_text(_body(own, look, packed=lengths_of(look, row) is not None))
+
+
+def _body(parts: Sequence["TokenSequence | str"], look: Look, packed: bool) -> Text:
+    """What stands below the header."""
+    text = Text()
+    pair = [part for part in parts if isinstance(part, TokenSequence)]
+    beside = look.width >= SIDE_BY_SIDE and _is_pair(look, pair)
+    if beside:
+        text.append_text(_side_by_side(pair[0], pair[1], look))
+    for part in parts:
+        if isinstance(part, str):
+            text.append(f"\n── {part}", CAPTION)
+        elif not beside:
+            if packed:
+                text.append("\n" + f"{_caption(part)} ".ljust(_RULE, "─"), CAPTION)
+            elif len(parts) > 1:
+                text.append(f"\n{_caption(part)}", CAPTION)
+            text.append("\n").append_text(tokens_text(part, look)).append_text(padding_text(part, look))
+    return text
+
+
+def _caption(sequence: TokenSequence) -> str:
+    return f"── {', '.join([f'{sequence.name}: {counts_of([sequence])}', *sequence.notes])}"
+
+
+def _layout_notes(look: Look, row: Row) -> Iterator[str]:
+    """What to say of the row as a whole: its documents, its positions."""
+    if (lengths := lengths_of(look, row)) is not None:
+        strategy = look.config.get("preprocessing", {}).get("packing_strategy")
+        parts = " or parts of some" if strategy in ("bfd_split", "wrapped") else ""
+        yield f"{len(lengths):,} document{'s' * (len(lengths) != 1)}{parts}"
+    for column in look.schema:
+        if column.role == "position" and (summary := positions_of(column, look, row)) is not None:
+            yield f"positions: {summary}"
+
+
+def _is_pair(look: Look, sequences: Sequence[TokenSequence]) -> bool:
+    """Whether a row is two sequences of equal right: both with something to train on, neither of a list."""
+    ids = [column for column in look.schema if column.role == "ids"]
+    return (
+        len(ids) == len(sequences) == 2
+        and all(column.depth == 1 for column in ids)
+        and not any(column.role in ("lengths", "attention") for column in look.schema)
+        and all(one.trained is not None and one.trained.any() for one in sequences)
+    )
+
+
+def _side_by_side(left: TokenSequence, right: TokenSequence, look: Look) -> Text:
+    """Two sequences in two columns; above them, once, what both begin with."""
+    common = _alike(left, right)
+    text = Text()
+    if common:
+        text.append(f"\n── both begin with {common:,} tokens", CAPTION)
+        text.append("\n").append_text(tokens_text(left, look, stop=common))
+    width = (look.width - 3) // 2
+    console = Console(width=look.width)
+    sides = []
+    for side in (left, right):
+        column = Text.assemble((_caption(side), CAPTION), "\n", tokens_text(side, look, start=common))
+        column.rstrip()
+        sides.append(column.wrap(console, width, overflow="fold"))
+    for one, other in itertools.zip_longest(*sides, fillvalue=Text()):
+        other.rstrip()
+        text.append("\n").append_text(one).append(" " * (width - one.cell_len))
+        text.append(" │", CAPTION).append(" " * bool(other)).append_text(other)
+    return text
+
+
+def _alike(one: TokenSequence, other: TokenSequence) -> int:
+    """Tokens that both begin with, up to the last that is not trained: an answer is not cut."""
+    assert one.trained is not None
+    assert other.trained is not None
+    size = min(len(one.ids), len(other.ids))
+    same = (one.ids[:size] == other.ids[:size]) & (one.trained[:size] == other.trained[:size])
+    first = size if same.all() else int(np.argmin(same))
+    untrained = np.flatnonzero(~one.trained[:first])
+    return int(untrained[-1]) + 1 if len(untrained) else 0

@@ -1,0 +1,204 @@
+"""A row as sequences of tokens: which are trained, which are padding, what else to say of them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.errors import FormatError
+from beam_prep.formats import Row
+
+_VALUES = 100  # that are printed of one list
+
+
+@dataclass(frozen=True)
+class Look:
+    """What rows are shown with.
+
+    Attributes:
+        schema: their columns.
+        tokenizer: None: tokens are shown as ids.
+        config: the config that made them, as in a manifest; {} where it is not known.
+        where: the output, for errors.
+        marks: what is trained stands between `⟦` and `⟧`, for text without colours.
+        width: of a line; from `SIDE_BY_SIDE` on both sides of a preference pair stand beside each other.
+    """
+
+    schema: tuple[Column, ...]
+    tokenizer: Tokenizer | None
+    config: Mapping[str, Any]
+    where: str = ""
+    marks: bool = False
+    width: int = 80
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """Tokens of a row to show.
+
+    Attributes:
+        name: the column, with an index where it is a list of lists; the document's number in packed rows.
+        ids: the tokens without padding, with the one that only the labels hold where they are shifted.
+        trained: bool [len(ids)]; None where nothing says.
+        stored: tokens in the column of ids, without padding.
+        notes: what else to say.
+        padding: ids of the padding behind them.
+    """
+
+    name: str
+    ids: Array
+    trained: Array | None
+    stored: int
+    notes: tuple[str, ...] = ()
+    padding: tuple[int, ...] = ()
+
+
+def positions_of(column: Column, look: Look, row: Row) -> str | None:
+    """What the positions of a row do, in words; None where they do something else."""
+    found = np.asarray(row[column.name])
+    through = np.arange(len(found))
+    lengths = lengths_of(look, row)
+    if lengths is not None and lengths.sum() == len(found):
+        starts = np.repeat(offsets_of(lengths)[:-1], lengths)
+        if np.array_equal(found, through - starts):
+            return "restart at every document"
+    if np.array_equal(found, through):
+        return f"0 to {len(found) - 1:,}" if lengths is None else "run on through the row"
+    return None
+
+
+def parts_of(column: Column, look: Look, row: Row) -> Iterator[TokenSequence | str]:
+    """What to show of a column: sequences of tokens, or a line of text. What is trained is shown on the ids."""
+    if column.role == "ids":
+        yield from _sequences(column, look, row)
+        return
+    shown_elsewhere = {
+        "lengths": True,
+        "mask": column.of is not None,
+        "labels": column.of is not None,
+        "attention": _padded(look, row) is not None,
+        "value": column.name in _values(look, row),
+        "position": column.role == "position" and positions_of(column, look, row) is not None,
+    }
+    if not shown_elsewhere[column.role]:
+        yield f"{column.name}: {_numbers(row[column.name])}"
+
+
+def _sequences(column: Column, look: Look, row: Row) -> Iterator[TokenSequence | str]:
+    """The sequences of a column of ids: one, or those of a list, or the documents of a packed row."""
+    loss = next((other for other in look.schema if other.of == column.name and other.role in ("mask", "labels")), None)
+    taken_name = column.name if loss is None else loss.name
+    ids, taken = _lists(row[column.name]), _lists(row[taken_name])
+    if [len(one) for one in ids] != [len(one) for one in taken]:
+        raise FormatError(f"{look.where}: columns {column.name} and {taken_name} of a row have other lengths")
+    names = [column.name]
+    if column.depth == 2:
+        names = [f"{column.name}[{index}]" for index in range(len(ids))]
+    elif (lengths := lengths_of(look, row)) is not None:
+        ids, taken = _documents(ids[0], lengths, look), _documents(taken[0], lengths, look)
+        names = [f"document {number:,} of {len(ids):,}" for number in range(1, len(ids) + 1)]
+    if not ids:
+        yield f"{column.name}: an empty list"
+    for index, (name, one, other) in enumerate(zip(names, ids, taken, strict=True)):
+        found = _without_padding(column.name, one, loss, other, look, row)
+        values = _values(look, row) if column.depth == 2 else {}
+        beside = (f"{key}[{index}]: {numbers[index]}" for key, numbers in values.items())
+        yield dataclasses.replace(found, name=name, notes=(*found.notes, *beside))
+
+
+def _without_padding(name: str, ids: Array, loss: Column | None, taken: Array, look: Look, row: Row) -> TokenSequence:
+    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show, and the padding behind them."""
+    real = len(ids) - (_padded(look, row) or 0)
+    if loss is None:
+        found = _unmasked(name, ids[:real], _trains(look.config, name))
+    else:
+        found = _sequence(name, ids[:real], loss, taken[:real])
+    if real == len(ids):
+        return found
+    wrong = 0 if loss is None else int((taken[real:] != (IGNORE_INDEX if loss.role == "labels" else 0)).sum())
+    notes = (*found.notes, f"{wrong:,} tokens of padding are trained") if wrong else found.notes
+    return dataclasses.replace(found, notes=notes, padding=tuple(ids[real:].tolist()))
+
+
+def lengths_of(look: Look, row: Row) -> Array | None:
+    """The lengths of the documents of a packed row."""
+    return next((np.asarray(row[column.name]) for column in look.schema if column.role == "lengths"), None)
+
+
+def _documents(values: Array, lengths: Array, look: Look) -> list[Array]:
+    if lengths.sum() != len(values):
+        name = next(column.name for column in look.schema if column.role == "lengths")
+        raise FormatError(f"{look.where}: {name} of a row count {lengths.sum():,} tokens, it has {len(values):,}")
+    return np.split(values, offsets_of(lengths)[1:-1]) if len(lengths) else []
+
+
+def _lists(value: Array | Ragged) -> list[Any]:
+    return [value[index] for index in range(len(value))] if isinstance(value, Ragged) else [value]
+
+
+def _padded(look: Look, row: Row) -> int | None:
+    """How many tokens at the row's end are padding; None where nothing says, or it stands elsewhere too."""
+    attention = next((np.asarray(row[column.name]) for column in look.schema if column.role == "attention"), None)
+    if attention is None or lengths_of(look, row) is not None:
+        return None
+    real = int(np.count_nonzero(attention))
+    return len(attention) - real if (attention[:real] != 0).all() else None
+
+
+def _values(look: Look, row: Row) -> dict[str, list[str]]:
+    """Columns of values that go with the sequences of a list, one each: rewards with their responses."""
+    lists = [column.name for column in look.schema if column.role == "ids" and column.depth == 2]
+    values = {column.name: row[column.name] for column in look.schema if column.role == "value" and column.depth == 1}
+    count = len(row[lists[0]]) if len(lists) == 1 else 0
+    return {name: [str(value) for value in found] for name, found in values.items() if 0 < len(found) == count}
+
+
+def _unmasked(name: str, ids: Array, trains: bool | None) -> TokenSequence:
+    """Ids int [n] of a column without a mask, as tokens to show."""
+    trained = None if trains is None else np.full(len(ids), trains)
+    note = {None: "no mask", True: "no mask: all is trained", False: "no mask: nothing is trained"}[trains]
+    return TokenSequence(name, ids, trained, len(ids), (note,))
+
+
+def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> TokenSequence:
+    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show."""
+    if loss.role == "mask":
+        return TokenSequence(name, ids, taken != 0, len(ids))
+    trained = taken != IGNORE_INDEX
+    notes = ["labels: unshifted"]
+    shown = ids
+    if loss.shifted:
+        # Label i is the token behind input i; behind the last one stands a token that only the labels know.
+        notes = ["labels: shifted by one"]
+        shown = np.append(ids, taken[-1:][trained[-1:]])
+        trained, taken = np.append(False, trained)[: len(shown)], np.append(IGNORE_INDEX, taken)[: len(shown)]
+        if len(shown) > len(ids):
+            notes.append("the last token is a label only")
+    if wrong := int((shown != taken)[trained].sum()):
+        notes.append(f"{wrong:,} labels are not the token they belong to")
+    return TokenSequence(name, shown, trained, len(ids), tuple(notes))
+
+
+def _trains(config: Mapping[str, Any], name: str) -> bool | None:
+    """Whether an output without a mask is trained, by its config: then it is all, or nothing. `name`: as written.
+
+    None where there is no config (a chain written by hand).
+    """
+    given = config.get("input")
+    if given is None:
+        return None
+    own = {written: column for column, written in config.get("output", {}).get("names", {}).items()}
+    sections = given["sources"][own.get(name, name)]["sections"] if given.get("sources") else given["sections"]
+    return any(section["action"] not in ("mask", "value") for section in sections)
+
+
+def _numbers(values: Array | Ragged) -> str:
+    if isinstance(values, Ragged):
+        return " | ".join(_numbers(values[index]) for index in range(len(values)))
+    more = f" ... ({len(values):,} in all)" if len(values) > _VALUES else ""
+    return ", ".join(str(value) for value in values[:_VALUES]) + more  # of the array: 0.1, as float32 means it

@@ -1,0 +1,81 @@
+"""Tokens and counts as text."""
+
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.inspect.screen import CLOSE, OPEN, TRAINED, UNTRAINED, VISIBLE
+from beam_prep.inspect.sequences import Look, TokenSequence
+
+
+def percent(part: int, whole: int) -> str:
+    """A share as text: `12.5%`; 0.0% of nothing."""
+    return f"{part / whole if whole else 0:.1%}"
+
+
+def counts_of(sequences: Sequence[TokenSequence]) -> str:
+    """How many tokens, how many of them trained, and how much padding."""
+    stored = sum(sequence.stored for sequence in sequences)
+    known = [sequence.trained for sequence in sequences if sequence.trained is not None]
+    text = f"{stored:,} tokens"
+    if len(known) == len(sequences):
+        trained = sum(int(taken.sum()) for taken in known)
+        text += f", {trained:,} trained ({percent(trained, stored)})"
+    padding = sum(len(sequence.padding) for sequence in sequences)
+    return f"{text} + {padding:,} of padding" if padding else text
+
+
+def tokens_text(sequence: TokenSequence, look: Look, start: int = 0, stop: int | None = None) -> Text:
+    """The text (ids without a tokenizer) of the tokens from `start` to `stop`, trained runs of tokens as one."""
+    ids = sequence.ids.tolist()
+    special = _special_ids(look.tokenizer)
+    trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
+    tokens = list(zip(trained, ids, _pieces(ids, look.tokenizer), strict=True))[start:stop]
+    text = Text()
+    for is_trained, run in itertools.groupby(tokens, lambda token: token[0]):
+        style = {True: TRAINED, False: UNTRAINED, None: ""}[is_trained]
+        part = Text()
+        for is_special, members in itertools.groupby(run, lambda token: token[1] in special):
+            plain = "".join(piece for _, _, piece in members)
+            part.append(plain.translate(VISIBLE), f"{style} reverse" if is_special else style)
+        if is_trained:
+            part = Text.assemble(OPEN, part, CLOSE) if look.marks else _show_outer_newlines(part, style)
+        text.append_text(part)
+    return text
+
+
+def _pieces(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
+    return [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
+
+
+def padding_text(sequence: TokenSequence, look: Look) -> Text:
+    """`+ 57 x <|pad|>`, below the text."""
+    text = Text()
+    for token, run in itertools.groupby(sequence.padding):
+        style = f"{UNTRAINED} reverse" if token in _special_ids(look.tokenizer) else UNTRAINED
+        piece = _pieces([token], look.tokenizer)[0].strip(" ")
+        text.append(f"\n+ {len(list(run)):,} x ", UNTRAINED).append(piece.translate(VISIBLE), style)
+    return text
+
+
+def _show_outer_newlines(run: Text, style: str) -> Text:
+    """A newline in colour is not seen: at the ends of a trained run it gets a sign."""
+    body = run.plain.strip("\n")
+    before = len(run.plain) - len(run.plain.lstrip("\n")) if body else 0
+    after = len(run.plain) - before - len(body)
+    return Text.assemble(("↵\n" * before, style), run[before : before + len(body)], ("↵\n" * after, style))
+
+
+@functools.lru_cache(maxsize=4)
+def _special_ids_of(path: Path) -> frozenset[int]:
+    added = json.loads(path.read_bytes())["added_tokens"]
+    return frozenset(token["id"] for token in added if token["special"])
+
+
+def _special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    return frozenset() if tokenizer is None else _special_ids_of(Path(tokenizer.folder, "tokenizer.json"))

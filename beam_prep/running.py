@@ -1,0 +1,82 @@
+"""A job that runs: what the runner calls it, how it ends, and the error that a worker raised."""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from apache_beam.runners.runner import PipelineState
+
+from beam_prep import errors
+from beam_prep.errors import BeamPrepError, RunError
+
+log = logging.getLogger("beam_prep")
+
+
+def job_id_of(running: Any) -> str | None:
+    """What a runner calls a job; None where it does not say, and for a launch by a template, which creates none."""
+    if not getattr(running, "has_job", True):
+        return None
+    found = getattr(running, "job_id", None) or getattr(running, "_job_id", None)
+    found = found() if callable(found) else found  # Dataflow's is a method
+    return None if found is None else str(found)
+
+
+def wait_until_done(running: Any) -> None:
+    """Waits for a job's end.
+
+    Raises:
+        RunError: it was cancelled, which some runners only tell.
+    """
+    state = running.wait_until_finish()
+    if state != PipelineState.DONE:
+        raise RunError(f"the job ended as {state}: look at the runner's own log, and run again")
+
+
+_RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")
+
+
+_DIED = ("Channel closed prematurely", "Process died with exit code", "Worker subprocess exited")
+"""What runners say of a worker process that is no more: the local runner and Beam's job server, Flink, subprocesses."""
+
+
+def raised_by_worker(error: BaseException) -> BaseException:
+    """The error that a worker raised, out of what the runner made of it."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, BeamPrepError):
+        seen = seen.__cause__ or seen.__context__
+    if seen is not None:
+        name, message = type(seen).__name__, str(seen)
+    elif found := _RAISED.findall(str(error)):
+        name, message = found[-1]
+    elif any(words in str(error) for words in _DIED):
+        return RunError(
+            "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more, or "
+            "take fewer workers (--direct_num_workers); blocks that are done are not done again"
+        )
+    else:
+        return error
+    return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))
+
+
+@contextlib.contextmanager
+def quiet_beam() -> Iterator[None]:
+    """Beam logs the whole traceback of a failed bundle several times; the error is raised anyway."""
+    if log.isEnabledFor(logging.DEBUG):
+        yield
+        return
+    beam_log, root = logging.getLogger("apache_beam"), logging.getLogger()
+    before = beam_log.level
+    beam_log.setLevel(logging.CRITICAL)
+    root.addFilter(_not_beam)  # what job servers say is logged by no logger of Beam's
+    try:
+        yield
+    finally:
+        beam_log.setLevel(before)
+        root.removeFilter(_not_beam)
+
+
+def _not_beam(record: logging.LogRecord) -> bool:
+    """Whether a record that the root logger was given is not Beam's."""
+    return "apache_beam" not in record.pathname
