@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import plans as render_plan
-from beam_prep.core.chat.template import ChatTemplate, Message
+from beam_prep.core.chat.recorded import tracer
+from beam_prep.core.chat.recorded.layout import Layout, Planned
+from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
 from tests.conftest import shared
 from tests.core.test_chat_template import TALKS, TEMPLATES, each, say
@@ -60,7 +63,7 @@ def by_plan(template: ChatTemplate, talk: list[Message], **variables: Any) -> bo
     """Whether a pattern gets a plan once it was seen a few times."""
     for _ in range(8):
         planned = outcome(template.planned, talk, **variables)
-    return isinstance(planned, render_plan.Planned)
+    return isinstance(planned, Planned)
 
 
 # Real templates, real data
@@ -429,13 +432,13 @@ def test_generation_in_a_recursive_loop_is_left_to_jinja() -> None:
 
 
 def test_a_tracer_refuses_every_protocol_that_is_not_modelled() -> None:
-    trace = render_plan._Trace({})
+    trace = tracer._Trace({})
     names = {name for kind in (str, list, dict, int, float, object) for name in dir(kind) if name.startswith("__")}
     refused = 0
-    for name in sorted(names - render_plan._MODELLED - render_plan._OF_PYTHON):
+    for name in sorted(names - tracer._MODELLED - tracer._OF_PYTHON):
         for kind, real in ((str, "x"), (int, 1), (list, [1]), (dict, {}), (float, 1.0), (bool, True)):
             traced = trace.tracer("x", real, kind, frozenset())
-            with pytest.raises(render_plan.Refusal):
+            with pytest.raises(tracer.Refusal):
                 getattr(type(traced), name)(traced)
             refused += 1
     assert refused > 200
@@ -484,15 +487,15 @@ def test_a_tracer_refuses_every_protocol_that_is_not_modelled() -> None:
     ],
 )
 def test_a_traced_text_gives_nothing_away(ask: Any) -> None:
-    traced = render_plan._Trace({}).tracer("x", "secret", str, frozenset())
-    with pytest.raises((render_plan.Refusal, TypeError)):
+    traced = tracer._Trace({}).tracer("x", "secret", str, frozenset())
+    with pytest.raises((tracer.Refusal, TypeError)):
         ask(traced)
 
 
 def test_a_method_that_is_not_called_gives_nothing_away() -> None:
-    method = render_plan._Method(render_plan._Trace({}).tracer("x", "secret", str, frozenset()), "strip")
+    method = tracer._Method(tracer._Trace({}).tracer("x", "secret", str, frozenset()), "strip")
     for ask in (hash, lambda x: x == x, lambda x: x in ["a"]):
-        with pytest.raises(render_plan.Refusal):
+        with pytest.raises(tracer.Refusal):
             ask(method)
 
 
@@ -532,7 +535,7 @@ def test_a_plan_that_gives_other_places_is_caught_by_its_first_uses(field: str) 
     wrong = {"marks": ((1, 0),), "generations": ((0, 1),), "blind": True}
     layout = found.layout
     fields = {name: getattr(layout, name) for name in layout.__slots__}
-    _sabotage(planned, layout=render_plan.Layout(**{**fields, field: wrong[field]}), compared=0)
+    _sabotage(planned, layout=Layout(**{**fields, field: wrong[field]}), compared=0)
     compare(planned, jinja, talk)
     assert source in render_plan._OFF
 

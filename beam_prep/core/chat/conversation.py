@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from beam_prep.core.chat.recorded.plans import Layout, Planned
+from beam_prep.core.chat.message import Message, plain
+from beam_prep.core.chat.recorded.layout import Layout, Planned
 from beam_prep.core.chat.spans import (
     TEXT_KEYS,
     Characters,
@@ -24,7 +25,7 @@ from beam_prep.core.chat.spans import (
     frame_of,
     has_data,
 )
-from beam_prep.core.chat.template import ChatTemplate, Message, RenderedChat, plain
+from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 
 
 class Said(NamedTuple):

@@ -7,7 +7,7 @@ says, there is no such table, and each text is looked at.
 
 import functools
 
-from beam_prep.core.chat.recorded.plans import Layout
+from beam_prep.core.chat.recorded.layout import Layout
 from beam_prep.core.chat.spans import Place, Span, SpanFinder, Unclear, frame_of
 from beam_prep.core.chat.template import ChatTemplate
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from beam_prep.core.chat.recorded.plans import Layout, Planned
-from beam_prep.core.chat.template import ChatTemplate, Message
+from beam_prep.core.chat.message import Message
+from beam_prep.core.chat.recorded.layout import Layout, Planned
+from beam_prep.core.chat.template import ChatTemplate
 
 TEXT_KEYS = frozenset(("content", "reasoning_content", "thinking", "reasoning", "tool_calls"))
 """Keys of a message whose values are its own text. A name, or an id of a call, is none of it."""

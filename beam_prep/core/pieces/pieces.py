@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from beam_prep.core.chat.control import Guard
 from beam_prep.core.chat.conversation import Conversation, Said
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
-from beam_prep.core.chat.recorded.plans import Layout
+from beam_prep.core.chat.recorded.layout import Layout
 from beam_prep.core.chat.spans import Place, Span
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 from beam_prep.core.data.block import Block, Ledger, Reject, step

@@ -1,0 +1,103 @@
+"""What a traced rendering writes, and the plan that is compiled from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from beam_prep.core.chat.message import Message
+from beam_prep.core.chat.recorded.layout import Layout, Planned
+from beam_prep.core.chat.recorded.models import _text
+from beam_prep.core.chat.recorded.tracer import Refusal, _mixed, _parts, _real, _source, _sources, _Trace, _Traced
+
+
+class Tracker(Protocol):
+    """What a rendering reports to: `chat_template._Tracker`, which counts pieces here."""
+
+    written: int
+    blind: bool
+    marks: list[tuple[int, int]]
+    generations: list[tuple[int, int]]
+
+    @property
+    def place(self) -> int: ...
+
+    def mark(self, item: Any, captured: bool) -> None: ...
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Plan:
+    run: Callable[[list[Message], Any], tuple[str, ...] | None]
+    layout: Layout
+    compared: int = 0
+
+
+class _Recording:
+    """What a traced rendering writes."""
+
+    def __init__(self, trace: _Trace, tracker: Tracker) -> None:
+        self.trace = trace
+        self.tracker = tracker
+        self._pieces: list[Any] = []
+        self._awaited: Any = None
+
+    def generation(self, caller: Any) -> Any:
+        text = _text(self.trace, caller())
+        if self._awaited is not None:
+            raise Refusal
+        written = self.tracker.written
+        self.tracker.generations.append((written, written + len(_parts(text))))
+        self._awaited = text
+        return text
+
+    def write(self, part: Any) -> None:
+        if self._awaited is not None and part is not self._awaited:
+            raise Refusal  # a generation block is not written where it was rendered
+        self._awaited = None
+        self._pieces += _parts(part)
+        self.tracker.written = len(self._pieces)
+
+    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], _Plan]]:
+        """How its pieces lie (constants side by side are one, but for marks between them), and what compiles them."""
+        tracker = self.tracker
+        if self._awaited is not None:
+            raise Refusal
+        blocks = [] if captured else tracker.generations
+        borders = {written for written, _ in tracker.marks} | {at for block in blocks for at in block}
+        at: dict[int, int] = {}  # pieces written -> pieces of the plan
+        pieces: list[Any] = []
+        for place, piece in enumerate(self._pieces):
+            if type(piece) is str and pieces and type(pieces[-1]) is str and place not in borders:
+                pieces[-1] += piece
+            else:
+                at[place] = len(pieces)
+                pieces.append(piece)
+        at[len(self._pieces)] = len(pieces)
+        contents = tuple(piece.content if type(piece) is _Traced else -1 for piece in pieces)
+        stripped = [type(piece) is _Traced and piece.name in self.trace.stripped for piece in pieces]
+        layout = Layout(
+            tuple(piece if type(piece) is str else None for piece in pieces),
+            tuple(_sources(piece) for piece in pieces),
+            tuple(type(piece) is _Traced and _mixed(piece) for piece in pieces),
+            contents,
+            tuple((at[written], place) for written, place in tracker.marks),
+            None if captured else tuple((at[start], at[stop]) for start, stop in blocks),
+            tracker.blind,
+            frozenset(self.trace.asked),
+            frozenset(self.trace.decided),
+            messages,
+            self.trace.simple,
+            frozenset(content for content, cut in zip(contents, stripped, strict=True) if cut),
+        )
+        trace = self.trace
+
+        def compiled() -> _Plan:
+            written = f"return ({''.join(_source(piece) + ', ' for piece in pieces)})"
+            names = dict(trace.functions)
+            exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
+            return _Plan(names["plan"], layout)
+
+        return Planned(tuple(map(_real, pieces)), layout), compiled
