@@ -3,7 +3,7 @@
 import re
 from datetime import date as Date
 
-from beam_prep.core.chat.sandbox import _Unwritten
+from beam_prep.core.chat.sandbox import Unwritable
 
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
@@ -17,7 +17,7 @@ _COMPOUND = {
 _DIRECTIVE = re.compile("%([-_0^]?)(.)", re.DOTALL)
 
 
-class _Clock(_Unwritten):
+class Clock(Unwritable):
     """`strftime_now` that stands at the midnight of one day.
 
     As `strftime` in English, but by no locale, time zone or C library: on every machine the same.

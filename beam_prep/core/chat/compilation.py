@@ -14,22 +14,22 @@ import jinja2.parser
 import jinja2.sandbox
 from jinja2 import nodes
 
-from beam_prep.core.chat.clock import _Clock
+from beam_prep.core.chat.clock import Clock
 from beam_prep.core.chat.sandbox import (
-    _LAZY,
-    _Callable,
-    _Cycler,
-    _Dict,
-    _Environment,
-    _Joiner,
-    _Namespace,
-    _raise_exception,
-    _sealed,
-    _tojson,
+    LAZY_FILTERS,
+    DictMaker,
+    Namespace,
+    Sandbox,
+    UnwritableCallable,
+    UnwritableCycler,
+    UnwritableJoiner,
+    raise_exception,
+    sealed,
+    tojson,
 )
 from beam_prep.errors import TokenizerError
 
-_MARK, _ENTER, _LEAVE, _SPAN = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
+MARK, ENTER, LEAVE, GENERATION = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
 _CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
 
 
@@ -41,12 +41,12 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = nodes.Call(nodes.Name(_SPAN, "load"), [], [], None, None)
+        call = nodes.Call(nodes.Name(GENERATION, "load"), [], [], None, None)
         return nodes.CallBlock(call, [], [], body).set_lineno(lineno)
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiled:
+class CompiledTemplate:
     """A compiled template: `generation` = it has generation blocks, `captured` = some are inside a capture or macro."""
 
     tree: nodes.Template
@@ -57,18 +57,18 @@ class _Compiled:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(source: str, date: str | None) -> _Compiled:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+def compile_template(source: str, date: str | None) -> CompiledTemplate:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     del environment.filters["random"]
-    environment.filters.update({name: _sealed(environment.filters[name]) for name in _LAZY}, tojson=_tojson)
+    environment.filters.update({name: sealed(environment.filters[name]) for name in LAZY_FILTERS}, tojson=tojson)
     environment.globals = {
-        "range": _Callable(jinja2.sandbox.safe_range),
-        "cycler": _Cycler,
-        "joiner": _Joiner,
-        "dict": _Dict(),
-        "namespace": _Namespace,
-        "raise_exception": _Callable(_raise_exception),
-        "strftime_now": _Callable(_no_date) if date is None else _Clock(date),
+        "range": UnwritableCallable(jinja2.sandbox.safe_range),
+        "cycler": UnwritableCycler,
+        "joiner": UnwritableJoiner,
+        "dict": DictMaker(),
+        "namespace": Namespace,
+        "raise_exception": UnwritableCallable(raise_exception),
+        "strftime_now": UnwritableCallable(_no_date) if date is None else Clock(date),
     }
     try:
         tree = environment.parse(source)
@@ -86,7 +86,7 @@ def _compile(source: str, date: str | None) -> _Compiled:
     captured = {
         id(block) for outer in tree.find_all(_CAPTURES) for block in _generation_blocks(outer) if block is not outer
     }
-    return _Compiled(tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
+    return CompiledTemplate(tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
 
 
 def _no_date(*_: Any) -> Any:
@@ -122,17 +122,17 @@ def _mark_loops(tree: nodes.Template) -> None:
     for parent in [tree, *tree.find_all(nodes.Node)]:  # a list: what is put in is not visited
         for _, statements in parent.iter_fields():
             if isinstance(statements, list) and any(isinstance(node, nodes.For) for node in statements):
-                statements[:] = [node for statement in statements for node in _fenced_loop(statement)]
+                statements[:] = [node for statement in statements for node in _reporting_loop(statement)]
     for loop in tree.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name):
             item = nodes.Name(loop.target.name, "load")
-            loop.body.insert(0, _call(_MARK, loop.lineno, item, nodes.Const(id(loop) in captured)))
+            loop.body.insert(0, _call(MARK, loop.lineno, item, nodes.Const(id(loop) in captured)))
 
 
-def _fenced_loop(statement: nodes.Node) -> list[nodes.Node]:
+def _reporting_loop(statement: nodes.Node) -> list[nodes.Node]:
     if not isinstance(statement, nodes.For):
         return [statement]
-    return [_call(_ENTER, statement.lineno), statement, _call(_LEAVE, statement.lineno)]
+    return [_call(ENTER, statement.lineno), statement, _call(LEAVE, statement.lineno)]
 
 
 def _call(name: str, lineno: int, *args: nodes.Expr) -> nodes.Node:
@@ -141,5 +141,5 @@ def _call(name: str, lineno: int, *args: nodes.Expr) -> nodes.Node:
 
 def _generation_blocks(tree: nodes.Node) -> Iterator[nodes.CallBlock]:
     for block in tree.find_all(nodes.CallBlock):
-        if isinstance(block.call.node, nodes.Name) and block.call.node.name == _SPAN:
+        if isinstance(block.call.node, nodes.Name) and block.call.node.name == GENERATION:
             yield block

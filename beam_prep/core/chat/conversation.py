@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from beam_prep.core.chat.message import Message, plain
-from beam_prep.core.chat.recorded.layout import Layout, Planned
+from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
 from beam_prep.core.chat.spans import (
     TEXT_KEYS,
     Characters,
@@ -177,7 +177,9 @@ class Conversation:
         """What the template writes where its tests of messages come out otherwise."""
         if messages not in self._ways:
             planned = self.chat.planned
-            self._ways[messages] = self.template.otherwise(list(self.messages), messages, planned, **self.variables)
+            self._ways[messages] = self.template.with_other_outcomes(
+                list(self.messages), messages, planned, **self.variables
+            )
         return self._ways[messages]
 
     @functools.cached_property
@@ -217,7 +219,7 @@ def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> 
             first, last = (bisect.bisect_left(pieces, (at, 1)) for at in region)
             marks += [(first, 1, message), (last, 0, -1)]
     texts = tuple(chat.text[start:stop] for start, _, stop, _ in pieces)
-    layout = Layout(
+    layout = PieceLayout(
         constants=tuple(None if piece[3] else text for piece, text in zip(pieces, texts, strict=True)),
         sources=tuple(frozenset((message, "content") for message in piece[3]) for piece in pieces),
         mixed=(False,) * len(pieces),

@@ -12,17 +12,17 @@ import jinja2.utils
 from jinja2.runtime import BlockReference
 
 
-class _Namespace(jinja2.utils.Namespace):
+class Namespace(jinja2.utils.Namespace):
     """Refuses names that begin with an underscore, as transformers does: they are ways out of the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, attributes = args[0], dict(*args[1:], **kwargs)
         for name in attributes:
-            _Namespace._check(name)  # `self._check` would look among the attributes
+            Namespace._check(name)  # `self._check` would look among the attributes
         jinja2.utils.Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _Namespace._check(name)
+        Namespace._check(name)
         jinja2.utils.Namespace.__setitem__(self, name, value)
 
     @staticmethod
@@ -38,14 +38,14 @@ def _refuse_text(_: Any, *__: Any) -> Any:
     )
 
 
-class _Unwritten:
+class Unwritable:
     """What templates use and cannot write."""
 
     __slots__ = ()
     __str__ = __repr__ = __format__ = _refuse_text
 
 
-class _Callable(_Unwritten):
+class UnwritableCallable(Unwritable):
     __slots__ = ("_function",)
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -55,7 +55,7 @@ class _Callable(_Unwritten):
         return self._function(*args, **kwargs)
 
 
-class _Stream(_Unwritten):
+class _Stream(Unwritable):
     __slots__ = ("_items",)
 
     def __init__(self, items: Iterator[Any]) -> None:
@@ -65,20 +65,20 @@ class _Stream(_Unwritten):
         return self._items
 
 
-class _Cycler(_Unwritten, jinja2.utils.Cycler):
+class UnwritableCycler(Unwritable, jinja2.utils.Cycler):
     pass
 
 
-class _Joiner(_Unwritten, jinja2.utils.Joiner):
+class UnwritableJoiner(Unwritable, jinja2.utils.Joiner):
     pass
 
 
 _ADDRESSED = {BuiltinMethodType, MethodType, FunctionType, BlockReference}
-_LAZY = ("map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "slice", "items", "reverse")
+LAZY_FILTERS = ("map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "slice", "items", "reverse")
 """Filters that give iterators."""
 
 
-def _sealed(function: Callable[..., Any]) -> Callable[..., Any]:
+def sealed(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter whose iterators cannot be written. `unsealed` is the filter itself."""
 
     @functools.wraps(function)
@@ -90,18 +90,18 @@ def _sealed(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox, without what gives another text in another run: addresses, and the order of sets."""
 
     intercepted_binops = frozenset("-")
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         found = super().getattr(obj, attribute)
-        return _Callable(found) if type(found) in _ADDRESSED else found
+        return UnwritableCallable(found) if type(found) in _ADDRESSED else found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         found = super().getitem(obj, argument)
-        return _Callable(found) if type(found) in _ADDRESSED else found
+        return UnwritableCallable(found) if type(found) in _ADDRESSED else found
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         found = super().call_binop(context, operator, left, right)
@@ -110,7 +110,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return found
 
 
-class _Dict(_Unwritten):
+class DictMaker(Unwritable):
     """`dict(...)` in templates, without the type's own attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -120,11 +120,11 @@ class _Dict(_Unwritten):
         return dict.fromkeys(*args, **kwargs)
 
 
-def _raise_exception(message: str) -> None:
+def raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(str(message))
 
 
-def _tojson(
+def tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: Any = None,

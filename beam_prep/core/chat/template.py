@@ -13,12 +13,12 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 
-from beam_prep.core.chat.compilation import _ENTER, _LEAVE, _MARK, _SPAN, _compile
-from beam_prep.core.chat.fences import _NUMBERED, FENCES, _between_fences, _numbered, _unfence
+from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, compile_template
+from beam_prep.core.chat.fences import FENCES, NUMBERED_FENCE, content_ranges, generation_ranges, put_between_fences
 from beam_prep.core.chat.message import Message, plain
-from beam_prep.core.chat.recorded.layout import Layout, Planned, Rendered, in_characters
+from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
 from beam_prep.core.chat.recorded.plans import Plans, Template
-from beam_prep.core.chat.tracker import _guess, _ignore, _regions, _say, _Tracker
+from beam_prep.core.chat.tracker import Tracker, guess_first_region, ignore, pass_on, regions_of
 from beam_prep.core.data.block import Reject
 
 # What data can make a template's own code raise. Anything else is a defect of ours and ends the run.
@@ -74,7 +74,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], plans: bool = False, date: str | None = None
     ) -> None:
-        self._compiled = _compile(source, date)
+        self._compiled = compile_template(source, date)
         self._tokens = dict(special_tokens)
         self._prompts: dict[str, str] = {}
         self._tracer = self._new_plans(source)
@@ -137,9 +137,9 @@ class ChatTemplate:
         self.rendered_by_plan += planned is not None
         return planned
 
-    def settled(self, messages: list[Message], uses: int) -> Layout | None:
-        """The layout of all conversations with the roles and keys of this one: see `Plans.settled`."""
-        return None if self._plans is None else self._plans.settled(messages, uses)
+    def layout_of_pattern(self, messages: list[Message], uses: int) -> PieceLayout | None:
+        """The layout of all conversations with the roles and keys of this one: see `Plans.layout_of_pattern`."""
+        return None if self._plans is None else self._plans.layout_of_pattern(messages, uses)
 
     def render_chat(self, messages: list[Message], /, **variables: Any) -> RenderedChat:
         """The conversation as text, in one rendering, with the places of its messages and generation blocks.
@@ -157,8 +157,8 @@ class ChatTemplate:
         given = [plain(message) for message in messages]
         rendered = self._marked(given, variables)
         if self._compiled.captured:
-            fenced = self._run(given, _Tracker({}, fenced=True), variables)
-            rendered = rendered._replace(generations=_unfence(fenced, rendered.text))
+            fenced = self._run(given, Tracker({}, fenced=True), variables)
+            rendered = rendered._replace(generations=generation_ranges(fenced, rendered.text))
         return self._chat(rendered, len(messages))
 
     def chat_of(self, planned: Planned) -> RenderedChat | None:
@@ -167,12 +167,12 @@ class ChatTemplate:
             return None
         return self._chat(in_characters(planned), planned.layout.messages, planned)
 
-    def _chat(self, rendered: Rendered, messages: int, planned: Planned | None = None) -> RenderedChat:
+    def _chat(self, rendered: RenderedText, messages: int, planned: Planned | None = None) -> RenderedChat:
         text, marks, generations, blind = rendered
         if blind:
             return RenderedChat(text, [None] * messages, generations, planned=planned)
-        regions = _regions(marks, messages, text, self._tokens.values())
-        guess = _guess(regions, len(text))
+        regions = regions_of(marks, messages, text, self._tokens.values())
+        guess = guess_first_region(regions, len(text))
         if guess is None:
             return RenderedChat(text, regions, generations, planned=planned)
         return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True, planned=planned)
@@ -191,10 +191,10 @@ class ChatTemplate:
         planned = self._tracer.provenance(messages, {**variables, "add_generation_prompt": False})
         return planned if planned is not None and text in (None, "".join(planned.pieces)) else None
 
-    def otherwise(
+    def with_other_outcomes(
         self, messages: list[Message], about: frozenset[int], planned: Planned | None, /, **variables: Any
     ) -> dict[int, list[Planned]]:
-        """The rendering as it is when tests of what messages say come out otherwise: see `Plans.otherwise`.
+        """The rendering as it is when tests of what messages say come out otherwise: see `Plans.with_other_outcomes`.
 
         Args:
             messages: the messages.
@@ -205,7 +205,7 @@ class ChatTemplate:
         key = None if planned is None else (planned.layout, about)
         if key in self._ways:
             return self._ways[key]
-        found = self._tracer.otherwise(messages, {**variables, "add_generation_prompt": False}, about)
+        found = self._tracer.with_other_outcomes(messages, {**variables, "add_generation_prompt": False}, about)
         if key is not None:
             if len(self._ways) > 1024:
                 self._ways.clear()
@@ -235,13 +235,13 @@ class ChatTemplate:
         given = [plain(message) for message in messages]
         variables = {**variables, "add_generation_prompt": False}
         for trimmed, blanks in ((False, True), (True, True), (True, False)):
-            marked = [_between_fences(message, place, trimmed, blanks) for place, message in enumerate(given)]
+            marked = [put_between_fences(message, place, trimmed, blanks) for place, message in enumerate(given)]
             try:
                 fenced = self._run(marked, None, variables)
             except Reject:
                 continue
-            if _NUMBERED.sub("", fenced) == text:
-                return _numbered(fenced, len(messages))
+            if NUMBERED_FENCE.sub("", fenced) == text:
+                return content_ranges(fenced, len(messages))
         return None
 
     def generation_prompt(self, /, **variables: Any) -> str:
@@ -268,29 +268,29 @@ class ChatTemplate:
             code=compiled.code,
             environment=compiled.template.environment,
             captured=compiled.captured,
-            hooks=(_MARK, _ENTER, _LEAVE, _SPAN),
-            tracker=_Tracker,
+            hooks=(MARK, ENTER, LEAVE, GENERATION),
+            tracker=Tracker,
             plain=plain,
         )
         return Plans(template, self._tokens, self._marked)
 
-    def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> Rendered:
+    def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> RenderedText:
         given = [dict(message) for message in given]  # copies: one and the same may stand there twice
-        tracker = _Tracker({id(message): place for place, message in enumerate(given)})
+        tracker = Tracker({id(message): place for place, message in enumerate(given)})
         text = self._run(given, tracker, variables)
-        return Rendered(text, tracker.marks, tracker.generations, tracker.blind)
+        return RenderedText(text, tracker.marks, tracker.generations, tracker.blind)
 
-    def _run(self, messages: list[Message], tracker: _Tracker | None, variables: Mapping[str, Any]) -> str:
+    def _run(self, messages: list[Message], tracker: Tracker | None, variables: Mapping[str, Any]) -> str:
         given = {
             "tools": None,
             "documents": None,
             **self._tokens,
             **variables,
             "messages": messages,
-            _MARK: _ignore if tracker is None else tracker.mark,
-            _ENTER: _ignore if tracker is None else tracker.enter,
-            _LEAVE: _ignore if tracker is None else tracker.leave,
-            _SPAN: _say if tracker is None else tracker.generation,
+            MARK: ignore if tracker is None else tracker.mark,
+            ENTER: ignore if tracker is None else tracker.enter,
+            LEAVE: ignore if tracker is None else tracker.leave,
+            GENERATION: pass_on if tracker is None else tracker.generation,
         }
         parts = []
         try:

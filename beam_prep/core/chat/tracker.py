@@ -6,11 +6,11 @@ from typing import Any
 
 from beam_prep.core.chat.fences import FENCES
 
-_NOBODY = -1
+_NO_MESSAGE = -1
 
 
 @dataclass(slots=True)
-class _Tracker:
+class Tracker:
     """What one rendering reports while it runs.
 
     Attributes:
@@ -18,7 +18,7 @@ class _Tracker:
         fenced: generation blocks are put between fences, since their text is captured before it is written.
         written: characters written so far.
         blind: a loop whose text is captured came to a message: what is written for which is not known.
-        marks: (characters written, message) whenever a loop comes to a message, or ends (then `_NOBODY`, or the
+        marks: (characters written, message) whenever a loop comes to a message, or ends (then `_NO_MESSAGE`, or the
             message of the loop around it).
         outer: the messages of the loops around the present one.
         generations: (first character, one past the last) of each generation block.
@@ -34,7 +34,7 @@ class _Tracker:
 
     @property
     def place(self) -> int:
-        return self.marks[-1][1] if self.marks else _NOBODY
+        return self.marks[-1][1] if self.marks else _NO_MESSAGE
 
     def mark(self, item: Any, captured: bool) -> None:
         place = self.places.get(id(item))
@@ -56,15 +56,15 @@ class _Tracker:
         return FENCES[0] + text + FENCES[1] if self.fenced else text
 
 
-def _ignore(*_: Any) -> None:
+def ignore(*_: Any) -> None:
     """A loop begins, ends, or comes to an item, and nobody asks."""
 
 
-def _say(caller: Any) -> Any:
+def pass_on(caller: Any) -> Any:
     return caller()
 
 
-def _regions(
+def regions_of(
     marks: list[tuple[int, int]], messages: int, text: str, tokens: Collection[str]
 ) -> list[tuple[int, int] | None]:
     """What was written from one mark to the next belongs to the message of the first. Text in two places: unknown."""
@@ -72,7 +72,7 @@ def _regions(
     twice = set()
     stops = [start for start, _ in marks[1:]] + [len(text)]
     for (start, place), stop in zip(marks, stops, strict=False):
-        if start == stop or place == _NOBODY:
+        if start == stop or place == _NO_MESSAGE:
             continue
         before = regions[place]
         if before is not None and before[1] == start:
@@ -85,7 +85,7 @@ def _regions(
     return [None if place in twice else region for place, region in enumerate(regions)]
 
 
-def _guess(regions: list[tuple[int, int] | None], end: int) -> tuple[int, int] | None:
+def guess_first_region(regions: list[tuple[int, int] | None], end: int) -> tuple[int, int] | None:
     """What was written before all messages may be the first one's: a system message often is, before the loop."""
     first = min((region[0] for region in regions if region is not None), default=end if len(regions) == 1 else 0)
     return (0, first) if regions and regions[0] is None and first > 0 else None

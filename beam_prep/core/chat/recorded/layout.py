@@ -7,11 +7,11 @@ from typing import NamedTuple
 Source = tuple[int, str]
 """A message's index and its key; the key is "" for what is computed from a message and is no text of it (a length)."""
 
-_NONE_OF_THEM: frozenset[Source] = frozenset()
+NO_SOURCES: frozenset[Source] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class PieceLayout:
     """What is the same for all conversations of a plan: one object for each, compared by identity.
 
     Attributes:
@@ -50,10 +50,10 @@ class Planned(NamedTuple):
     """A conversation rendered by a plan: its text is `"".join(pieces)`."""
 
     pieces: tuple[str, ...]
-    layout: Layout
+    layout: PieceLayout
 
 
-class Rendered(NamedTuple):
+class RenderedText(NamedTuple):
     """What jinja gives: text, and marks, generation blocks and blindness in characters."""
 
     text: str
@@ -62,12 +62,12 @@ class Rendered(NamedTuple):
     blind: bool
 
 
-def in_characters(planned: Planned) -> Rendered:
+def in_characters(planned: Planned) -> RenderedText:
     """A planned conversation as jinja's own rendering would report it."""
     pieces, layout = planned
     at = [0, *accumulate(map(len, pieces))]
     blocks = layout.generations
-    return Rendered(
+    return RenderedText(
         "".join(pieces),
         [(at[written], place) for written, place in layout.marks],
         None if blocks is None else [(at[start], at[stop]) for start, stop in blocks],

@@ -19,20 +19,21 @@ import jinja2
 from jinja2 import nodes
 
 from beam_prep.core.chat.message import Message
-from beam_prep.core.chat.recorded.environment import _CODE_GLOBALS, _allowed, _Environment, _globals_of
-from beam_prep.core.chat.recorded.layout import _NONE_OF_THEM, Layout, Planned, Rendered, in_characters
-from beam_prep.core.chat.recorded.models import _functions
-from beam_prep.core.chat.recorded.recording import Tracker, _Plan, _Recording
-from beam_prep.core.chat.recorded.tracer import Refusal, _Trace, _Way
+from beam_prep.core.chat.recorded.environment import CODE_GLOBALS, TracingEnvironment, globals_of, is_allowed
+from beam_prep.core.chat.recorded.layout import NO_SOURCES, PieceLayout, Planned, RenderedText, in_characters
+from beam_prep.core.chat.recorded.models import plan_functions
+from beam_prep.core.chat.recorded.recording import Plan, Recording, Tracker
+from beam_prep.core.chat.recorded.tracer import Outcomes, Refusal, Trace
 
-_COMPARED = 4  # first uses of a plan that jinja renders as well
-_SIGHTINGS = 4  # of a pattern, before it is traced: a trace costs what ten renderings cost
-_PATTERNS = 4096
-_PLANS = 8  # of one pattern, for different outcomes of its guards
-_OTHERWISE = 64  # ways in which the tests of one message may come out
-_LONGEST = 256  # messages: the same roles again are rare in longer conversations, and their plans are large
-_UNPAID, _PAY = 64, 8  # traces without condition; after them, each must have been worth so many renderings
-_OFF: set[str] = set()
+COMPARED_USES = 4  # first uses of a plan that jinja renders as well
+SIGHTINGS_BEFORE_TRACE = 4  # of a pattern, before it is traced: a trace costs what ten renderings cost
+MAX_PATTERNS = 4096
+MAX_PLANS_PER_PATTERN = 8  # of one pattern, for different outcomes of its guards
+MAX_OUTCOMES = 64  # ways in which the tests of one message may come out
+MAX_MESSAGES = 256  # messages: the same roles again are rare in longer conversations, and their plans are large
+FREE_TRACES = 64  # per template, without condition
+HITS_PER_TRACE = 8  # renderings by plans that each further trace must have been worth
+DISAGREEING_TEMPLATES: set[str] = set()
 """Templates whose plans gave another text than jinja, in this process."""
 
 
@@ -65,7 +66,7 @@ class Template:
 class _Pattern:
     """The plans of a pattern; `used` since the last look, `tries` at tracing it."""
 
-    plans: tuple[_Plan, ...] = ()
+    plans: tuple[Plan, ...] = ()
     tries: int = 0
     used: bool = True
 
@@ -89,7 +90,7 @@ class Plans:
         self,
         template: Template,
         tokens: Mapping[str, Any],
-        reference: Callable[[list[Message], Mapping[str, Any]], Rendered],
+        reference: Callable[[list[Message], Mapping[str, Any]], RenderedText],
     ) -> None:
         self._template = template
         self._tokens = dict(tokens)
@@ -99,9 +100,9 @@ class Plans:
         self._traces = self._hits = 0
         self._lock = threading.Lock()
         self._possible: bool | None = None  # not known before the first trace
-        self._environment = _Environment()
+        self._environment = TracingEnvironment()
         self._compiled: jinja2.Template | None = None
-        self._functions = _functions(template.environment)
+        self._functions = plan_functions(template.environment)
 
     def render(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
         """A conversation by its plan.
@@ -114,9 +115,9 @@ class Plans:
             None where jinja has to render: no plan fits, or none yet, or the template raises.
         """
         options = _options(variables)
-        if options is None or type(messages) is not list or len(messages) > _LONGEST:
+        if options is None or type(messages) is not list or len(messages) > MAX_MESSAGES:
             return None
-        if self._possible is False or self._template.source in _OFF:
+        if self._possible is False or self._template.source in DISAGREEING_TEMPLATES:
             return None
         shape, plain = self._shape(messages)
         if shape is None:
@@ -135,13 +136,13 @@ class Plans:
             except Exception:  # whatever the template's own code raises: jinja raises it again, as it is to be
                 return None
             if pieces is not None:
-                if plan.compared < _COMPARED and not self._agrees(plan, pieces, plain, variables):
+                if plan.compared < COMPARED_USES and not self._agrees(plan, pieces, plain, variables):
                     return None
                 self._hits += 1
                 return Planned(pieces, plan.layout)
         return self._recorded(pattern, plain, variables)
 
-    def settled(self, messages: list[Message], uses: int) -> Layout | None:
+    def layout_of_pattern(self, messages: list[Message], uses: int) -> PieceLayout | None:
         """The layout that all conversations of the pattern of these messages have, without variables.
 
         Args:
@@ -151,7 +152,7 @@ class Plans:
         Returns:
             None where a rendering depends on more than roles and contents, or jinja has not rendered enough of them.
         """
-        if self._possible is False or self._template.source in _OFF or len(messages) > _LONGEST:
+        if self._possible is False or self._template.source in DISAGREEING_TEMPLATES or len(messages) > MAX_MESSAGES:
             return None
         shape, _ = self._shape(messages)
         pattern = self._patterns.get((False, shape))
@@ -159,7 +160,7 @@ class Plans:
         if shape is None or pattern is None or not pattern.plans:
             return None
         plan = pattern.plans[0]
-        if not plan.layout.simple or plan.compared < _COMPARED:
+        if not plan.layout.simple or plan.compared < COMPARED_USES:
             return None
         pattern.used = True
         self._hits += uses
@@ -196,23 +197,23 @@ class Plans:
         """Counts sightings of patterns, roughly: two may share a count."""
         seen = self._seen
         name = hash(key)
-        if len(seen) > 4 * _PATTERNS:
+        if len(seen) > 4 * MAX_PATTERNS:
             seen.clear()
         seen[name] = seen.get(name, 0) + 1
-        return seen[name] >= _SIGHTINGS
+        return seen[name] >= SIGHTINGS_BEFORE_TRACE
 
     def _pattern(self, key: Any) -> _Pattern:
         """A new entry; patterns that were not used for long make room."""
         with self._lock:
-            if len(self._patterns) >= _PATTERNS:
+            if len(self._patterns) >= MAX_PATTERNS:
                 kept = {name: pattern for name, pattern in self._patterns.items() if pattern.used}
                 for pattern in kept.values():
                     pattern.used = False
                 # All were used: the older half goes.
-                self._patterns = kept if len(kept) < _PATTERNS else dict(islice(kept.items(), len(kept) // 2, None))
+                self._patterns = kept if len(kept) < MAX_PATTERNS else dict(islice(kept.items(), len(kept) // 2, None))
             return self._patterns.setdefault(key, _Pattern())
 
-    def _agrees(self, plan: _Plan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]) -> bool:
+    def _agrees(self, plan: Plan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]) -> bool:
         """Renders with jinja as well; a difference ends all plans of the template."""
         try:
             rendered = self._reference(plain, variables)
@@ -223,12 +224,12 @@ class Plans:
                 return True
         except Exception:  # jinja refuses what the plan renders: that is a difference
             pass
-        _OFF.add(self._template.source)
+        DISAGREEING_TEMPLATES.add(self._template.source)
         return False
 
     def _recorded(self, pattern: _Pattern, plain: list[Message], variables: Mapping[str, Any]) -> Planned | None:
         """Traces a conversation that no plan fits."""
-        if pattern.tries >= _PLANS or self._traces >= max(_UNPAID, self._hits // _PAY):
+        if pattern.tries >= MAX_PLANS_PER_PATTERN or self._traces >= max(FREE_TRACES, self._hits // HITS_PER_TRACE):
             return None
         with self._lock:
             pattern.tries += 1
@@ -240,7 +241,7 @@ class Plans:
                 try:
                     plan = self._traced(plain, variables)[1]()
                 except Refusal:
-                    pattern.tries = _PLANS
+                    pattern.tries = MAX_PLANS_PER_PATTERN
                 except Exception:  # the template refuses this conversation, perhaps not all of the pattern
                     pattern.tries += 1
             if plan is not None:
@@ -259,9 +260,9 @@ class Plans:
     def _prepared(self) -> bool:
         """Runs the compiled code in a module of its own, with the hooks of the tracing environment."""
         template = self._template
-        if not jinja2.__version__.startswith("3.1.") or not _allowed(template.tree, template.environment):
+        if not jinja2.__version__.startswith("3.1.") or not is_allowed(template.tree, template.environment):
             return False
-        if not set(_globals_of(template.code)) <= _CODE_GLOBALS:
+        if not set(globals_of(template.code)) <= CODE_GLOBALS:
             return False
         environment = self._environment
         environment.adopt(template.environment)
@@ -289,7 +290,7 @@ class Plans:
             except Exception:  # whatever the template's own code raises: jinja raises it, too
                 return None
 
-    def otherwise(
+    def with_other_outcomes(
         self, messages: list[Message], variables: Mapping[str, Any], about: Collection[int]
     ) -> dict[int, list[Planned]]:
         """A conversation as it is written when tests of what messages say come out in any other way.
@@ -308,34 +309,34 @@ class Plans:
         """
         plain = [self._template.plain(each) for each in messages]
         found: dict[int, list[Planned]] = {message: [] for message in about}
-        ways: dict[int, list[_Way]] = {message: [()] for message in about}
+        ways: dict[int, list[Outcomes]] = {message: [()] for message in about}
         with self._lock:
             if self._compiled is None:
                 return {}
-            for step in range(_OTHERWISE):
+            for step in range(MAX_OUTCOMES):
                 taken = {message: every[step] for message, every in ways.items() if step < len(every)}
                 if not taken:
                     return found
-                others: dict[int, _Way] = dict.fromkeys(ways, ())
+                others: dict[int, Outcomes] = dict.fromkeys(ways, ())
                 if not self._written({**others, **taken}, taken, plain, variables, found, ways):
                     for message, way in taken.items():  # which of them cannot be taken?
                         alone = {message: way}
                         if not self._written({**others, **alone}, alone, plain, variables, found, ways):
                             found.pop(message, None)
                             ways.pop(message, None)
-        return {message: each for message, each in found.items() if len(ways[message]) <= _OTHERWISE}
+        return {message: each for message, each in found.items() if len(ways[message]) <= MAX_OUTCOMES}
 
     def _written(
         self,
-        outcomes: Mapping[int, _Way],
-        taken: Mapping[int, _Way],
+        outcomes: Mapping[int, Outcomes],
+        taken: Mapping[int, Outcomes],
         plain: list[Message],
         variables: Mapping[str, Any],
         found: dict[int, list[Planned]],
-        ways: dict[int, list[_Way]],
+        ways: dict[int, list[Outcomes]],
     ) -> bool:
         """Adds a conversation that is written with given outcomes, and the ways that branch off; False: it fails."""
-        trace = _Trace(self._functions, outcomes)
+        trace = Trace(self._functions, outcomes)
         planned = None
         try:
             planned = self._traced(plain, variables, trace)[0]
@@ -353,20 +354,20 @@ class Plans:
         return True
 
     def _traced(
-        self, plain: list[Message], variables: Mapping[str, Any], trace: _Trace | None = None
-    ) -> "tuple[Planned, Callable[[], _Plan]]":
+        self, plain: list[Message], variables: Mapping[str, Any], trace: Trace | None = None
+    ) -> "tuple[Planned, Callable[[], Plan]]":
         """A conversation in pieces, and what compiles its plan."""
         environment, compiled = self._environment, self._compiled
         assert compiled is not None
-        trace = environment.trace = trace or _Trace(self._functions)
+        trace = environment.trace = trace or Trace(self._functions)
         messages = [
             trace.tracer(f"messages[{place}]", message, dict, frozenset(((place, ""),)), message=place)
             for place, message in enumerate(plain)
         ]
         tools = variables.get("tools")
         if tools is not None:
-            tools = [trace.tracer(f"tools[{at}]", tool, dict, _NONE_OF_THEM) for at, tool in enumerate(tools)]
-        recording = _Recording(trace, self._template.tracker({id(m): at for at, m in enumerate(messages)}))
+            tools = [trace.tracer(f"tools[{at}]", tool, dict, NO_SOURCES) for at, tool in enumerate(tools)]
+        recording = Recording(trace, self._template.tracker({id(m): at for at, m in enumerate(messages)}))
         mark, enter, leave, generation = self._template.hooks
         tracker = recording.tracker
         trace.turn = lambda: tracker.place
@@ -385,7 +386,7 @@ class Plans:
                 recording.write(part)
             return recording.planned(len(messages), self._template.captured)
         finally:
-            environment.trace, environment.hooks = _Trace({}), ()  # they hold the conversation
+            environment.trace, environment.hooks = Trace({}), ()  # they hold the conversation
 
 
 def _options(variables: Mapping[str, Any]) -> Any:

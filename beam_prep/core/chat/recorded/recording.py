@@ -5,9 +5,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from beam_prep.core.chat.message import Message
-from beam_prep.core.chat.recorded.layout import Layout, Planned
-from beam_prep.core.chat.recorded.models import _text
-from beam_prep.core.chat.recorded.tracer import Refusal, _mixed, _parts, _real, _source, _sources, _Trace, _Traced
+from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.models import as_text
+from beam_prep.core.chat.recorded.tracer import (
+    Refusal,
+    Trace,
+    Tracer,
+    expression_of,
+    is_mixed,
+    parts_of,
+    real_value,
+    sources_of,
+)
 
 
 class Tracker(Protocol):
@@ -29,27 +38,27 @@ class Tracker(Protocol):
 
 
 @dataclass(slots=True)
-class _Plan:
+class Plan:
     run: Callable[[list[Message], Any], tuple[str, ...] | None]
-    layout: Layout
+    layout: PieceLayout
     compared: int = 0
 
 
-class _Recording:
+class Recording:
     """What a traced rendering writes."""
 
-    def __init__(self, trace: _Trace, tracker: Tracker) -> None:
+    def __init__(self, trace: Trace, tracker: Tracker) -> None:
         self.trace = trace
         self.tracker = tracker
         self._pieces: list[Any] = []
         self._awaited: Any = None
 
     def generation(self, caller: Any) -> Any:
-        text = _text(self.trace, caller())
+        text = as_text(self.trace, caller())
         if self._awaited is not None:
             raise Refusal
         written = self.tracker.written
-        self.tracker.generations.append((written, written + len(_parts(text))))
+        self.tracker.generations.append((written, written + len(parts_of(text))))
         self._awaited = text
         return text
 
@@ -57,10 +66,10 @@ class _Recording:
         if self._awaited is not None and part is not self._awaited:
             raise Refusal  # a generation block is not written where it was rendered
         self._awaited = None
-        self._pieces += _parts(part)
+        self._pieces += parts_of(part)
         self.tracker.written = len(self._pieces)
 
-    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], _Plan]]:
+    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], Plan]]:
         """How its pieces lie (constants side by side are one, but for marks between them), and what compiles them."""
         tracker = self.tracker
         if self._awaited is not None:
@@ -76,12 +85,12 @@ class _Recording:
                 at[place] = len(pieces)
                 pieces.append(piece)
         at[len(self._pieces)] = len(pieces)
-        contents = tuple(piece.content if type(piece) is _Traced else -1 for piece in pieces)
-        stripped = [type(piece) is _Traced and piece.name in self.trace.stripped for piece in pieces]
-        layout = Layout(
+        contents = tuple(piece.content if type(piece) is Tracer else -1 for piece in pieces)
+        stripped = [type(piece) is Tracer and piece.name in self.trace.stripped for piece in pieces]
+        layout = PieceLayout(
             tuple(piece if type(piece) is str else None for piece in pieces),
-            tuple(_sources(piece) for piece in pieces),
-            tuple(type(piece) is _Traced and _mixed(piece) for piece in pieces),
+            tuple(sources_of(piece) for piece in pieces),
+            tuple(type(piece) is Tracer and is_mixed(piece) for piece in pieces),
             contents,
             tuple((at[written], place) for written, place in tracker.marks),
             None if captured else tuple((at[start], at[stop]) for start, stop in blocks),
@@ -94,10 +103,10 @@ class _Recording:
         )
         trace = self.trace
 
-        def compiled() -> _Plan:
-            written = f"return ({''.join(_source(piece) + ', ' for piece in pieces)})"
+        def compiled() -> Plan:
+            written = f"return ({''.join(expression_of(piece) + ', ' for piece in pieces)})"
             names = dict(trace.functions)
             exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
-            return _Plan(names["plan"], layout)
+            return Plan(names["plan"], layout)
 
-        return Planned(tuple(map(_real, pieces)), layout), compiled
+        return Planned(tuple(map(real_value, pieces)), layout), compiled
