@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import plans, tracer
 from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
 from tests.conftest import shared
@@ -590,8 +591,8 @@ def test_plans_are_off_unless_asked_for() -> None:
 def test_a_pattern_that_refuses_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(each("{% for c in m.content %}{{ c }}{% endfor %}"), {}, plans=True)
     traced = []
-    real = plans.Plans._traced
-    monkeypatch.setattr(plans.Plans, "_traced", lambda self, *given: traced.append(1) or real(self, *given))  # type: ignore[func-returns-value]
+    real = Recorder._traced
+    monkeypatch.setattr(Recorder, "_traced", lambda self, *given: traced.append(1) or real(self, *given))  # type: ignore[func-returns-value]
     for _ in range(20):
         assert template.render([say("user", "xy")]) == "xy"
     assert len(traced) == 1
@@ -740,13 +741,13 @@ def test_every_test_of_a_message_is_taken_both_ways(turn: str, wanted: list[str]
 
 
 def test_one_rendering_takes_a_way_of_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced, counts = plans.Plans._traced, []
+    traced, counts = Recorder._traced, []
 
     def counted(*arguments: Any) -> Any:
         counts[-1] += 1
         return traced(*arguments)
 
-    monkeypatch.setattr(plans.Plans, "_traced", counted)
+    monkeypatch.setattr(Recorder, "_traced", counted)
     for turns in (2, 20):
         counts.append(0)
         assert ways("{{ '!' if m.content == 'b' }}{{ m.content }}", "a", turns) is not None

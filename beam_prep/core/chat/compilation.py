@@ -47,8 +47,18 @@ class _Generation(jinja2.ext.Extension):
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
-    """A compiled template: `generation` = it has generation blocks, `captured` = some are inside a capture or macro."""
+    """A compiled template.
 
+    Attributes:
+        source: its text.
+        tree: its syntax tree.
+        code: what jinja compiled it to.
+        template: runs it.
+        generation: it has generation blocks.
+        captured: some of these are inside a capture or macro.
+    """
+
+    source: str
     tree: nodes.Template
     code: CodeType
     template: jinja2.Template
@@ -86,7 +96,7 @@ def compile_template(source: str, date: str | None) -> CompiledTemplate:
     captured = {
         id(block) for outer in tree.find_all(_CAPTURES) for block in _generation_blocks(outer) if block is not outer
     }
-    return CompiledTemplate(tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
+    return CompiledTemplate(source, tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
 
 
 def _no_date(*_: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from beam_prep.core.chat.message import Message, plain
+from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
 from beam_prep.core.chat.spans import (
     TEXT_KEYS,
@@ -158,7 +158,7 @@ class Conversation:
         if planned is None:
             return None
         roles = [message["role"] for message in self.messages]
-        messages = [plain(message) for message in self.messages]
+        messages = [for_template(message) for message in self.messages]
         finder = SpanFinder(
             planned.layout,
             planned.pieces,
@@ -190,7 +190,9 @@ class Conversation:
     def _fenced(self) -> Planned | None:
         """The pieces as marks around the contents show them: see `ChatTemplate.contents`."""
         if any(
-            message.get(key) for message in map(plain, self.messages) for key in ("reasoning_content", "tool_calls")
+            message.get(key)
+            for message in map(for_template, self.messages)
+            for key in ("reasoning_content", "tool_calls")
         ):
             return None  # no marks are put around these
         places = self.template.contents(list(self.messages), self.chat.text, **self.variables)

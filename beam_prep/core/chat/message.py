@@ -6,7 +6,7 @@ Message = dict[str, Any]
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
-def plain(message: Message) -> Message:
+def for_template(message: Message) -> Message:
     """A message as transformers hands it to a template: no null keys, reasoning under both of its names."""
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}

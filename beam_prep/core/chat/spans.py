@@ -318,7 +318,7 @@ class SpanFinder:
         messages: the messages, where they are known.
         data: the template was given other text of the record: see `has_data`.
         otherwise: gives, for some messages, what the template writes if its tests of what these say come out
-            otherwise: see `Plans.with_other_outcomes`.
+            otherwise: see `Recorder.with_other_outcomes`.
 
     Raises:
         Unclear: (any method) the answer depends on texts that are not known.

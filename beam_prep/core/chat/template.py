@@ -15,9 +15,10 @@ from jinja2 import nodes
 
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, compile_template
 from beam_prep.core.chat.fences import FENCES, NUMBERED_FENCE, content_ranges, generation_ranges, put_between_fences
-from beam_prep.core.chat.message import Message, plain
+from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
-from beam_prep.core.chat.recorded.plans import Plans, Template
+from beam_prep.core.chat.recorded.plans import Plans
+from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.tracker import Tracker, guess_first_region, ignore, pass_on, regions_of
 from beam_prep.core.data.block import Reject
 
@@ -77,8 +78,8 @@ class ChatTemplate:
         self._compiled = compile_template(source, date)
         self._tokens = dict(special_tokens)
         self._prompts: dict[str, str] = {}
-        self._tracer = self._new_plans(source)
-        self._plans = self._tracer if plans else None
+        self._recorder = Recorder(self._compiled, self._tokens)
+        self._plans = Plans(self._recorder, self._marked) if plans else None
         self.frames: dict[str, Any] = {}
         self._ways: dict[Any, dict[int, list[Planned]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
@@ -120,7 +121,7 @@ class ChatTemplate:
             self.rendered_by_plan += 1
             return "".join(planned.pieces)
         self.rendered_by_jinja += 1
-        return self._run([plain(message) for message in messages], None, variables)
+        return self._run([for_template(message) for message in messages], None, variables)
 
     def planned(
         self, messages: list[Message], /, add_generation_prompt: bool = False, **variables: Any
@@ -154,7 +155,7 @@ class ChatTemplate:
             self.rendered_by_plan += 1
             return chat
         self.rendered_by_jinja += 1
-        given = [plain(message) for message in messages]
+        given = [for_template(message) for message in messages]
         rendered = self._marked(given, variables)
         if self._compiled.captured:
             fenced = self._run(given, Tracker({}, fenced=True), variables)
@@ -188,13 +189,13 @@ class ChatTemplate:
         Returns:
             None where the template does something that is not modelled, or the pieces are not this text.
         """
-        planned = self._tracer.provenance(messages, {**variables, "add_generation_prompt": False})
+        planned = self._recorder.provenance(messages, {**variables, "add_generation_prompt": False})
         return planned if planned is not None and text in (None, "".join(planned.pieces)) else None
 
     def with_other_outcomes(
         self, messages: list[Message], about: frozenset[int], planned: Planned | None, /, **variables: Any
     ) -> dict[int, list[Planned]]:
-        """The rendering as it is when tests of what messages say come out otherwise: see `Plans.with_other_outcomes`.
+        """The rendering as it is when tests of what messages say come out otherwise: see `Recorder`.
 
         Args:
             messages: the messages.
@@ -205,7 +206,7 @@ class ChatTemplate:
         key = None if planned is None else (planned.layout, about)
         if key in self._ways:
             return self._ways[key]
-        found = self._tracer.with_other_outcomes(messages, {**variables, "add_generation_prompt": False}, about)
+        found = self._recorder.with_other_outcomes(messages, {**variables, "add_generation_prompt": False}, about)
         if key is not None:
             if len(self._ways) > 1024:
                 self._ways.clear()
@@ -215,7 +216,7 @@ class ChatTemplate:
     def turns(self, messages: list[Message], /, **variables: Any) -> list[str | None]:
         """What the template writes for each message; None where that is not known, or the template refuses them."""
         try:
-            given = [plain(message) for message in messages]
+            given = [for_template(message) for message in messages]
             chat = self._chat(self._marked(given, {**variables, "add_generation_prompt": False}), len(messages))
         except Reject:
             return [None] * len(messages)
@@ -232,7 +233,7 @@ class ChatTemplate:
         """
         if len(messages) > 0xFFFF or any(fence in text for fence in FENCES):
             return None
-        given = [plain(message) for message in messages]
+        given = [for_template(message) for message in messages]
         variables = {**variables, "add_generation_prompt": False}
         for trimmed, blanks in ((False, True), (True, True), (True, False)):
             marked = [put_between_fences(message, place, trimmed, blanks) for place, message in enumerate(given)]
@@ -259,20 +260,6 @@ class ChatTemplate:
             without, with_prompt = (self.render(probe, add, **variables) for add in (False, True))
             self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
         return self._prompts[key]
-
-    def _new_plans(self, source: str) -> Plans:
-        compiled = self._compiled
-        template = Template(
-            source=source,
-            tree=compiled.tree,
-            code=compiled.code,
-            environment=compiled.template.environment,
-            captured=compiled.captured,
-            hooks=(MARK, ENTER, LEAVE, GENERATION),
-            tracker=Tracker,
-            plain=plain,
-        )
-        return Plans(template, self._tokens, self._marked)
 
     def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> RenderedText:
         given = [dict(message) for message in given]  # copies: one and the same may stand there twice

@@ -9,57 +9,26 @@ the first conversations of every plan, and one difference switches the plans of 
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from types import CodeType
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-
-from beam_prep.core.chat.message import Message
-from beam_prep.core.chat.recorded.environment import CODE_GLOBALS, TracingEnvironment, globals_of, is_allowed
-from beam_prep.core.chat.recorded.layout import NO_SOURCES, PieceLayout, Planned, RenderedText, in_characters
-from beam_prep.core.chat.recorded.models import plan_functions
-from beam_prep.core.chat.recorded.recording import Plan, Recording, Tracker
-from beam_prep.core.chat.recorded.tracer import Outcomes, Refusal, Trace
+from beam_prep.core.chat.message import Message, for_template
+from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
+from beam_prep.core.chat.recorded.recorder import Recorder
+from beam_prep.core.chat.recorded.recording import Plan
+from beam_prep.core.chat.recorded.tracer import Refusal
 
 COMPARED_USES = 4  # first uses of a plan that jinja renders as well
 SIGHTINGS_BEFORE_TRACE = 4  # of a pattern, before it is traced: a trace costs what ten renderings cost
 MAX_PATTERNS = 4096
 MAX_PLANS_PER_PATTERN = 8  # of one pattern, for different outcomes of its guards
-MAX_OUTCOMES = 64  # ways in which the tests of one message may come out
 MAX_MESSAGES = 256  # messages: the same roles again are rare in longer conversations, and their plans are large
 FREE_TRACES = 64  # per template, without condition
 HITS_PER_TRACE = 8  # renderings by plans that each further trace must have been worth
 DISAGREEING_TEMPLATES: set[str] = set()
 """Templates whose plans gave another text than jinja, in this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """What plans need to know of a compiled template.
-
-    Attributes:
-        source: its text.
-        tree: its syntax tree.
-        code: what jinja compiled it to.
-        environment: the one that compiled it.
-        captured: some of its generation blocks are inside a capture: where they lie cannot be told.
-        hooks: names of the variables by which it reports: marks, loops that begin, loops that end, generation blocks.
-        tracker: makes what it reports to, from {id of a message: its index}.
-        plain: a message as the template is to see it.
-    """
-
-    source: str
-    tree: nodes.Template
-    code: CodeType
-    environment: jinja2.Environment
-    captured: bool
-    hooks: tuple[str, str, str, str]
-    tracker: Callable[[dict[int, int]], Tracker]
-    plain: Callable[[Message], Message]
 
 
 @dataclass(slots=True)
@@ -81,28 +50,20 @@ class Plans:
     """The plans of a template with its special tokens.
 
     Args:
-        template: the compiled template.
-        tokens: variables that every rendering gets.
+        recorder: traces the template.
         reference: how jinja renders messages with variables.
     """
 
     def __init__(
-        self,
-        template: Template,
-        tokens: Mapping[str, Any],
-        reference: Callable[[list[Message], Mapping[str, Any]], RenderedText],
+        self, recorder: Recorder, reference: Callable[[list[Message], Mapping[str, Any]], RenderedText]
     ) -> None:
-        self._template = template
-        self._tokens = dict(tokens)
+        self._recorder = recorder
+        self._compiled = recorder.compiled
         self._reference = reference
         self._patterns: dict[Any, _Pattern] = {}
         self._seen: dict[int, int] = {}
         self._traces = self._hits = 0
         self._lock = threading.Lock()
-        self._possible: bool | None = None  # not known before the first trace
-        self._environment = TracingEnvironment()
-        self._compiled: jinja2.Template | None = None
-        self._functions = plan_functions(template.environment)
 
     def render(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
         """A conversation by its plan.
@@ -117,7 +78,7 @@ class Plans:
         options = _options(variables)
         if options is None or type(messages) is not list or len(messages) > MAX_MESSAGES:
             return None
-        if self._possible is False or self._template.source in DISAGREEING_TEMPLATES:
+        if self._is_off():
             return None
         shape, plain = self._shape(messages)
         if shape is None:
@@ -152,7 +113,7 @@ class Plans:
         Returns:
             None where a rendering depends on more than roles and contents, or jinja has not rendered enough of them.
         """
-        if self._possible is False or self._template.source in DISAGREEING_TEMPLATES or len(messages) > MAX_MESSAGES:
+        if self._is_off() or len(messages) > MAX_MESSAGES:
             return None
         shape, _ = self._shape(messages)
         pattern = self._patterns.get((False, shape))
@@ -165,6 +126,9 @@ class Plans:
         pattern.used = True
         self._hits += uses
         return plan.layout
+
+    def _is_off(self) -> bool:
+        return self._recorder.possible is False or self._compiled.source in DISAGREEING_TEMPLATES
 
     def _shape(self, messages: list[Message]) -> tuple[Any, list[Message]]:
         """What a plan may rely on: keys and types of all messages, and their roles. None: not plain data.
@@ -183,7 +147,7 @@ class Plans:
         for message in messages:
             if type(message) is not dict or {*map(type, message)} - _TEXTS:
                 return None, messages
-            message = self._template.plain(message)
+            message = for_template(message)
             kinds = tuple(map(type, message.values()))
             if not _JSON.issuperset(kinds):
                 return None, messages
@@ -217,14 +181,14 @@ class Plans:
         """Renders with jinja as well; a difference ends all plans of the template."""
         try:
             rendered = self._reference(plain, variables)
-            if self._template.captured:
+            if self._compiled.captured:
                 rendered = rendered._replace(generations=None)
             if in_characters(Planned(pieces, plan.layout)) == rendered:
                 plan.compared += 1
                 return True
         except Exception:  # jinja refuses what the plan renders: that is a difference
             pass
-        DISAGREEING_TEMPLATES.add(self._template.source)
+        DISAGREEING_TEMPLATES.add(self._compiled.source)
         return False
 
     def _recorded(self, pattern: _Pattern, plain: list[Message], variables: Mapping[str, Any]) -> Planned | None:
@@ -234,12 +198,10 @@ class Plans:
         with self._lock:
             pattern.tries += 1
             self._traces += 1
-            if self._possible is None:
-                self._possible = self._prepared()
             plan = None
-            if self._possible:
+            if self._recorder.can_trace():
                 try:
-                    plan = self._traced(plain, variables)[1]()
+                    plan = self._recorder.plan(plain, variables)
                 except Refusal:
                     pattern.tries = MAX_PLANS_PER_PATTERN
                 except Exception:  # the template refuses this conversation, perhaps not all of the pattern
@@ -256,137 +218,6 @@ class Plans:
             pattern.plans = tuple(other for other in pattern.plans if other is not plan)
             return None
         return Planned(pieces, plan.layout) if self._agrees(plan, pieces, plain, variables) else None
-
-    def _prepared(self) -> bool:
-        """Runs the compiled code in a module of its own, with the hooks of the tracing environment."""
-        template = self._template
-        if not jinja2.__version__.startswith("3.1.") or not is_allowed(template.tree, template.environment):
-            return False
-        if not set(globals_of(template.code)) <= CODE_GLOBALS:
-            return False
-        environment = self._environment
-        environment.adopt(template.environment)
-        self._compiled = jinja2.Template.from_code(environment, template.code, dict(template.environment.globals))
-        module = self._compiled.root_render_func.__globals__
-        module["str"], module["str_join"] = environment.text, environment.joined
-        return True
-
-    def provenance(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
-        """One conversation traced, for what each piece of its text is computed from. No plan is kept.
-
-        Returns:
-            None where the template does something with it that is not modelled, or raises.
-        """
-        plain = [self._template.plain(message) for message in messages]
-        with self._lock:
-            if self._possible is None:
-                self._possible = self._prepared()
-            if not self._possible:
-                return None
-            try:
-                return self._traced(plain, variables)[0]
-            except Refusal:
-                return None
-            except Exception:  # whatever the template's own code raises: jinja raises it, too
-                return None
-
-    def with_other_outcomes(
-        self, messages: list[Message], variables: Mapping[str, Any], about: Collection[int]
-    ) -> dict[int, list[Planned]]:
-        """A conversation as it is written when tests of what messages say come out in any other way.
-
-        Each test is taken both ways, whatever the words are (as in concolic testing: Sen, Marinov, Agha: CUTE, 2005).
-        What all ways have in common depends on no word of the message. A way in which the template refuses the
-        conversation is none. One rendering takes a way of each message, so it takes no more of them for more messages.
-
-        Args:
-            messages: a conversation for which `provenance` is known, or a plan.
-            variables: see `render`.
-            about: indices of the messages.
-
-        Returns:
-            For each message its ways; none for those that have too many, or one that is not modelled or fails.
-        """
-        plain = [self._template.plain(each) for each in messages]
-        found: dict[int, list[Planned]] = {message: [] for message in about}
-        ways: dict[int, list[Outcomes]] = {message: [()] for message in about}
-        with self._lock:
-            if self._compiled is None:
-                return {}
-            for step in range(MAX_OUTCOMES):
-                taken = {message: every[step] for message, every in ways.items() if step < len(every)}
-                if not taken:
-                    return found
-                others: dict[int, Outcomes] = dict.fromkeys(ways, ())
-                if not self._written({**others, **taken}, taken, plain, variables, found, ways):
-                    for message, way in taken.items():  # which of them cannot be taken?
-                        alone = {message: way}
-                        if not self._written({**others, **alone}, alone, plain, variables, found, ways):
-                            found.pop(message, None)
-                            ways.pop(message, None)
-        return {message: each for message, each in found.items() if len(ways[message]) <= MAX_OUTCOMES}
-
-    def _written(
-        self,
-        outcomes: Mapping[int, Outcomes],
-        taken: Mapping[int, Outcomes],
-        plain: list[Message],
-        variables: Mapping[str, Any],
-        found: dict[int, list[Planned]],
-        ways: dict[int, list[Outcomes]],
-    ) -> bool:
-        """Adds a conversation that is written with given outcomes, and the ways that branch off; False: it fails."""
-        trace = Trace(self._functions, outcomes)
-        planned = None
-        try:
-            planned = self._traced(plain, variables, trace)[0]
-        except Refusal:
-            return False
-        except Exception as error:
-            # Where the template refuses the conversation (`raise_exception`), there is nothing to compare.
-            if type(error) is not jinja2.TemplateError or len(taken) > 1:
-                return False
-        for message, way in taken.items():
-            if planned is not None:
-                found[message].append(planned)
-            tests = (*trace.tests[message].values(),)
-            ways[message] += [(*tests[:at], not tests[at]) for at in range(len(way), len(tests))]
-        return True
-
-    def _traced(
-        self, plain: list[Message], variables: Mapping[str, Any], trace: Trace | None = None
-    ) -> "tuple[Planned, Callable[[], Plan]]":
-        """A conversation in pieces, and what compiles its plan."""
-        environment, compiled = self._environment, self._compiled
-        assert compiled is not None
-        trace = environment.trace = trace or Trace(self._functions)
-        messages = [
-            trace.tracer(f"messages[{place}]", message, dict, frozenset(((place, ""),)), message=place)
-            for place, message in enumerate(plain)
-        ]
-        tools = variables.get("tools")
-        if tools is not None:
-            tools = [trace.tracer(f"tools[{at}]", tool, dict, NO_SOURCES) for at, tool in enumerate(tools)]
-        recording = Recording(trace, self._template.tracker({id(m): at for at, m in enumerate(messages)}))
-        mark, enter, leave, generation = self._template.hooks
-        tracker = recording.tracker
-        trace.turn = lambda: tracker.place
-        environment.hooks = (tracker.mark, tracker.enter, tracker.leave, recording.generation)
-        given = {
-            "tools": None,
-            "documents": None,
-            **self._tokens,
-            **variables,
-            **({} if tools is None else {"tools": tools}),
-            "messages": messages,
-            **dict(zip((mark, enter, leave, generation), environment.hooks, strict=True)),
-        }
-        try:
-            for part in compiled.root_render_func(compiled.new_context(given)):
-                recording.write(part)
-            return recording.planned(len(messages), self._template.captured)
-        finally:
-            environment.trace, environment.hooks = Trace({}), ()  # they hold the conversation
 
 
 def _options(variables: Mapping[str, Any]) -> Any:

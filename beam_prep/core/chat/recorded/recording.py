@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
@@ -17,35 +17,26 @@ from beam_prep.core.chat.recorded.tracer import (
     real_value,
     sources_of,
 )
-
-
-class Tracker(Protocol):
-    """What a rendering reports to: `chat_template._Tracker`, which counts pieces here."""
-
-    written: int
-    blind: bool
-    marks: list[tuple[int, int]]
-    generations: list[tuple[int, int]]
-
-    @property
-    def place(self) -> int: ...
-
-    def mark(self, item: Any, captured: bool) -> None: ...
-
-    def enter(self) -> None: ...
-
-    def leave(self) -> None: ...
+from beam_prep.core.chat.tracker import Tracker
 
 
 @dataclass(slots=True)
 class Plan:
+    """A function that renders the conversations of a pattern; None from it: this one is none that it fits.
+
+    Attributes:
+        run: messages and tools -> pieces.
+        layout: of the pieces.
+        compared: how many of its texts jinja has given, too.
+    """
+
     run: Callable[[list[Message], Any], tuple[str, ...] | None]
     layout: PieceLayout
     compared: int = 0
 
 
 class Recording:
-    """What a traced rendering writes."""
+    """What a traced rendering writes. Its tracker counts pieces, not characters."""
 
     def __init__(self, trace: Trace, tracker: Tracker) -> None:
         self.trace = trace
