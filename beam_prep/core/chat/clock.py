@@ -18,7 +18,7 @@ _DIRECTIVE = re.compile("%([-_0^]?)(.)", re.DOTALL)
 
 
 class Clock(Unwritable):
-    """`strftime_now` that stands at the midnight of one day.
+    """`strftime_now` at the midnight of one day.
 
     As `strftime` in English, but by no locale, time zone or C library: on every machine the same.
     """

@@ -30,6 +30,7 @@ from beam_prep.core.chat.sandbox import (
 from beam_prep.errors import TokenizerError
 
 MARK, ENTER, LEAVE, GENERATION = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
+"""Variables that a template calls: a loop comes to an item, begins, or ends; a generation block is written."""
 _CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
 
 

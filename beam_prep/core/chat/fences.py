@@ -11,7 +11,7 @@ _FIRST_NUMBER = 0xF0000
 
 
 def put_between_fences(message: Message, place: int, trimmed: bool, blanks: bool) -> Message:
-    """A message whose content stands between numbered fences; `trimmed`: white space at its edges outside of them."""
+    """A message whose content is between numbered fences; `trimmed`: white space at its edges outside of them."""
     content = message.get("content")
     if not isinstance(content, str) or not (content.strip() or (blanks and not message.get("tool_calls"))):
         return message

@@ -39,7 +39,7 @@ class RenderedChat:
     """A conversation as text, and where its parts lie (in characters).
 
     Attributes:
-        text: the whole rendering.
+        text: the entire rendering.
         regions: per message, the range that the template wrote for it, header and end marker included; None where
             that is not known for certain.
         generations: ranges of the `{% generation %}` blocks; None where they could not be told for certain.

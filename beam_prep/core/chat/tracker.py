@@ -80,7 +80,7 @@ def regions_of(
         elif before is not None:
             twice.add(place)
         regions[place] = (start, stop)
-    if marks and text[marks[-1][0] :].strip() in ("", *tokens):  # an EOS behind the loop ends the last message
+    if marks and text[marks[-1][0] :].strip() in ("", *tokens):  # an EOS after the loop ends the last message
         regions = [(r[0], len(text)) if r is not None and r[1] == marks[-1][0] else r for r in regions]
     return [None if place in twice else region for place, region in enumerate(regions)]
 

@@ -82,7 +82,7 @@ def view_of(owner: Tracer, name: str) -> Tracer:
 
 
 def looked_up(owner: Tracer, key: str) -> tuple[Any] | None:
-    """What stands in a traced dict at a key; None where it has no such key."""
+    """The value in a traced dict at a key; None where it has no such key."""
     if owner.message < 0:
         owner.trace.guard(owner, f"{key!r} in {expression_of(owner)}", key in owner.real)
     return (element_of(owner, key),) if key in owner.real else None

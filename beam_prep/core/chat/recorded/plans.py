@@ -40,7 +40,7 @@ class _Pattern:
     used: bool = True
 
 
-_DICTS, _TEXTS = {dict}, {str}
+_DICTS, _TEXTS, _CONSTANTS = {dict}, {str}, {str, bool, int}
 _VALUES = dict.values
 _PLAIN_KEYS = [["role", "content"] * messages for messages in range(65)]
 _JSON = frozenset((str, int, float, bool, list, dict, type(None)))
@@ -236,6 +236,3 @@ def _options(variables: Mapping[str, Any]) -> Any:
         else:
             return None
     return tuple(options)
-
-
-_CONSTANTS = {str, bool, int}

@@ -289,7 +289,7 @@ def keys_of(owner: Tracer) -> tuple[str, ...]:
 
 
 def element_of(owner: Tracer, key: Any) -> Any:
-    """What stands in a traced dict or list at a key or index that is known to be there."""
+    """The value in a traced dict or list at a key or index that is known to be there."""
     trace, real = owner.trace, owner.real[key]
     expression = f"{expression_of(owner)}[{key!r}]"
     if owner.message >= 0 and key == "role" and type(real) is str:
@@ -406,7 +406,7 @@ class Trace:
             self.lines.append(line)
 
     def joined(self, values: tuple[Any, ...]) -> Any:
-        """Texts, one behind the other; each is a constant or a tracer of a text."""
+        """Texts, one after the other; each is a constant or a tracer of a text."""
         parts = tuple(part for value in values for part in parts_of(value))
         if not any(type(part) is Tracer for part in parts):
             return "".join(parts)
