@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from beam_prep.core.chat.recorded import plans as render_plan  # noqa: E402
+from beam_prep.core.chat.recorded import plans  # noqa: E402
 from tests.core.generated_templates import Seeded  # noqa: E402
 from tests.core.mask_judge import POINTS, Reading, Real, Report, draw_cases, judge  # noqa: E402
 
@@ -39,7 +39,7 @@ def work(task: tuple[int, int, int]) -> Report:
     """Judges the templates of a range of numbers."""
     seed, first, stop = task
     # A plan from the first conversation of a pattern on.
-    render_plan._SIGHTINGS = 1
+    plans.SIGHTINGS_BEFORE_TRACE = 1
     report = Report()
     for number in range(first, stop):
         tokens = ("<|im_start|>", "<|im_end|>") if number % EVERY == EVERY - 1 else None

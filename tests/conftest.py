@@ -49,13 +49,13 @@ def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
 @pytest.fixture(params=[("auto", "auto"), ("transformers", "jinja")], ids=["fast", "reference"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that name no backend and no renderer use gigatoken and plans, these from the first record on; or neither."""
-    from beam_prep.core.chat.recorded import plans as render_plan
+    from beam_prep.core.chat.recorded import plans
     from beam_prep.pipeline import Pipeline
 
     backend, render = request.param
     monkeypatch.setitem(Pipeline.__init__.__kwdefaults__, "tokenizer_backend", backend)
     monkeypatch.setitem(Pipeline.__init__.__kwdefaults__, "render", render)
-    monkeypatch.setattr(render_plan, "_SIGHTINGS", 1)
+    monkeypatch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
 
 
 def tree(folder: Path | str, leave_out: tuple[str, ...] = ("run.json",)) -> dict[str, bytes]:

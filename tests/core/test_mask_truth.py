@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
@@ -42,7 +42,7 @@ T = TypeVar("T")
 def at_once() -> Any:
     """Plans from the first conversation of a pattern on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         yield
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from beam_prep import testing
-from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.recorded import plans
 from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.encoding.backends import Fast, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def records(file: str) -> list[dict[str, Any]]:
 def plans_at_once() -> Iterator[None]:
     """Plans from the second conversation of a pattern on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         yield
 
 

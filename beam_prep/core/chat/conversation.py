@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from beam_prep.core.chat.recorded.plans import Layout, Planned
+from beam_prep.core.chat.message import Message, for_template
+from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
 from beam_prep.core.chat.spans import (
     TEXT_KEYS,
     Characters,
@@ -24,7 +25,7 @@ from beam_prep.core.chat.spans import (
     frame_of,
     has_data,
 )
-from beam_prep.core.chat.template import ChatTemplate, Message, RenderedChat, plain
+from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 
 
 class Said(NamedTuple):
@@ -157,7 +158,7 @@ class Conversation:
         if planned is None:
             return None
         roles = [message["role"] for message in self.messages]
-        messages = [plain(message) for message in self.messages]
+        messages = [for_template(message) for message in self.messages]
         finder = SpanFinder(
             planned.layout,
             planned.pieces,
@@ -176,7 +177,9 @@ class Conversation:
         """What the template writes where its tests of messages come out otherwise."""
         if messages not in self._ways:
             planned = self.chat.planned
-            self._ways[messages] = self.template.otherwise(list(self.messages), messages, planned, **self.variables)
+            self._ways[messages] = self.template.with_other_outcomes(
+                list(self.messages), messages, planned, **self.variables
+            )
         return self._ways[messages]
 
     @functools.cached_property
@@ -187,7 +190,9 @@ class Conversation:
     def _fenced(self) -> Planned | None:
         """The pieces as marks around the contents show them: see `ChatTemplate.contents`."""
         if any(
-            message.get(key) for message in map(plain, self.messages) for key in ("reasoning_content", "tool_calls")
+            message.get(key)
+            for message in map(for_template, self.messages)
+            for key in ("reasoning_content", "tool_calls")
         ):
             return None  # no marks are put around these
         places = self.template.contents(list(self.messages), self.chat.text, **self.variables)
@@ -216,7 +221,7 @@ def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> 
             first, last = (bisect.bisect_left(pieces, (at, 1)) for at in region)
             marks += [(first, 1, message), (last, 0, -1)]
     texts = tuple(chat.text[start:stop] for start, _, stop, _ in pieces)
-    layout = Layout(
+    layout = PieceLayout(
         constants=tuple(None if piece[3] else text for piece, text in zip(pieces, texts, strict=True)),
         sources=tuple(frozenset((message, "content") for message in piece[3]) for piece in pieces),
         mixed=(False,) * len(pieces),

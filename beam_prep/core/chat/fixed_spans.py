@@ -1,18 +1,20 @@
 """Spans found once for all conversations that a render plan writes in the same way.
 
-A `Layout` tells which pieces of the text are constant and where the contents are, so the spans of `conversation` can be
-had as borders of pieces, for every conversation of that layout. Where anything of it could depend on what a message
-says, there is no such table, and each text is looked at.
+A `PieceLayout` tells which pieces of the text are constant and where the contents are, so the spans of `conversation`
+can be had as borders of pieces, for every conversation of that layout. Where anything of it could depend on what a
+message says, there is no such table, and each text is looked at.
 """
 
 import functools
 
-from beam_prep.core.chat.recorded.plans import Layout
+from beam_prep.core.chat.recorded.layout import PieceLayout
 from beam_prep.core.chat.spans import Place, Span, SpanFinder, Unclear, frame_of
 from beam_prep.core.chat.template import ChatTemplate
 
 
-def _finder(layout: Layout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]) -> SpanFinder:
+def _finder(
+    layout: PieceLayout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
+) -> SpanFinder:
     if layout.blind or layout.asked:
         raise Unclear
     frame, prompt = frame_of(template, controls, {}), template.generation_prompt()
@@ -21,7 +23,7 @@ def _finder(layout: Layout, roles: tuple[str, ...], template: ChatTemplate, cont
 
 @functools.lru_cache(maxsize=4096)
 def place_spans(
-    layout: Layout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
+    layout: PieceLayout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
 ) -> list[Span] | None:
     """What `Conversation.spans` gives for every conversation of a layout; all of it proven.
 
@@ -55,11 +57,11 @@ def place_spans(
 
 @functools.lru_cache(maxsize=4096)
 def place_answer(
-    layout: Layout,
+    layout: PieceLayout,
     roles: tuple[str, ...],
     template: ChatTemplate,
     controls: tuple[str, ...],
-    prompt: Layout,
+    prompt: PieceLayout,
     first: int,
 ) -> tuple[Place, Span] | None:
     """What `Conversation.after_prompt` gives for every conversation of a layout.
@@ -80,7 +82,7 @@ def place_answer(
     return None if span is None else (end, span)
 
 
-def _end_of_prompt(layout: Layout, prompt: Layout, added: str) -> Place:
+def _end_of_prompt(layout: PieceLayout, prompt: PieceLayout, added: str) -> Place:
     """Where a prompt ends that is the beginning of each conversation of a layout."""
     if layout.asked or prompt.asked:
         raise Unclear
@@ -96,7 +98,7 @@ def _end_of_prompt(layout: Layout, prompt: Layout, added: str) -> Place:
     return Place(contents[-1][0] + 1 if contents else 0, len(texts[last]))
 
 
-def _folded(layout: Layout) -> tuple[list[str], list[tuple[int, int]]]:
+def _folded(layout: PieceLayout) -> tuple[list[str], list[tuple[int, int]]]:
     """The constant texts before, between and after the contents; (piece, message) of each content."""
     texts, contents = [""], []
     for piece, (constant, message) in enumerate(zip(layout.constants, layout.plain_content, strict=True)):
@@ -110,7 +112,7 @@ def _folded(layout: Layout) -> tuple[list[str], list[tuple[int, int]]]:
     return texts, contents
 
 
-def _blocks(layout: Layout, finder: SpanFinder) -> dict[int, list[Span]]:
+def _blocks(layout: PieceLayout, finder: SpanFinder) -> dict[int, list[Span]]:
     """Generation blocks by message."""
     if layout.generations is None:
         raise Unclear

@@ -1,6 +1,6 @@
 """Spans: which characters of a rendered conversation are what a message says, and where they are certain.
 
-A conversation comes as pieces (`render_plan.Layout`): constants of the template, and texts that the template computed,
+A conversation comes as pieces (`PieceLayout`): constants of the template, and texts that the template computed,
 each with the messages and keys that it is computed from. A span is the message's own text (content, reasoning, tool
 calls, with the constants that the template writes around them) and the end token right after it, with an EOS that
 follows at once. It begins where the generation prompt ends, if the template wrote the entire prompt for this message;
@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from beam_prep.core.chat.recorded.plans import Layout, Planned
-from beam_prep.core.chat.template import ChatTemplate, Message
+from beam_prep.core.chat.message import Message
+from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.template import ChatTemplate
 
 TEXT_KEYS = frozenset(("content", "reasoning_content", "thinking", "reasoning", "tool_calls"))
 """Keys of a message whose values are its own text. A name, or an id of a call, is none of it."""
@@ -322,7 +323,7 @@ class SpanFinder:
         messages: the messages, where they are known.
         data: the template was given other text of the record: see `has_data`.
         otherwise: gives, for some messages, what the template writes if its tests of what these say come out
-            otherwise: see `Plans.otherwise`.
+            otherwise: see `Recorder.with_other_outcomes`.
 
     Raises:
         Unclear: (any method) the answer depends on texts that are not known.
@@ -330,7 +331,7 @@ class SpanFinder:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: PieceLayout,
         texts: Sequence[str | None],
         roles: Sequence[str],
         frame: Frame,
@@ -477,7 +478,7 @@ class SpanFinder:
             return Place(self._end_of_text, 0) if own else None
         return Place(region[0], 0) if header else Place(own[0], 0) if own else None
 
-    def same_place(self, layout: Layout, place: Place, message: int) -> Place | None:
+    def same_place(self, layout: PieceLayout, place: Place, message: int) -> Place | None:
         """A place of another layout, up to which both are the same.
 
         Returns:
@@ -568,7 +569,7 @@ class SpanFinder:
 
     @functools.cached_property
     def _regions(self) -> tuple[list[tuple[int, int] | None], bool]:
-        # As `chat_template._regions` and `_guess`, in pieces.
+        # As `tracker.regions_of` and `guess_first_region`, in pieces.
         marks, end = self._layout.marks, self._end_of_text
         regions: list[tuple[int, int] | None] = [None] * len(self._roles)
         if self._layout.blind:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from beam_prep.core.chat.control import Guard
 from beam_prep.core.chat.conversation import Conversation, Said
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
-from beam_prep.core.chat.recorded.plans import Layout
+from beam_prep.core.chat.recorded.layout import PieceLayout
 from beam_prep.core.chat.spans import Place, Span
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 from beam_prep.core.data.block import Block, Ledger, Reject, step
@@ -182,7 +182,7 @@ class _Texts:
         self.sequences = [0]
         self.rows = [0]
         self.by_jinja = False  # something of the present record was not rendered by a plan
-        self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
+        self._tables: dict[tuple[PieceLayout, tuple[int, ...]], _Table | None] = {}
         self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
         self._in_bulk: list[tuple[_Table, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
         self._bulk: Texts | None = None  # texts behind all others
@@ -419,7 +419,9 @@ class _Texts:
         sections = self.output.sections
         return [section.action for section, count in zip(sections, counts, strict=True) for _ in range(count)]
 
-    def _table_of(self, layout: Layout, messages: list[dict[str, Any]], counts: tuple[int, ...]) -> "_Table | None":
+    def _table_of(
+        self, layout: PieceLayout, messages: list[dict[str, Any]], counts: tuple[int, ...]
+    ) -> "_Table | None":
         """See `_table`; made once, but for layouts whose prompt has no plan yet."""
         key = layout, counts
         table: _Table | None = self._tables.get(key, _UNKNOWN)
@@ -430,7 +432,7 @@ class _Texts:
                 return None
         return table
 
-    def _table(self, layout: Layout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "_Table | None":
+    def _table(self, layout: PieceLayout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "_Table | None":
         """The segments of all conversations of a layout; None where they depend on what is said."""
         template = self.voice.template
         assert template is not None
@@ -963,7 +965,7 @@ class _BulkChats(_Bulk):
 
     def __init__(self, records: Records, columns: Columns, texts: _Texts) -> None:
         super().__init__(records, columns, texts)
-        self._groups: list[tuple[Layout, _Table, Array]] = []
+        self._groups: list[tuple[PieceLayout, _Table, Array]] = []
 
     def others(self) -> Iterator[tuple[int, Record]]:
         """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
@@ -984,7 +986,7 @@ class _BulkChats(_Bulk):
             self._groups.append((layout, table, rows[clear]))
         yield from self._each(alone)
 
-    def _layout(self, rows: Array) -> "tuple[Layout, _Table] | None":
+    def _layout(self, rows: Array) -> "tuple[PieceLayout, _Table] | None":
         """What all of these rows, of one pattern, have in common; None where that is not known."""
         texts = self._texts
         template = texts.voice.template
@@ -992,7 +994,7 @@ class _BulkChats(_Bulk):
         for row in rows[:_TRIES].tolist():
             try:
                 messages = texts.guard(self._records.rows[row][self._columns.field])
-                layout = template.settled(messages, len(rows))
+                layout = template.layout_of_pattern(messages, len(rows))
                 if layout is None:
                     template.planned(messages)  # which may record a plan, or have jinja confirm it
                     continue

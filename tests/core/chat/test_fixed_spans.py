@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 
 from beam_prep import testing
-from beam_prep.core.chat.recorded import plans as render_plan
-from beam_prep.core.chat.template import FENCES, ChatTemplate
+from beam_prep.core.chat.fences import FENCES
+from beam_prep.core.chat.recorded import plans
+from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
@@ -78,7 +79,7 @@ def assert_same(one: Rendered, other: Rendered) -> None:
 def at_once() -> Any:
     """Plans from the second conversation of a pattern on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         yield
 
 

@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_prep.core.chat.recorded import plans as render_plan
-from beam_prep.core.chat.template import ChatTemplate, Message
+from beam_prep.core.chat.message import Message
+from beam_prep.core.chat.recorded import plans, tracer
+from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.recorder import Recorder
+from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
 from tests.conftest import shared
 from tests.core.chat.test_template import TALKS, TEMPLATES, each, say
@@ -32,7 +35,7 @@ Talk = tuple[list[Message], dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _plans_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_plan, "_OFF", set())
+    monkeypatch.setattr(plans, "DISAGREEING_TEMPLATES", set())
 
 
 def both(source: str, tokens: dict[str, str] | None = None) -> tuple[ChatTemplate, ChatTemplate]:
@@ -60,7 +63,7 @@ def by_plan(template: ChatTemplate, talk: list[Message], **variables: Any) -> bo
     """Whether a pattern gets a plan once it was seen a few times."""
     for _ in range(8):
         planned = outcome(template.planned, talk, **variables)
-    return isinstance(planned, render_plan.Planned)
+    return isinstance(planned, Planned)
 
 
 # Real templates, real data
@@ -284,7 +287,7 @@ def test_what_is_modelled_renders_alike(about: str) -> None:
         for _ in range(6):
             compare(planned, jinja, talk)
     assert planned.rendered_by_plan > 0
-    assert PLANNED[about] not in render_plan._OFF
+    assert PLANNED[about] not in plans.DISAGREEING_TEMPLATES
 
 
 @pytest.mark.parametrize("about", NEVER_PLANNED)
@@ -429,13 +432,13 @@ def test_generation_in_a_recursive_loop_is_left_to_jinja() -> None:
 
 
 def test_a_tracer_refuses_every_protocol_that_is_not_modelled() -> None:
-    trace = render_plan._Trace({})
+    trace = tracer.Trace({})
     names = {name for kind in (str, list, dict, int, float, object) for name in dir(kind) if name.startswith("__")}
     refused = 0
-    for name in sorted(names - render_plan._MODELLED - render_plan._OF_PYTHON):
+    for name in sorted(names - tracer.MODELLED_PROTOCOLS - tracer.PYTHON_PROTOCOLS):
         for kind, real in ((str, "x"), (int, 1), (list, [1]), (dict, {}), (float, 1.0), (bool, True)):
             traced = trace.tracer("x", real, kind, frozenset())
-            with pytest.raises(render_plan.Refusal):
+            with pytest.raises(tracer.Refusal):
                 getattr(type(traced), name)(traced)
             refused += 1
     assert refused > 200
@@ -484,15 +487,15 @@ def test_a_tracer_refuses_every_protocol_that_is_not_modelled() -> None:
     ],
 )
 def test_a_traced_text_gives_nothing_away(ask: Any) -> None:
-    traced = render_plan._Trace({}).tracer("x", "secret", str, frozenset())
-    with pytest.raises((render_plan.Refusal, TypeError)):
+    traced = tracer.Trace({}).tracer("x", "secret", str, frozenset())
+    with pytest.raises((tracer.Refusal, TypeError)):
         ask(traced)
 
 
 def test_a_method_that_is_not_called_gives_nothing_away() -> None:
-    method = render_plan._Method(render_plan._Trace({}).tracer("x", "secret", str, frozenset()), "strip")
+    method = tracer.UncalledMethod(tracer.Trace({}).tracer("x", "secret", str, frozenset()), "strip")
     for ask in (hash, lambda x: x == x, lambda x: x in ["a"]):
-        with pytest.raises(render_plan.Refusal):
+        with pytest.raises(tracer.Refusal):
             ask(method)
 
 
@@ -509,14 +512,14 @@ def test_a_plan_that_gives_another_text_is_caught_by_its_first_uses() -> None:
     source = each("{{ m.content }}")
     planned, jinja = both(source)
     talk = [say("user", "x")]
-    for _ in range(render_plan._SIGHTINGS):
+    for _ in range(plans.SIGHTINGS_BEFORE_TRACE):
         compare(planned, jinja, talk)
     before = planned.rendered_by_plan
     assert before
     _sabotage(planned, run=lambda messages, tools: ("y",), compared=0)
     compare(planned, jinja, talk)
     assert planned.rendered_by_plan == before
-    assert source in render_plan._OFF
+    assert source in plans.DISAGREEING_TEMPLATES
     assert not by_plan(planned, talk)
     assert not by_plan(ChatTemplate(source, {"other": "x"}, plans=True), talk)
 
@@ -532,9 +535,9 @@ def test_a_plan_that_gives_other_places_is_caught_by_its_first_uses(field: str) 
     wrong = {"marks": ((1, 0),), "generations": ((0, 1),), "blind": True}
     layout = found.layout
     fields = {name: getattr(layout, name) for name in layout.__slots__}
-    _sabotage(planned, layout=render_plan.Layout(**{**fields, field: wrong[field]}), compared=0)
+    _sabotage(planned, layout=PieceLayout(**{**fields, field: wrong[field]}), compared=0)
     compare(planned, jinja, talk)
-    assert source in render_plan._OFF
+    assert source in plans.DISAGREEING_TEMPLATES
 
 
 def test_a_plan_that_renders_what_jinja_refuses_is_caught_by_its_first_uses() -> None:
@@ -543,7 +546,7 @@ def test_a_plan_that_renders_what_jinja_refuses_is_caught_by_its_first_uses() ->
     assert by_plan(planned, [say("user", "x")])
     _sabotage(planned, run=lambda messages, tools: ("y",), compared=0)
     compare(planned, jinja, [say("user", "y")])
-    assert source in render_plan._OFF
+    assert source in plans.DISAGREEING_TEMPLATES
 
 
 def test_a_plan_is_compared_at_its_first_uses_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -553,13 +556,13 @@ def test_a_plan_is_compared_at_its_first_uses_only(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ChatTemplate, "_run", lambda self, *given: runs.append(1) or real(self, *given))  # type: ignore[func-returns-value]
     for number in range(30):
         assert template.render([say("user", str(number))]) == str(number)
-    assert len(runs) == render_plan._SIGHTINGS - 1 + render_plan._COMPARED
-    assert template.rendered_by_jinja == render_plan._SIGHTINGS - 1
+    assert len(runs) == plans.SIGHTINGS_BEFORE_TRACE - 1 + plans.COMPARED_USES
+    assert template.rendered_by_jinja == plans.SIGHTINGS_BEFORE_TRACE - 1
     assert template.rendered_by_plan == 30 - template.rendered_by_jinja
 
 
 def test_the_date_is_a_constant_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_plan, "_SIGHTINGS", 1)
+    monkeypatch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
     source = "{{ strftime_now('%d ') }}{{ strftime_now('%B ') }}" + each("{{ m.content }}")
     template = ChatTemplate(source, {}, True, "2026-11-22")
     for text in "abcdef":
@@ -588,16 +591,16 @@ def test_plans_are_off_unless_asked_for() -> None:
 def test_a_pattern_that_refuses_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(each("{% for c in m.content %}{{ c }}{% endfor %}"), {}, plans=True)
     traced = []
-    real = render_plan.Plans._traced
-    monkeypatch.setattr(render_plan.Plans, "_traced", lambda self, *given: traced.append(1) or real(self, *given))  # type: ignore[func-returns-value]
+    real = Recorder._traced
+    monkeypatch.setattr(Recorder, "_traced", lambda self, *given: traced.append(1) or real(self, *given))  # type: ignore[func-returns-value]
     for _ in range(20):
         assert template.render([say("user", "xy")]) == "xy"
     assert len(traced) == 1
 
 
 def test_tracing_stops_where_plans_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_plan, "_UNPAID", 5)
-    monkeypatch.setattr(render_plan, "_PAY", 1000)
+    monkeypatch.setattr(plans, "FREE_TRACES", 5)
+    monkeypatch.setattr(plans, "HITS_PER_TRACE", 1000)
     template = ChatTemplate(each("{{ m.content }}"), {}, plans=True)
     for role in "abcdefghij":
         for _ in range(6):
@@ -613,11 +616,11 @@ def test_the_outcomes_of_guards_have_so_many_plans() -> None:
         compare(planned, jinja, talk)
     assert planned._plans is not None
     counts = [len(pattern.plans) for pattern in planned._plans._patterns.values()]
-    assert max(counts) == render_plan._PLANS
+    assert max(counts) == plans.MAX_PLANS_PER_PATTERN
 
 
 def test_the_store_of_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_plan, "_PATTERNS", 8)
+    monkeypatch.setattr(plans, "MAX_PATTERNS", 8)
     planned, jinja = both(each("{{ m.role }}{{ m.content }}"))
     for number in range(60):
         for _ in range(6):
@@ -693,15 +696,15 @@ def varied(value: Any, dice: random.Random) -> Any:
 @given(messages=MESSAGES, tools=st.none() | st.lists(st.dictionaries(TEXTS, VALUES, max_size=2), max_size=2))
 def test_random_conversations_render_alike(messages: list[Message], tools: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render_plan, "_UNPAID", 1 << 30)
-        patch.setattr(render_plan, "_SIGHTINGS", 1)
+        patch.setattr(plans, "FREE_TRACES", 1 << 30)
+        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         for source in FUZZED:
             planned, jinja = both(source)
             for turn in range(6):
                 talk, given = varied(messages, random.Random(turn)), varied(tools, random.Random(turn))
                 assert outcome(planned.render, talk, tools=given) == outcome(jinja.render, talk, tools=given)
                 assert outcome(planned.render_chat, talk) == outcome(jinja.render_chat, talk)
-            assert source not in render_plan._OFF
+            assert source not in plans.DISAGREEING_TEMPLATES
 
 
 # What a template writes otherwise
@@ -713,7 +716,7 @@ def ways(turn: str, answer: str, turns: int = 1) -> list[set[str]] | None:
     talk = [say("user" if place % 2 == 0 else "assistant", answer) for place in range(2 * turns)]
     assert template.provenance(talk, template.render(talk)) is not None
     about = frozenset(range(1, 2 * turns, 2))
-    found = template.otherwise(talk, about, None)
+    found = template.with_other_outcomes(talk, about, None)
     if not about <= found.keys():
         return None
     return [{"".join(planned.pieces) for planned in found[message]} for message in sorted(about)]
@@ -738,13 +741,13 @@ def test_every_test_of_a_message_is_taken_both_ways(turn: str, wanted: list[str]
 
 
 def test_one_rendering_takes_a_way_of_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced, counts = render_plan.Plans._traced, []
+    traced, counts = Recorder._traced, []
 
     def counted(*arguments: Any) -> Any:
         counts[-1] += 1
         return traced(*arguments)
 
-    monkeypatch.setattr(render_plan.Plans, "_traced", counted)
+    monkeypatch.setattr(Recorder, "_traced", counted)
     for turns in (2, 20):
         counts.append(0)
         assert ways("{{ '!' if m.content == 'b' }}{{ m.content }}", "a", turns) is not None
@@ -773,4 +776,4 @@ def test_a_way_that_fails_is_that_of_its_message_alone() -> None:
     template = ChatTemplate(each(turn), TOKENS)
     talk = [say("user", "a"), say("assistant", "a"), say("user", "a"), say("assistant", "a")]
     assert template.provenance(talk, "") is not None
-    assert template.otherwise(talk, frozenset((1, 3)), None).keys() == {1}
+    assert template.with_other_outcomes(talk, frozenset((1, 3)), None).keys() == {1}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.schema import Output, Section
@@ -29,7 +29,7 @@ CALL = [{"function": {"name": "f", "arguments": {}}}]
 
 @pytest.fixture(autouse=True)
 def plans_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_plan, "_SIGHTINGS", 1)
+    monkeypatch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
 
 
 def trained(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core.chat.recorded import plans as render_plan
+from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Texts, Wanted, concat, join
@@ -189,8 +189,8 @@ VOICES = {
 def at_once() -> Any:
     """Layouts are known from the second conversation of a pattern on, and used for every one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render_plan, "_SIGHTINGS", 1)
-        patch.setattr(render_plan, "_COMPARED", 1)
+        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
+        patch.setattr(plans, "COMPARED_USES", 1)
         patch.setattr(template, "_FEW", 1)
         yield
 

@@ -1,0 +1,156 @@
+"""A chat template compiled, with calls in it by which a rendering reports what it writes for which message."""
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date as Date
+from types import CodeType
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.parser
+import jinja2.sandbox
+from jinja2 import nodes
+
+from beam_prep.core.chat.clock import Clock
+from beam_prep.core.chat.sandbox import (
+    LAZY_FILTERS,
+    DictMaker,
+    Namespace,
+    Sandbox,
+    UnwritableCallable,
+    UnwritableCycler,
+    UnwritableJoiner,
+    raise_exception,
+    sealed,
+    tojson,
+)
+from beam_prep.errors import TokenizerError
+
+MARK, ENTER, LEAVE, GENERATION = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
+"""Variables that a template calls: a loop comes to an item, begins, or ends; a generation block is written."""
+_CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` blocks give their content, and report where it lies."""
+
+    tags = {"generation"}  # noqa: RUF012  (as Extension declares it)
+
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = nodes.Call(nodes.Name(GENERATION, "load"), [], [], None, None)
+        return nodes.CallBlock(call, [], [], body).set_lineno(lineno)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """A compiled template.
+
+    Attributes:
+        source: its text.
+        tree: its syntax tree.
+        code: what jinja compiled it to.
+        template: runs it.
+        generation: it has generation blocks.
+        captured: some of these are inside a capture or macro.
+    """
+
+    source: str
+    tree: nodes.Template
+    code: CodeType
+    template: jinja2.Template
+    generation: bool
+    captured: bool
+
+
+@functools.lru_cache(maxsize=16)
+def compile_template(source: str, date: str | None) -> CompiledTemplate:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    del environment.filters["random"]
+    environment.filters.update({name: sealed(environment.filters[name]) for name in LAZY_FILTERS}, tojson=tojson)
+    environment.globals = {
+        "range": UnwritableCallable(jinja2.sandbox.safe_range),
+        "cycler": UnwritableCycler,
+        "joiner": UnwritableJoiner,
+        "dict": DictMaker(),
+        "namespace": Namespace,
+        "raise_exception": UnwritableCallable(raise_exception),
+        "strftime_now": UnwritableCallable(_no_date) if date is None else Clock(date),
+    }
+    try:
+        tree = environment.parse(source)
+        _check_steady(tree, date)
+        _mark_loops(tree)
+        tree.set_environment(environment)
+        code = environment.compile(tree)
+    except jinja2.TemplateSyntaxError as error:
+        raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
+    except jinja2.exceptions.SecurityError as error:  # raised by what jinja computes when it compiles
+        raise TokenizerError(f"the chat template does not compile: {error}") from None
+    # A plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
+    template = jinja2.Template.from_code(environment, code, dict(environment.globals))
+    blocks = list(_generation_blocks(tree))
+    captured = {
+        id(block) for outer in tree.find_all(_CAPTURES) for block in _generation_blocks(outer) if block is not outer
+    }
+    return CompiledTemplate(source, tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
+
+
+def _no_date(*_: Any) -> Any:
+    raise jinja2.exceptions.SecurityError("strftime_now without a date")
+
+
+def _check_steady(tree: nodes.Template, date: str | None) -> None:
+    """Refuses what gives another text in another run."""
+    loaded = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+    if "strftime_now" in loaded and date is None:
+        today = json.dumps(Date.today().isoformat())
+        raise TokenizerError(
+            "the chat template writes today's date (strftime_now), so another day would give other bytes: add "
+            f'"date": {today} to "input" in the config (in a chain written by hand: TextRules(date={today}))'
+        )
+    chance = ["lipsum"] if "lipsum" in loaded else []
+    for node in tree.find_all(nodes.Filter):
+        named = [each.value for each in node.args[:1] if node.name == "map" and isinstance(each, nodes.Const)]
+        chance += [name for name in (node.name, *named) if name == "random"]
+    if chance:
+        raise TokenizerError(
+            f"the chat template uses {chance[0]}, which gives another text in every run: take it out, or give another "
+            "template (input.chat_template)"
+        )
+
+
+def _mark_loops(tree: nodes.Template) -> None:
+    """Every loop tells the tracker what it comes to, first thing in its body, and when it begins and ends.
+
+    Nothing that is written changes.
+    """
+    captured = {id(loop) for outer in tree.find_all(_CAPTURES) for loop in outer.find_all(nodes.For)}
+    for parent in [tree, *tree.find_all(nodes.Node)]:  # a list: what is put in is not visited
+        for _, statements in parent.iter_fields():
+            if isinstance(statements, list) and any(isinstance(node, nodes.For) for node in statements):
+                statements[:] = [node for statement in statements for node in _reporting_loop(statement)]
+    for loop in tree.find_all(nodes.For):
+        if isinstance(loop.target, nodes.Name):
+            item = nodes.Name(loop.target.name, "load")
+            loop.body.insert(0, _call(MARK, loop.lineno, item, nodes.Const(id(loop) in captured)))
+
+
+def _reporting_loop(statement: nodes.Node) -> list[nodes.Node]:
+    if not isinstance(statement, nodes.For):
+        return [statement]
+    return [_call(ENTER, statement.lineno), statement, _call(LEAVE, statement.lineno)]
+
+
+def _call(name: str, lineno: int, *args: nodes.Expr) -> nodes.Node:
+    return nodes.ExprStmt(nodes.Call(nodes.Name(name, "load"), list(args), [], None, None)).set_lineno(lineno)
+
+
+def _generation_blocks(tree: nodes.Node) -> Iterator[nodes.CallBlock]:
+    for block in tree.find_all(nodes.CallBlock):
+        if isinstance(block.call.node, nodes.Name) and block.call.node.name == GENERATION:
+            yield block

@@ -1,0 +1,75 @@
+"""A conversation rendered by a plan, in pieces, and what is the same for all conversations of a plan."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+Source = tuple[int, str]
+"""A message's index and its key; the key is "" for what is computed from a message and is no text of it (a length)."""
+
+NO_SOURCES: frozenset[Source] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceLayout:
+    """What is the same for all conversations of a plan: one object for each, compared by identity.
+
+    Attributes:
+        constants: per piece its text where it is constant, else None.
+        sources: per piece the messages and keys that it is computed from: none for constants and tools.
+        mixed: per piece whether text of the template itself is in a piece that is computed from messages.
+        plain_content: per piece the message whose content it is, as it is or stripped of white space; else -1.
+        marks: (pieces written, message) whenever a loop comes to a message or ends: then -1, or the message of the
+            loop around it.
+        generations: ranges of the `{% generation %}` blocks in pieces; None where they could not be told.
+        blind: a loop whose text is captured came to a message: `marks` do not tell what is written for which.
+        asked: messages by whose words the template decides: the plan fits some contents only.
+        decided: messages in whose turn the template decides by what another message says.
+        messages: how many there are.
+        simple: the text is constants and contents, and nothing else is looked at.
+        stripped: messages whose content is stripped of white space, where the layout is simple.
+        assumed: only contents are known for what they are. All else counts as constant, and may not be.
+    """
+
+    constants: tuple[str | None, ...]
+    sources: tuple[frozenset[Source], ...]
+    mixed: tuple[bool, ...]
+    plain_content: tuple[int, ...]
+    marks: tuple[tuple[int, int], ...]
+    generations: tuple[tuple[int, int], ...] | None
+    blind: bool
+    asked: frozenset[int]
+    decided: frozenset[int]
+    messages: int
+    simple: bool
+    stripped: frozenset[int]
+    assumed: bool = False
+
+
+class Planned(NamedTuple):
+    """A conversation rendered by a plan: its text is `"".join(pieces)`."""
+
+    pieces: tuple[str, ...]
+    layout: PieceLayout
+
+
+class RenderedText(NamedTuple):
+    """What jinja gives: text, and marks, generation blocks and blindness in characters."""
+
+    text: str
+    marks: list[tuple[int, int]]
+    generations: list[tuple[int, int]] | None
+    blind: bool
+
+
+def in_characters(planned: Planned) -> RenderedText:
+    """A planned conversation as jinja's own rendering would report it."""
+    pieces, layout = planned
+    at = [0, *accumulate(map(len, pieces))]
+    blocks = layout.generations
+    return RenderedText(
+        "".join(pieces),
+        [(at[written], place) for written, place in layout.marks],
+        None if blocks is None else [(at[start], at[stop]) for start, stop in blocks],
+        layout.blind,
+    )

@@ -1,0 +1,208 @@
+"""Traces conversations: for a plan, for what their pieces are computed from, and with other outcomes of tests."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jinja2
+
+from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, CompiledTemplate
+from beam_prep.core.chat.message import Message, for_template
+from beam_prep.core.chat.recorded.environment import CODE_GLOBALS, TracingEnvironment, globals_of, is_allowed
+from beam_prep.core.chat.recorded.layout import NO_SOURCES, Planned
+from beam_prep.core.chat.recorded.models import plan_functions
+from beam_prep.core.chat.recorded.recording import Plan, Recording
+from beam_prep.core.chat.recorded.tracer import Outcomes, Refusal, Trace
+from beam_prep.core.chat.tracker import Tracker
+
+MAX_OUTCOMES = 64  # ways in which the tests of one message may come out
+
+
+class Recorder:
+    """Runs a template on tracers, with its special tokens.
+
+    Args:
+        compiled: the template.
+        tokens: variables that every rendering gets.
+
+    Attributes:
+        compiled: the template.
+        possible: see `can_trace`; None before it was asked for.
+    """
+
+    def __init__(self, compiled: CompiledTemplate, tokens: Mapping[str, Any]) -> None:
+        self.compiled = compiled
+        self.possible: bool | None = None
+        self._tokens = dict(tokens)
+        self._lock = threading.Lock()
+        self._environment = TracingEnvironment()
+        self._traceable: jinja2.Template | None = None
+        self._functions = plan_functions(compiled.template.environment)
+
+    def can_trace(self) -> bool:
+        """Whether the template consists of what is modelled."""
+        with self._lock:
+            if self.possible is None:
+                self.possible = self._prepared()
+            return self.possible
+
+    def plan(self, plain: list[Message], variables: Mapping[str, Any]) -> Plan:
+        """The plan of one conversation, of a template that can be traced.
+
+        Args:
+            plain: its messages as the template is to see them.
+            variables: see `Plans.render`.
+
+        Raises:
+            Refusal: the template does something with it that is not modelled.
+        """
+        with self._lock:
+            return self._traced(plain, variables)[1]()
+
+    def provenance(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+        """One conversation traced, for what each piece of its text is computed from. No plan is kept.
+
+        Returns:
+            None where the template does something with it that is not modelled, or raises.
+        """
+        plain = [for_template(message) for message in messages]
+        if not self.can_trace():
+            return None
+        with self._lock:
+            try:
+                return self._traced(plain, variables)[0]
+            except Refusal:
+                return None
+            except Exception:  # whatever the template's own code raises: jinja raises it, too
+                return None
+
+    def with_other_outcomes(
+        self, messages: list[Message], variables: Mapping[str, Any], about: Collection[int]
+    ) -> dict[int, list[Planned]]:
+        """A conversation as it is written when tests of what messages say come out in any other way.
+
+        Each test is taken both ways, whatever the words are (as in concolic testing: Sen, Marinov, Agha: CUTE, 2005).
+        What all ways have in common depends on no word of the message. A way in which the template refuses the
+        conversation is none. One rendering takes a way of each message, so it takes no more of them for more messages.
+        The messages say something else meanwhile, always the same: so what is found is found for every conversation
+        of a plan.
+
+        Args:
+            messages: a conversation for which `provenance` is known, or a plan.
+            variables: see `Plans.render`.
+            about: indices of the messages.
+
+        Returns:
+            For each message its ways; none for those that have too many, or one that is not modelled, fails, or asks
+            in the message's turn what another one says.
+        """
+        plain = [for_template(each) for each in messages]
+        plain = [_with_other_words(each) if place in about else each for place, each in enumerate(plain)]
+        found: dict[int, list[Planned]] = {message: [] for message in about}
+        ways: dict[int, list[Outcomes]] = {message: [()] for message in about}
+        with self._lock:
+            if self._traceable is None:
+                return {}
+            for step in range(MAX_OUTCOMES):
+                taken = {message: every[step] for message, every in ways.items() if step < len(every)}
+                if not taken:
+                    return found
+                others: dict[int, Outcomes] = dict.fromkeys(ways, ())
+                if not self._written({**others, **taken}, taken, plain, variables, found, ways):
+                    for message, way in taken.items():  # which of them cannot be taken?
+                        alone = {message: way}
+                        if not self._written({**others, **alone}, alone, plain, variables, found, ways):
+                            found.pop(message, None)
+                            ways.pop(message, None)
+        return {message: each for message, each in found.items() if len(ways[message]) <= MAX_OUTCOMES}
+
+    def _prepared(self) -> bool:
+        """Runs the compiled code in a module of its own, with the hooks of the tracing environment."""
+        compiled = self.compiled
+        original = compiled.template.environment
+        if not jinja2.__version__.startswith("3.1.") or not is_allowed(compiled.tree, original):
+            return False
+        if not set(globals_of(compiled.code)) <= CODE_GLOBALS:
+            return False
+        environment = self._environment
+        environment.adopt(original)
+        self._traceable = jinja2.Template.from_code(environment, compiled.code, dict(original.globals))
+        module = self._traceable.root_render_func.__globals__
+        module["str"], module["str_join"] = environment.text, environment.joined
+        return True
+
+    def _written(
+        self,
+        outcomes: Mapping[int, Outcomes],
+        taken: Mapping[int, Outcomes],
+        plain: list[Message],
+        variables: Mapping[str, Any],
+        found: dict[int, list[Planned]],
+        ways: dict[int, list[Outcomes]],
+    ) -> bool:
+        """Adds a conversation that is written with given outcomes, and the ways that branch off; False: it fails."""
+        trace = Trace(self._functions, outcomes)
+        planned = None
+        try:
+            planned = self._traced(plain, variables, trace)[0]
+        except Refusal:
+            return False
+        except Exception as error:
+            # Where the template refuses the conversation (`raise_exception`), there is nothing to compare.
+            if type(error) is not jinja2.TemplateError or len(taken) > 1:
+                return False
+        if planned is not None and not planned.layout.decided.isdisjoint(taken):
+            return False
+        for message, way in taken.items():
+            if planned is not None:
+                found[message].append(planned)
+            tests = (*trace.tests[message].values(),)
+            ways[message] += [(*tests[:at], not tests[at]) for at in range(len(way), len(tests))]
+        return True
+
+    def _traced(
+        self, plain: list[Message], variables: Mapping[str, Any], trace: Trace | None = None
+    ) -> "tuple[Planned, Callable[[], Plan]]":
+        """A conversation in pieces, and what compiles its plan."""
+        environment, template = self._environment, self._traceable
+        assert template is not None
+        trace = environment.trace = trace or Trace(self._functions)
+        messages = [
+            trace.tracer(f"messages[{place}]", message, dict, frozenset(((place, ""),)), message=place)
+            for place, message in enumerate(plain)
+        ]
+        tools = variables.get("tools")
+        if tools is not None:
+            tools = [trace.tracer(f"tools[{at}]", tool, dict, NO_SOURCES) for at, tool in enumerate(tools)]
+        recording = Recording(trace, Tracker({id(m): at for at, m in enumerate(messages)}))
+        tracker = recording.tracker
+        trace.turn = lambda: tracker.place
+        environment.hooks = (tracker.mark, tracker.enter, tracker.leave, recording.generation)
+        given = {
+            "tools": None,
+            "documents": None,
+            **self._tokens,
+            **variables,
+            **({} if tools is None else {"tools": tools}),
+            "messages": messages,
+            **dict(zip((MARK, ENTER, LEAVE, GENERATION), environment.hooks, strict=True)),
+        }
+        try:
+            for part in template.root_render_func(template.new_context(given)):
+                recording.write(part)
+            return recording.planned(len(messages), self.compiled.captured)
+        finally:
+            environment.trace, environment.hooks = Trace({}), ()  # they hold the conversation
+
+
+def _with_other_words(message: Message) -> Message:
+    """The same message with other texts."""
+    return {key: value if key == "role" else _reworded(value) for key, value in message.items()}
+
+
+def _reworded(value: Any) -> Any:
+    if type(value) is str:
+        return "vxzw"
+    if type(value) is list:
+        return [_reworded(item) for item in value]
+    return {key: _reworded(item) for key, item in value.items()} if type(value) is dict else value

@@ -1,0 +1,134 @@
+"""The environment of chat templates: transformers' sandbox, without what gives another text in another run."""
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+import jinja2.utils
+from jinja2.runtime import BlockReference
+
+
+class Namespace(jinja2.utils.Namespace):
+    """Refuses names that begin with an underscore, as transformers does: they are ways out of the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, attributes = args[0], dict(*args[1:], **kwargs)
+        for name in attributes:
+            Namespace._check(name)  # `self._check` would look among the attributes
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        Namespace._check(name)
+        jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r} on a namespace")
+
+
+def _refuse_text(_: Any, *__: Any) -> Any:
+    raise jinja2.exceptions.SecurityError(
+        "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
+        "its text is an address in memory, another one in every run"
+    )
+
+
+class Unwritable:
+    """What templates use and cannot write."""
+
+    __slots__ = ()
+    __str__ = __repr__ = __format__ = _refuse_text
+
+
+class UnwritableCallable(Unwritable):
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+class _Stream(Unwritable):
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._items
+
+
+class UnwritableCycler(Unwritable, jinja2.utils.Cycler):
+    pass
+
+
+class UnwritableJoiner(Unwritable, jinja2.utils.Joiner):
+    pass
+
+
+_ADDRESSED = {BuiltinMethodType, MethodType, FunctionType, BlockReference}
+LAZY_FILTERS = ("map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "slice", "items", "reverse")
+"""Filters that give iterators."""
+
+
+def sealed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose iterators cannot be written. `unsealed` is the filter itself."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return _Stream(found) if isinstance(found, Iterator) else found
+
+    run.unsealed = function  # type: ignore[attr-defined]
+    return run
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, without what gives another text in another run: addresses, and the order of sets."""
+
+    intercepted_binops = frozenset("-")
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        found = super().getattr(obj, attribute)
+        return UnwritableCallable(found) if type(found) in _ADDRESSED else found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        found = super().getitem(obj, argument)
+        return UnwritableCallable(found) if type(found) in _ADDRESSED else found
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        found = super().call_binop(context, operator, left, right)
+        if isinstance(found, set | frozenset):
+            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
+        return found
+
+
+class DictMaker(Unwritable):
+    """`dict(...)` in templates, without the type's own attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+def raise_exception(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(str(message))
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
