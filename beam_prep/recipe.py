@@ -20,7 +20,8 @@ from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.schema import TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Rendered, apply_template
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.adapters import adapt_records
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import RawBlock, Records, filter_by_chars, parse

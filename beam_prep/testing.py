@@ -14,7 +14,7 @@ from typing import Any
 import apache_beam as beam
 
 from beam_prep.core.data.block import Block, InputFile
-from beam_prep.core.pieces.pieces import Rendered
+from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import Record, Records, parse, read_blocks
 from beam_prep.core.tokens.batch import Batch
 

@@ -33,7 +33,7 @@ BOUND = 0.10
 STAGES = {
     "read": ("core.reading.records:read_blocks", "core.reading.records:RawBlock.origin", "storage.spool:Spool.find"),
     "parse": ("core.reading.records:parse",),
-    "render": ("transforms.template:voice_of", "core.pieces.pieces:apply_template"),
+    "render": ("transforms.template:voice_of", "core.pieces.apply:apply_template"),
     "encode": ("core.tokens.batch:tokenize",),
     "mask": ("core.tokens.mask:build_mask",),
     "truncate, labels": ("core.tokens.truncate:truncate", "core.tokens.shift:to_labels", "core.tokens.settle:settle"),

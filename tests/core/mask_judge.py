@@ -22,7 +22,8 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding.backends import encoder_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.records import RawBlock, Records, parse
 from beam_prep.core.tokens.batch import Batch, tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask

@@ -9,7 +9,8 @@ from beam_prep.core.chat.recorded import plans as render_plan
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.tokens.batch import tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.core.mask_judge import PATHS, POINTS, records

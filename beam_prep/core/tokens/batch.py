@@ -8,9 +8,10 @@ import numpy as np
 from beam_prep.core.data.block import Block, step
 from beam_prep.core.data.columns import measure, take
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Column, Output
 from beam_prep.core.encoding.tokenizer import Encoder
-from beam_prep.core.pieces.pieces import UNSET, Pieces, Rendered, sample
+from beam_prep.core.pieces.rendered import UNSET, Pieces, Rendered
 from beam_prep.core.tokens.roles import Roles
 
 
