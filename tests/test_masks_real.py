@@ -19,8 +19,8 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapter
-from beam_prep.core.tokens.batch import tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from tests.conftest import shared
 from tests.core.reference import auto
 

@@ -13,8 +13,9 @@ import numpy as np
 from beam_prep.core.data.block import InputFile, Ledger, Split
 from beam_prep.core.data.columns import Kind, Wanted
 from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.reading.blocks import RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
-from beam_prep.core.reading.records import RawBlock, Records, parse, read_blocks
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError, SpoolError
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.spool import Spool

@@ -11,7 +11,8 @@ from beam_prep.core.encoding.backends import INHERITED, Backend, choose, encoder
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import Records
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
 
 log = logging.getLogger("beam_prep")

@@ -22,8 +22,9 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice import Voice
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import TokenizerError
 from tests.conftest import shared
 from tests.core.test_tokenizer import OURS, _folders, verify_texts

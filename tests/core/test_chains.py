@@ -21,20 +21,15 @@ from beam_prep.core.pieces import bulk
 from beam_prep.core.pieces.apply import _in_order, apply_template
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
-from beam_prep.core.reading.records import (
-    RawBlock,
-    Record,
-    Records,
-    filter_by_chars,
-    filter_records,
-    map_records,
-    parse,
-)
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.records import Record, Records, parse
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.core.tokens.truncate import truncate
 from beam_prep.errors import RunError

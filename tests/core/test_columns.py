@@ -23,7 +23,9 @@ from beam_prep.core.pieces import bulk, collector
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Pieces, Rendered
 from beam_prep.core.pieces.voice import Voice
-from beam_prep.core.reading.records import RawBlock, Records, filter_by_chars, parse
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.filters import filter_by_chars
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import RunError
 from tests.core.test_backend import ours
 from tests.core.test_conversation import CONTROLS, TOKENS

@@ -11,8 +11,8 @@ from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
-from beam_prep.core.tokens.batch import tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.mask_judge import PATHS, POINTS, records
 from tests.core.test_conversation import CONTROLS, TOKENS, say, talk
 

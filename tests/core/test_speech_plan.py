@@ -16,7 +16,7 @@ from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice import Voice
-from beam_prep.core.tokens.batch import tokenize
+from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chars import Chars
 from tests.core.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
 

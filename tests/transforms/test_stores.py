@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from beam_prep.errors import OutputError, StorageError
-from beam_prep.storage import stores as _stores
 from beam_prep.storage.output import normal
 from beam_prep.storage.staging import Staging
+from beam_prep.storage.stores import objects
 from tests.conftest import ROOT
 
 WITHOUT = """
@@ -35,7 +35,7 @@ def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extr
 
 def test_other_schemes_are_named() -> None:
     with pytest.raises(StorageError, match="hdfs:// is no store that is known here: wanted gs:// or s3://"):
-        _stores.find("hdfs://host/x")
+        objects.find("hdfs://host/x")
 
 
 def test_the_path_of_an_output_is_written_in_one_way() -> None:

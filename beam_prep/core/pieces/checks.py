@@ -6,7 +6,8 @@ from typing import Any
 from beam_prep.core.data.block import Reject
 from beam_prep.core.pieces.rendered import UNSET
 from beam_prep.core.reading.adapters import flatten_content, template_kwargs, tools
-from beam_prep.core.reading.records import Record, _describe
+from beam_prep.core.reading.json_line import _describe
+from beam_prep.core.reading.records import Record
 
 
 def _are_plain(messages: Any) -> bool:

@@ -19,7 +19,8 @@ from beam_prep.core.pieces.checks import _are_plain, _check_characters, _check_m
 from beam_prep.core.pieces.layout_segments import _UNKNOWN, _NoPlanError, _NoTableError, _Table
 from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Pieces, Segment
 from beam_prep.core.pieces.voice import Voice
-from beam_prep.core.reading.records import Record, _describe
+from beam_prep.core.reading.json_line import _describe
+from beam_prep.core.reading.records import Record
 
 _ACTIONS = {"mask": MASK, "train": TRAIN, "$role": BY_ROLE, "$last": TRAIN}
 

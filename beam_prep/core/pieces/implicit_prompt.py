@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.schema import Output
-from beam_prep.core.reading.records import Record, _describe
+from beam_prep.core.reading.json_line import _describe
+from beam_prep.core.reading.records import Record
 
 
 def _with_prompt(record: Record, outputs: Sequence[Output]) -> Record:

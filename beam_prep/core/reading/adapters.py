@@ -19,7 +19,9 @@ import numpy as np
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import IGNORE_INDEX
-from beam_prep.core.reading.records import Record, Records, _describe, _each, _finite, _unique, _whole
+from beam_prep.core.reading.filters import _each
+from beam_prep.core.reading.json_line import _describe, _finite, _unique, _whole
+from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import ConfigError
 
 Adapter = Callable[[Record], Record]

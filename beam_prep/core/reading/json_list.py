@@ -28,7 +28,8 @@ import numpy as np
 
 from beam_prep.core.data.block import Origin
 from beam_prep.core.data.ragged import Array
-from beam_prep.core.reading.records import BOM, RawBlock, Readable, Records, _read, parse
+from beam_prep.core.reading.blocks import BOM, RawBlock, Readable, _read
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError
 
 MAX_ELEMENT = 256 * 1024 * 1024
