@@ -64,11 +64,12 @@ class TokenizerFolder:
         return self.path
 
     def fetch(self, folder: Path) -> None:
-        """Copies the files into a local folder.
+        """Copies the files into a local folder, with the store options of the launcher.
 
         Raises:
             TokenizerError: they cannot be read.
         """
+        self.options.activate()
         for name in self.names:
             place = join(self.path, name)
             try:

@@ -68,6 +68,22 @@ def read_split(
         yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
 
 
+@dataclasses.dataclass(eq=False)
+class ReadSplits(beam.DoFn):
+    """Splits -> their blocks, see `read_split`."""
+
+    block_bytes: int
+    spool: Spool | None
+    columns: Wanted | None
+
+    def setup(self) -> None:
+        if self.spool is not None:
+            self.spool.options.activate()
+
+    def process(self, split: Split) -> Iterable[Records]:
+        return read_split(split, self.block_bytes, self.spool, self.columns)
+
+
 FIRST_BYTES = 1024 * 1024
 """Bytes of a file that are read to show its first records."""
 
@@ -166,6 +182,5 @@ class ReadJSONL(beam.PTransform):
             | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes).with_output_types(Split)
             # Without this, one process would do all blocks.
             | "Spread" >> beam.Reshuffle()
-            | "Blocks"
-            >> beam.FlatMap(read_split, self.block_bytes, self.spool, self.columns).with_output_types(Records)
+            | "Blocks" >> beam.ParDo(ReadSplits(self.block_bytes, self.spool, self.columns)).with_output_types(Records)
         )

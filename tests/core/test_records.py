@@ -15,7 +15,8 @@ from hypothesis import example, given, settings
 from beam_prep import testing
 from beam_prep.core.data.block import TEXT_LIMIT, InputFile
 from beam_prep.core.data.hashing import block_digest, tree_digest, tree_nodes
-from beam_prep.core.reading import blocks, json_line
+from beam_prep.core.reading import blocks as blocks_module
+from beam_prep.core.reading import json_line
 from beam_prep.core.reading.blocks import BOM, RawBlock, read_blocks
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
 from beam_prep.core.reading.json_line import MAX_DEPTH
@@ -221,7 +222,7 @@ def test_the_digest_of_a_file_does_not_depend_on_blocks(data: bytes, chunk: int,
 @given(data=CONTENT, chunks_a_block=st.integers(1, 6))
 def test_the_nodes_of_blocks_give_the_files_digest(data: bytes, chunks_a_block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "CHUNK", 4)
+        patch.setattr(blocks_module, "CHUNK", 4)
         for cut in (split, stream):
             block_bytes = 4 * chunks_a_block
             origins = [raw.origin(0, SOURCE, block_bytes) for raw in cut(data, block_bytes)]

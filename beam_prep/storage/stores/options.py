@@ -11,7 +11,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 class StoreOptions:
     """Beam's options for stores, for workers that Beam does not tell them: a pool's, and those of the local runner.
 
-    They take effect where one of these is unpickled.
+    Pickling and unpickling changes nothing in a process. What uses a store on a worker calls `activate` first: the
+    `setup` of a DoFn, or `TokenizerFolder.fetch`.
     """
 
     given: tuple[tuple[str, Any], ...] = ()
@@ -24,12 +25,11 @@ class StoreOptions:
         mine = ("project", "impersonate_service_account")
         return cls(tuple((k, v) for k, v in sorted(every.items()) if k.startswith("s3_") or k in mine))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.given,)
+    def activate(self) -> None:
+        """Makes these the options of this process, for Beam's FileSystems too. Where they are already, nothing changes.
 
-
-def _restored(given: tuple[tuple[str, Any], ...]) -> StoreOptions:
-    here = dict(StoreOptions.current().given) if given else {}  # Beam takes its time to say
-    if any(here.get(name) != value for name, value in given):
-        FileSystems.set_options(PipelineOptions.from_dictionary({**here, **dict(given)}))
-    return StoreOptions(given)
+        Beam keeps one set of options in each process, so this is for workers, which work for one job.
+        """
+        here = dict(StoreOptions.current().given) if self.given else {}  # Beam takes its time to say
+        if any(here.get(name) != value for name, value in self.given):
+            FileSystems.set_options(PipelineOptions.from_dictionary({**here, **dict(self.given)}))
