@@ -11,7 +11,7 @@ from beam_prep.errors import StorageError, TokenizerError
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Gone
+from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.storage.stores.retry import patiently
@@ -87,7 +87,7 @@ def _read(path: str) -> bytes:
     try:
         return read_bytes(path)
     except OSError as error:
-        raise Gone(str(error)) from None
+        raise StoreUnavailable(str(error)) from None
 
 
 def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:

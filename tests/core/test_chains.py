@@ -18,7 +18,7 @@ from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Output, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces import bulk
-from beam_prep.core.pieces.apply import _in_order, apply_template
+from beam_prep.core.pieces.apply import apply_template, in_order
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
 from beam_prep.core.reading.blocks import RawBlock
@@ -282,7 +282,7 @@ def test_only_rows_of_one_piece_are_put_in_order(output: Output) -> None:
         lines = [line.replace(b'["a", "b"]', b'"a"') for line in lines]
     rendered = apply_template(read(lines, None), (output,), VOICES[0])
     with pytest.raises(ValueError, match="cannot be put in order"):
-        _in_order(replace(rendered, line=rendered.line[::-1]))
+        in_order(replace(rendered, line=rendered.line[::-1]))
 
 
 def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

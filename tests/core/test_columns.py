@@ -287,14 +287,14 @@ def test_rows_of_all_kinds_stand_in_the_order_of_their_lines(rule: Any) -> None:
 def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     data = lines(*(talk(f"question {at}", f"answer {at}") for at in range(50)))
     looked_at = []
-    add = collector._Texts.add
+    add = collector.TextCollector.add
 
     def counted(texts: Any, record: Any) -> bool:
         looked_at.append(record)
         return bool(add(texts, record))
 
     render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
-    monkeypatch.setattr(collector._Texts, "add", counted)
+    monkeypatch.setattr(collector.TextCollector, "add", counted)
     found = render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
     assert (len(found), looked_at, found.made) == (50, [], {"rendered_as_columns": 50})
 

@@ -492,7 +492,7 @@ def test_a_repeated_key_among_many_is_found_in_linear_time() -> None:
 
     pairs = [(Key(f"key {i}"), 0) for i in range(3000)]
     with pytest.raises(json_line.Reject, match="'key 2999' stands twice"):
-        json_line._unique([*pairs, (Key("key 2999"), 0)])
+        json_line.unique_keys([*pairs, (Key("key 2999"), 0)])
     assert compared < 10 * len(pairs)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from beam_prep.core.data.block import Ledger, Reject, step
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Output
-from beam_prep.core.pieces.bulk import _bulk_of
-from beam_prep.core.pieces.collector import _Texts, _Values
-from beam_prep.core.pieces.implicit_prompt import _with_prompt
+from beam_prep.core.pieces.bulk import bulk_of
+from beam_prep.core.pieces.collector import TextCollector, ValueCollector
+from beam_prep.core.pieces.implicit_prompt import with_prompt
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN, Rendered
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.records import Records
@@ -31,20 +31,20 @@ def apply_template(
     if not agreed:
         voice = replace(voice, template=voice.reference)
     roles: dict[str, int] = {}
-    collectors: list[_Texts | _Values] = [
-        _Values(output) if output.kind == "value" else _Texts(output, voice, roles) for output in outputs
+    collectors: list[TextCollector | ValueCollector] = [
+        ValueCollector(output) if output.kind == "value" else TextCollector(output, voice, roles) for output in outputs
     ]
     kept: list[int] = []
     domain: list[str] = []
     ledger = records.ledger.copy()
     made = Counter(records.made)
     countable = any(output.kind != "ids" for output in outputs)
-    bulk = _bulk_of(records, collectors)
+    bulk = bulk_of(records, collectors)
     rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
     for line, record in rows:
         try:
             if voice.rules.implicit_prompt:
-                record = _with_prompt(record, outputs)
+                record = with_prompt(record, outputs)
             yielded = [collector.add(record) for collector in collectors]
             if all(yielded):
                 if countable:
@@ -78,14 +78,14 @@ def apply_template(
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     rendered.made = dict(made)
     for output, collector in zip(outputs, collectors, strict=True):
-        if isinstance(collector, _Texts):
+        if isinstance(collector, TextCollector):
             rendered.pieces[output.name] = collector.build()
         else:
             rendered.values[output.name] = collector.build()
-    return rendered if bulk is None else _in_order(rendered)
+    return rendered if bulk is None else in_order(rendered)
 
 
-def _in_order(rendered: Rendered) -> Rendered:
+def in_order(rendered: Rendered) -> Rendered:
     """The same with its rows in the order of their lines.
 
     Raises:

@@ -9,8 +9,8 @@ from beam_prep.core.chat.recorded.plans import Layout
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.columns import Columns, end_with, join
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.pieces.collector import _Texts, _Values
-from beam_prep.core.pieces.layout_segments import _Table
+from beam_prep.core.pieces.collector import TextCollector, ValueCollector
+from beam_prep.core.pieces.layout_segments import LayoutSegments
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN
 from beam_prep.core.reading.records import Record, Records
 
@@ -18,24 +18,29 @@ _TRIES = 8
 _FEW = 4  # rows: as many are sooner rendered one by one
 
 
-def _bulk_of(records: Records, collectors: "Sequence[_Texts | _Values]") -> "_BulkTexts | _BulkChats | None":
+def bulk_of(records: Records, collectors: "Sequence[TextCollector | ValueCollector]") -> "BulkTexts | BulkChats | None":
     """What takes rows that are columns all at once; None where all records have to be looked at."""
     columns, texts = records.columns, collectors[0]
-    if columns is None or len(collectors) > 1 or not isinstance(texts, _Texts) or texts.voice.rules.implicit_prompt:
+    if (
+        columns is None
+        or len(collectors) > 1
+        or not isinstance(texts, TextCollector)
+        or texts.voice.rules.implicit_prompt
+    ):
         return None
     output = texts.output
     if output.kind != "ids" or [section.field for section in output.sections] != [columns.field]:
         return None
     if columns.kind == "chats":
-        return _BulkChats(records, columns, texts) if output.conversation else None
+        return BulkChats(records, columns, texts) if output.conversation else None
     train = not output.has_template and output.sections[0].action == "train"
-    return _BulkTexts(records, columns, texts) if train else None
+    return BulkTexts(records, columns, texts) if train else None
 
 
 class _Bulk:
     """Rows that are columns: most are taken all at once, the others one by one."""
 
-    def __init__(self, records: Records, columns: Columns, texts: _Texts) -> None:
+    def __init__(self, records: Records, columns: Columns, texts: TextCollector) -> None:
         self._records, self._columns, self._texts = records, columns, texts
         self._rows: Array = np.zeros(0, np.int64)
 
@@ -63,7 +68,7 @@ class _Bulk:
         return [DEFAULT_DOMAIN if (name := found[row]) is None else name for row in self._rows.tolist()]
 
 
-class _BulkTexts(_Bulk):
+class BulkTexts(_Bulk):
     """Texts, of one section that is trained."""
 
     def others(self) -> Iterator[tuple[int, Record]]:
@@ -86,12 +91,12 @@ class _BulkTexts(_Bulk):
         return self._lines()
 
 
-class _BulkChats(_Bulk):
+class BulkChats(_Bulk):
     """Chats: those of a known layout are rendered all at once."""
 
-    def __init__(self, records: Records, columns: Columns, texts: _Texts) -> None:
+    def __init__(self, records: Records, columns: Columns, texts: TextCollector) -> None:
         super().__init__(records, columns, texts)
-        self._groups: list[tuple[Layout, _Table, Array]] = []
+        self._groups: list[tuple[Layout, LayoutSegments, Array]] = []
 
     def others(self) -> Iterator[tuple[int, Record]]:
         """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
@@ -112,7 +117,7 @@ class _BulkChats(_Bulk):
             self._groups.append((layout, table, rows[clear]))
         yield from self._each(alone)
 
-    def _layout(self, rows: Array) -> "tuple[Layout, _Table] | None":
+    def _layout(self, rows: Array) -> "tuple[Layout, LayoutSegments] | None":
         """What all of these rows, of one pattern, have in common; None where that is not known."""
         texts = self._texts
         template = texts.voice.template

@@ -15,17 +15,25 @@ from beam_prep.core.data.block import Reject
 from beam_prep.core.data.columns import Texts, concat
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.pieces.checks import _are_plain, _check_characters, _check_messages, _list, _own, _text, _variables
-from beam_prep.core.pieces.layout_segments import _UNKNOWN, _NoPlanError, _NoTableError, _Table
+from beam_prep.core.pieces.checks import (
+    are_plain,
+    check_characters,
+    check_messages,
+    list_of,
+    text_of,
+    trained_by_own_key,
+    variables_of,
+)
+from beam_prep.core.pieces.layout_segments import NOT_MADE, DependsOnContent, LayoutSegments, NoPlanOfPrompt
 from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Pieces, Segment
 from beam_prep.core.pieces.voice import Voice
-from beam_prep.core.reading.json_line import _describe
+from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Record
 
 _ACTIONS = {"mask": MASK, "train": TRAIN, "$role": BY_ROLE, "$last": TRAIN}
 
 
-class _Texts:
+class TextCollector:
     """Collects the pieces of one output; `undo` takes the last row back."""
 
     def __init__(self, output: Output, voice: Voice, roles: dict[str, int]) -> None:
@@ -42,9 +50,10 @@ class _Texts:
         self.sequences = [0]
         self.rows = [0]
         self.by_jinja = False  # something of the present record was not rendered by a plan
-        self._tables: dict[tuple[Layout, tuple[int, ...]], _Table | None] = {}
-        self._measured: dict[int, tuple[_Table, tuple[int, ...], int]] = {}  # piece -> lengths of what it consists of
-        self._in_bulk: list[tuple[_Table, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
+        self._tables: dict[tuple[Layout, tuple[int, ...]], LayoutSegments | None] = {}
+        # piece -> its segments, lengths of what it consists of, characters cut from its front
+        self._measured: dict[int, tuple[LayoutSegments, tuple[int, ...], int]] = {}
+        self._in_bulk: list[tuple[LayoutSegments, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
         self._bulk: Texts | None = None  # texts behind all others
         self.said: list[int] = []
         self.said_borders = [0]
@@ -54,7 +63,7 @@ class _Texts:
         self, text: str, special: bool, *segments: Segment, prompt: str | None = None, said: Sequence[int] = ()
     ) -> None:
         if not text.isascii():
-            _check_characters(text)
+            check_characters(text)
         if prompt is not None:
             self.prompts[len(self.texts)] = prompt
         self.texts.append(text)
@@ -84,7 +93,7 @@ class _Texts:
         self.rows.append(len(self.sequences) - 1)
         return len(self.texts) > before
 
-    def add_in_bulk(self, texts: Texts, groups: "list[tuple[_Table, Array]]") -> None:
+    def add_in_bulk(self, texts: Texts, groups: "list[tuple[LayoutSegments, Array]]") -> None:
         """Adds texts, a row each, behind all others.
 
         Args:
@@ -134,14 +143,14 @@ class _Texts:
 
     def _list_row(self, record: Record) -> None:
         for section in self.output.sections:
-            for place, element in enumerate(_list(record, section.field)):
+            for place, element in enumerate(list_of(record, section.field)):
                 where = f"{section.field}[{place}]"
                 if section.template is not None:
                     if not isinstance(element, list | None):
-                        found = f"field {section.field!r} holds {_describe(element)} at [{place}]"
+                        found = f"field {section.field!r} holds {describe(element)} at [{place}]"
                         raise Reject("wrong_type", f"{found}, wanted lists of messages (texts want template: false)")
                     self._messages(section, element, where)
-                elif text := self.guard(_text(element, where)):
+                elif text := self.guard(text_of(element, where)):
                     self._piece(text, bool(section.add_special_tokens), Segment(*WHOLE, _ACTIONS[section.action]))
                 self._end_sequence()
 
@@ -149,7 +158,7 @@ class _Texts:
         """Each section's text, and each message's, is a piece of its own."""
         blank = self.voice.rules.eos != "never"
         texts = [
-            None if section.template else self.guard(_text(record.get(section.field), section.field, blank))
+            None if section.template else self.guard(text_of(record.get(section.field), section.field, blank))
             for section in self.output.sections
         ]
         self._end_with_eos(texts)
@@ -176,7 +185,7 @@ class _Texts:
     def _joint(self, record: Record) -> None:
         """All sections joined before they are encoded; what the leading `mask` sections say is the prompt."""
         sections = self.output.sections
-        texts = [self.guard(_text(record.get(section.field), section.field, blank=True)) for section in sections]
+        texts = [self.guard(text_of(record.get(section.field), section.field, blank=True)) for section in sections]
         if self.voice.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return
         self._end_with_eos(texts)
@@ -193,7 +202,7 @@ class _Texts:
 
     def _checked(self, value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
         """(messages, their roles)."""
-        messages, roles = _check_messages(value, where)
+        messages, roles = check_messages(value, where)
         return self.guard(messages), self.guard(roles)
 
     def _messages(self, section: Section, value: Any, where: str) -> bool:
@@ -208,7 +217,7 @@ class _Texts:
                 lacks = " has no content" if message.get("content") is None else ""
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
             code = self.roles.setdefault(role, len(self.roles))
-            segment = Segment(*WHOLE, _ACTIONS[section.action], code, turn, _own(message))
+            segment = Segment(*WHOLE, _ACTIONS[section.action], code, turn, trained_by_own_key(message))
             self._piece(text, False, segment, said=(code,))
         return bool(messages)
 
@@ -226,7 +235,7 @@ class _Texts:
             return
         template = self.voice.template
         assert template is not None
-        variables = self.guard(_variables(record))
+        variables = self.guard(variables_of(record))
         chat = self._rendered(template, messages, variables)
         conversation = Conversation(template, self.voice.controls, chat, messages, variables)
         text, cut, special = self._cut_bos(chat.text)
@@ -244,7 +253,7 @@ class _Texts:
     def _plain_conversation(self, record: Record) -> bool:
         """The same for messages of a role and a content alone that a plan renders; says whether it did.
 
-        What each message says is then known from the layout: see `speech_plan`.
+        What each message says is then known from the layout: see `core.chat.fixed_spans`.
         """
         template = self.voice.template
         assert template is not None
@@ -254,7 +263,7 @@ class _Texts:
         if not {list}.issuperset(map(type, lists)):
             return False
         messages = lists[0] if len(lists) == 1 else [message for each in lists for message in each]
-        if not messages or (self.guard.rule != "keep" and not _are_plain(messages)):
+        if not messages or (self.guard.rule != "keep" and not are_plain(messages)):
             return False
         messages = self.guard(messages)
         planned = template.planned(messages)
@@ -279,22 +288,24 @@ class _Texts:
         sections = self.output.sections
         return [section.action for section, count in zip(sections, counts, strict=True) for _ in range(count)]
 
-    def _table_of(self, layout: Layout, messages: list[dict[str, Any]], counts: tuple[int, ...]) -> "_Table | None":
+    def _table_of(
+        self, layout: Layout, messages: list[dict[str, Any]], counts: tuple[int, ...]
+    ) -> "LayoutSegments | None":
         """See `_table`; made once, but for layouts whose prompt has no plan yet."""
         key = layout, counts
-        table: _Table | None = self._tables.get(key, _UNKNOWN)
-        if table is _UNKNOWN:
+        table: LayoutSegments | None = self._tables.get(key, NOT_MADE)
+        if table is NOT_MADE:
             try:
                 table = self._tables[key] = self._table(layout, messages, counts)
-            except _NoPlanError:
+            except NoPlanOfPrompt:
                 return None
         return table
 
-    def _table(self, layout: Layout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "_Table | None":
+    def _table(self, layout: Layout, messages: list[dict[str, Any]], counts: Sequence[int]) -> "LayoutSegments | None":
         """The segments of all conversations of a layout; None where they depend on what is said."""
         template = self.voice.template
         assert template is not None
-        if not _are_plain(messages):  # nor is any other that is rendered so
+        if not are_plain(messages):  # nor is any other that is rendered so
             return None
         actions = self._actions(counts)
         roles = tuple(message["role"] for message in messages)
@@ -304,7 +315,7 @@ class _Texts:
         if (masked := self._masked(messages, actions)) is not None:
             planned = template.planned(messages[:masked], add_generation_prompt=True)
             if planned is None:
-                raise _NoPlanError
+                raise NoPlanOfPrompt
             found = place_answer(layout, roles, template, self.voice.controls, planned.layout, masked)
             if found is None:
                 return None
@@ -315,17 +326,17 @@ class _Texts:
         def spans() -> list[Said]:
             found = place_spans(layout, roles, template, self.voice.controls)
             if found is None:
-                raise _NoTableError
+                raise DependsOnContent
             first = len(placed)
             placed.extend(found)
             return [Said(span.message, number, number, True) for number, span in enumerate(found, first)]
 
         try:
             segments = list(self._segments(spans, messages, actions, answer))
-        except _NoTableError:
+        except DependsOnContent:
             return None
         places = [(*span.start, *span.stop) for span in placed]
-        return _Table(
+        return LayoutSegments(
             np.array(
                 [places[segment.start] if segment.stop >= 0 else (-1,) * 4 for segment in segments], np.int64
             ).reshape(-1, 4),
@@ -384,7 +395,7 @@ class _Texts:
         self, spans: Callable[[], list[Said]], messages: list[dict[str, Any]], actions: list[str], answer: Said | None
     ) -> Iterator[Segment]:
         """What of the conversation can be trained: by message, or the whole."""
-        own = [_own(message) for message in messages]
+        own = [trained_by_own_key(message) for message in messages]
         roles = self._codes(messages)
         last = len(messages) - 1
         masked = None if answer is None else self._masked(messages, actions)
@@ -429,9 +440,9 @@ class _Texts:
             ),
         )
 
-    def _by_table(self) -> "list[tuple[_Table, Array, Array, Array]]":
+    def _by_table(self) -> "list[tuple[LayoutSegments, Array, Array, Array]]":
         """(table, its pieces, lengths of what each consists of, characters cut from the front of each)."""
-        by_table: dict[_Table, list[int]] = {}
+        by_table: dict[LayoutSegments, list[int]] = {}
         for piece, (table, _, _) in self._measured.items():
             by_table.setdefault(table, []).append(piece)
         return [
@@ -447,7 +458,7 @@ class _Texts:
             ),
         ]
 
-    def _prompt_ends(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> Array:
+    def _prompt_ends(self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]") -> Array:
         """`prompt_end` of `Pieces`."""
         ends = np.full(len(self.special), -2)
         ends[list(self.prompt_end)] = list(self.prompt_end.values())
@@ -457,7 +468,7 @@ class _Texts:
                 ends[pieces] = np.maximum(end, 0)
         return ends
 
-    def _all_segments(self, by_table: "list[tuple[_Table, Array, Array, Array]]") -> tuple[Array, Array]:
+    def _all_segments(self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]") -> tuple[Array, Array]:
         """(segments, their borders), those of plans put between the others."""
         listed = np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields))
         counts: Array = np.diff(np.asarray(self.borders, np.int64))
@@ -483,7 +494,7 @@ def _moved(segment: Segment, cut: int) -> Segment:
     return segment._replace(start=max(segment.start - cut, 0), stop=max(segment.stop - cut, 0))
 
 
-class _Values:
+class ValueCollector:
     """Collects the numbers of one output."""
 
     by_jinja = False
@@ -503,14 +514,14 @@ class _Values:
             value = [value]
         for place, number in enumerate(value):
             if type(number) not in (int, float):
-                raise Reject("wrong_type", f"field '{self.field}[{place}]' is {_describe(number)}, wanted a number")
+                raise Reject("wrong_type", f"field '{self.field}[{place}]' is {describe(number)}, wanted a number")
             try:
                 double = float(number)
             except OverflowError:
                 raise Reject("bad_number", f"field '{self.field}[{place}]' is beyond a double") from None
             if double != number:
                 wanted = "wanted one that a double holds exactly"
-                raise Reject("bad_number", f"field '{self.field}[{place}]' is {_describe(number)}, {wanted}")
+                raise Reject("bad_number", f"field '{self.field}[{place}]' is {describe(number)}, {wanted}")
             self.numbers.append(double)
         self.rows.append(len(self.numbers))
         return bool(value)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.schema import Output
-from beam_prep.core.reading.json_line import _describe
+from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Record
 
 
-def _with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
+def with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
     """The longest common beginning of both sides of a preference row, messages or characters, as its prompt.
 
     As TRL's extract_prompt: where one side is the beginning of the other, the last shared element stays out of the
@@ -24,7 +24,7 @@ def _with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
     if given is not None and not (isinstance(given, str) and isinstance(one, list) and isinstance(other, list)):
         return record
     if type(one) is not type(other):
-        raise Reject("wrong_type", f"{names[0]!r} is {_describe(one)}, {names[1]!r} is {_describe(other)}")
+        raise Reject("wrong_type", f"{names[0]!r} is {describe(one)}, {names[1]!r} is {describe(other)}")
     if one == other:
         raise Reject("equal_sides", f"{names[0]!r} and {names[1]!r} are equal, wanted a difference")
     size = min(len(one), len(other))

@@ -10,16 +10,16 @@ from beam_prep.core.data.ragged import Array
 from beam_prep.core.pieces.rendered import WHOLE, Segment
 
 
-class _NoTableError(Exception):
+class DependsOnContent(Exception):
     """What messages say depends on more than the layout."""
 
 
-class _NoPlanError(Exception):
+class NoPlanOfPrompt(Exception):
     """There is no plan of the prompt, or none yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Table:
+class LayoutSegments:
     """The segments of every conversation of a layout.
 
     Attributes:
@@ -49,4 +49,4 @@ class _Table:
         return np.concatenate([places, rest], axis=2).reshape(-1, len(Segment._fields))
 
 
-_UNKNOWN: Any = object()
+NOT_MADE: Any = object()

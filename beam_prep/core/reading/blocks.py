@@ -65,7 +65,7 @@ def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> It
         want = block_bytes if stop < 0 else stop - start
         if len(buffer) - here < want or here > len(buffer) // 2:
             buffer, here = buffer[here:], 0
-            buffer += _read(stream, want + _LINE_END - len(buffer))
+            buffer += read_up_to(stream, want + _LINE_END - len(buffer))
         size = min(want, len(buffer) - here)
         if size == 0:
             return
@@ -79,7 +79,7 @@ def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> It
         start += size
 
 
-def _read(stream: Readable, size: int) -> bytes:
+def read_up_to(stream: Readable, size: int) -> bytes:
     """Up to `size` bytes; fewer only at the end (a decompressing stream may give less at each call)."""
     parts = []
     while size > 0 and (part := stream.read(size)):
@@ -93,7 +93,7 @@ def _finish_line(stream: Readable, buffer: bytes, position: int) -> tuple[bytes,
     step = CHUNK
     while (found := buffer.find(b"\n", position)) < 0:
         position = len(buffer)
-        more = _read(stream, step)
+        more = read_up_to(stream, step)
         if not more:
             return buffer, len(buffer)
         buffer += more

@@ -8,8 +8,8 @@ import numpy as np
 
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.columns import Columns, sizes
-from beam_prep.core.reading.json_line import _describe
-from beam_prep.core.reading.records import Record, Records, _Lines
+from beam_prep.core.reading.json_line import describe
+from beam_prep.core.reading.records import Lines, Record, Records
 from beam_prep.errors import UserFunctionError
 
 
@@ -36,14 +36,14 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
     columns = records.columns
     if columns is not None and columns.kind == "texts" and fields == (columns.field,):
         return _each_outside(records, columns, min_chars, max_chars, work)
-    return _each(records, work)
+    return work_on_each(records, work)
 
 
 def _each_outside(
     records: Records, columns: Columns, min_chars: int, max_chars: int, work: Callable[[Record], Any]
 ) -> Records:
-    """`_each` of the rows whose one text is too short or too long: each of them is dropped."""
-    assert isinstance(records.rows, _Lines)
+    """`work_on_each` of the rows whose one text is too short or too long: each of them is dropped."""
+    assert isinstance(records.rows, Lines)
     # A character takes one to four bytes, so most need not be counted.
     in_bytes = sizes(columns.text)
     unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.whole)
@@ -51,7 +51,7 @@ def _each_outside(
     places = unsure[(lengths < min_chars) | (lengths > max_chars)]
     if len(places):
         rows = [records.rows[place] for place in places.tolist()]
-        ledger = _each(replace(records, line=records.line[places], rows=rows, columns=None), work).ledger
+        ledger = work_on_each(replace(records, line=records.line[places], rows=rows, columns=None), work).ledger
         places = np.delete(np.arange(len(in_bytes)), places)
         records = replace(
             records,
@@ -81,13 +81,13 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
             raise Reject(answer, f"{_name(function)} refused the record")
         if not isinstance(answer, (bool, np.bool_)):
             raise UserFunctionError(
-                f"{_name(function)} gave {_describe(answer)}; FilterRecords wants True, False or a reason (a string)"
+                f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
             )
         if not answer:
             raise _Drop("filtered")
         return row
 
-    return _each(records, work)
+    return work_on_each(records, work)
 
 
 @step
@@ -103,13 +103,13 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
         if isinstance(answer, str) and answer:
             raise Reject(answer, f"{_name(function)} refused the record")
         if not isinstance(answer, dict):
-            raise UserFunctionError(f"{_name(function)} gave {_describe(answer)}; MapRecords wants a dict or a reason")
+            raise UserFunctionError(f"{_name(function)} gave {describe(answer)}; MapRecords wants a dict or a reason")
         return answer
 
-    return _each(records, work)
+    return work_on_each(records, work)
 
 
-def _each(records: Records, work: Callable[[Record], Any]) -> Records:
+def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
     """`work` on every row; a row for which it raises Reject or _Drop leaves the block."""
     rows, kept, ledger = [], [], records.ledger.copy()
     for index, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):

@@ -14,7 +14,7 @@ MAX_DEPTH = 512
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
-def _parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -> Any:
+def parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -> Any:
     """The standard library's parser, for what orjson cannot say: exact integers, repeated keys, why it refused."""
     try:
         text = line.decode("utf-8")
@@ -29,7 +29,7 @@ def _parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -
     if _deeper_than(MAX_DEPTH, line):
         raise too_deep
     try:
-        row = json.loads(text, object_pairs_hook=_unique, parse_int=_whole, parse_float=_finite)
+        row = json.loads(text, object_pairs_hook=unique_keys, parse_int=exact_integer, parse_float=finite_double)
     except json.JSONDecodeError as bad:
         raise Reject("bad_json", str(bad)) from None
     except RecursionError:
@@ -48,7 +48,7 @@ def _deeper_than(levels: int, line: bytes) -> bool:
     return bool(np.cumsum(opened.astype(np.int64) - closed).max(initial=0) > levels)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
         seen: set[str] = set()
@@ -59,20 +59,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _whole(text: str) -> int:
+def exact_integer(text: str) -> int:
     if len(text) > 308:
-        _finite(text)
+        finite_double(text)
     return int(text)
 
 
-def _finite(text: str) -> float:
+def finite_double(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
         raise Reject("bad_number", f"{text[:40]} is beyond a double")
     return number
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     """`a number (3)`: what was found, for messages."""
     if value is None:
         return "null"

@@ -13,7 +13,7 @@ from beam_prep.core.data.columns import Columns, Wanted, read_columns
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.blocks import BOM, RawBlock
-from beam_prep.core.reading.json_line import _describe, _parse_carefully
+from beam_prep.core.reading.json_line import describe, parse_carefully
 
 Record = dict[str, Any]
 
@@ -43,10 +43,10 @@ class Records(Block):
         yield "rows", len(self.rows)
         if self.columns is not None:
             # Other rows than those of the columns would not be looked at.
-            yield "columns of these", len(self.columns) if isinstance(self.rows, _Lines) else 0
+            yield "columns of these", len(self.columns) if isinstance(self.rows, Lines) else 0
 
 
-class _Lines(OnDemand[Record]):
+class Lines(OnDemand[Record]):
     """Records that are parsed when they are asked for, from lines that are known to be right."""
 
     def __init__(self, raw: bytes, starts: Array, ends: Array) -> None:
@@ -57,11 +57,11 @@ class _Lines(OnDemand[Record]):
 
     def _at(self, index: int) -> Record:
         line = self._raw[self._starts[index] : self._ends[index]]
-        row: Record = _parse_carefully(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
+        row: Record = parse_carefully(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
         return row
 
-    def take(self, rows: Array) -> "_Lines":
-        return _Lines(self._raw, self._starts[rows], self._ends[rows])
+    def take(self, rows: Array) -> "Lines":
+        return Lines(self._raw, self._starts[rows], self._ends[rows])
 
 
 def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Records:
@@ -81,7 +81,7 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
     if wanted is not None:
         borders = ledger.starts[lines], ledger.ends[lines]
         if (found := read_columns(raw.data, *borders, wanted)) is not None:
-            return Records(origin, ledger, lines.astype(np.int32), rows=_Lines(raw.data, *borders), columns=found)
+            return Records(origin, ledger, lines.astype(np.int32), rows=Lines(raw.data, *borders), columns=found)
     long_numbers = _lines_with_long_numbers(ledger)
     escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     view = memoryview(raw.data)
@@ -93,15 +93,15 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
             try:
                 row = orjson.loads(view[start:end])
             except orjson.JSONDecodeError as error:
-                row = _parse_carefully(raw.data[start:end], error)
+                row = parse_carefully(raw.data[start:end], error)
             else:
                 quotes = raw.data.count(b'"', start, end)
                 if escaped_quotes:
                     quotes += raw.data.count(b"\\u0022", start, end)
                 if line in long_numbers or _quotes(row) != quotes:
-                    row = _parse_carefully(raw.data[start:end])
+                    row = parse_carefully(raw.data[start:end])
             if type(row) is not dict:
-                raise Reject("not_an_object", f"the line is {_describe(row)}, wanted a JSON object")
+                raise Reject("not_an_object", f"the line is {describe(row)}, wanted a JSON object")
         except Reject as reject:
             ledger.reject(line, reject.reason, reject.message)
         else:

@@ -19,7 +19,7 @@ class Segments:
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.
         sequence: int64, the sequence that it belongs to.
-        action: int8, see `template.MASK`, `TRAIN`, `BY_ROLE`.
+        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `core.pieces.rendered`.
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
         own: int8, the message's own `train` or `weight` key (1, 0), -1 without.

@@ -9,7 +9,7 @@ from beam_prep.errors import StorageError
 
 SHA256 = "sha256"
 """The name under which an object of ours says its digest."""
-_AT_ONCE = 16
+CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Found:
     sha256: str | None = None
 
 
-class Gone(Exception):
+class StoreUnavailable(Exception):
     """A store does not answer, or not now. Not an error of the job yet."""
 
 
@@ -41,8 +41,8 @@ class Changed(Exception):
     """An object is there in another version than asked for, or where none should be."""
 
 
-class _Client(Protocol):
-    """A store. Each call may raise `Gone`, `FileNotFoundError`, and `StorageError` where it is refused."""
+class StoreClient(Protocol):
+    """A store. Each call may raise `StoreUnavailable`, `FileNotFoundError`, and `StorageError` where it is refused."""
 
     def find(self, path: str) -> Found:
         """What is there."""
@@ -73,7 +73,7 @@ class _Client(Protocol):
         ...
 
 
-def _split(path: str) -> tuple[str, str]:
+def bucket_and_name(path: str) -> tuple[str, str]:
     """(bucket, name) of an object."""
     match = re.fullmatch(r"[a-z0-9]+://([^/]+)/?(.*)", path, re.DOTALL)
     if match is None:
@@ -81,9 +81,9 @@ def _split(path: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _refused(path: str, error: Exception) -> StorageError:
+def refused(path: str, error: Exception) -> StorageError:
     return StorageError(f"{path}: the store refuses ({error}): check the credentials, their rights, and the bucket")
 
 
-def _metadata(sha256: str | None) -> dict[str, str]:
+def metadata(sha256: str | None) -> dict[str, str]:
     return {} if sha256 is None else {SHA256: sha256}

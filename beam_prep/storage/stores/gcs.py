@@ -7,10 +7,19 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.storage.stores.client import _AT_ONCE, SHA256, Changed, Found, Gone, _metadata, _refused, _split
+from beam_prep.storage.stores.client import (
+    CONNECTIONS,
+    SHA256,
+    Changed,
+    Found,
+    StoreUnavailable,
+    bucket_and_name,
+    metadata,
+    refused,
+)
 
 
-class _GCS:
+class GCSClient:
     """Google Cloud Storage, by google-cloud-storage."""
 
     def __init__(self, options: PipelineOptions) -> None:
@@ -20,7 +29,7 @@ class _GCS:
         self._gcs = gcsio.create_storage_client(options)
         # Else connections beyond ten are thrown away after each request, with a warning.
         for scheme in ("https://", "http://"):
-            self._gcs._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * _AT_ONCE))
+            self._gcs._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * CONNECTIONS))
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
@@ -37,21 +46,23 @@ class _GCS:
         except exceptions.PreconditionFailed:
             raise Changed(path) from None
         except (exceptions.ServerError, exceptions.TooManyRequests) as error:
-            raise Gone(str(error)) from None
+            raise StoreUnavailable(str(error)) from None
         except InvalidResponse as error:  # of uploads
             status = error.response.status_code
             if status == 404:
                 raise FileNotFoundError(path) from None
-            raise (Gone(str(error)) if status >= 500 or status in (408, 429) else _refused(path, error)) from None
+            raise (
+                StoreUnavailable(str(error)) if status >= 500 or status in (408, 429) else refused(path, error)
+            ) from None
         except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
-            raise Gone(str(error)) from None
+            raise StoreUnavailable(str(error)) from None
         except (requests.exceptions.ChunkedEncodingError, DataCorruption, TransportError) as error:
-            raise Gone(str(error)) from None
+            raise StoreUnavailable(str(error)) from None
         except (exceptions.ClientError, GoogleAuthError) as error:
-            raise _refused(path, error) from None
+            raise refused(path, error) from None
 
     def _blob(self, path: str, version: str | None = None) -> Any:
-        bucket, name = _split(path)
+        bucket, name = bucket_and_name(path)
         return self._gcs.bucket(bucket).blob(name, generation=None if version is None else int(version))
 
     def find(self, path: str) -> Found:
@@ -76,13 +87,13 @@ class _GCS:
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
         blob = self._blob(path)
-        blob.metadata = _metadata(sha256)
+        blob.metadata = metadata(sha256)
         with self._errors(path):
             blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", retry=None)
 
     def upload(self, path: str, file: str, sha256: str) -> None:
         blob = self._blob(path)
-        blob.metadata = _metadata(sha256)
+        blob.metadata = metadata(sha256)
         with self._errors(path):  # resumable where it is large: it is an object only with its last byte
             blob.upload_from_filename(file, content_type="application/octet-stream", checksum="crc32c", retry=None)
 
@@ -94,7 +105,7 @@ class _GCS:
             return
 
     def listed(self, prefix: str) -> Iterator[Found]:
-        bucket, name = _split(prefix)
+        bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for blob in self._gcs.list_blobs(bucket, prefix=name, retry=None):
                 yield _of_gcs(blob)

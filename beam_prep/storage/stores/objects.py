@@ -18,24 +18,27 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import StorageError
-from beam_prep.storage.stores.client import _AT_ONCE, Found, _Client
-from beam_prep.storage.stores.gcs import _GCS
+from beam_prep.storage.stores.client import CONNECTIONS, Found, StoreClient
+from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.retry import patiently
-from beam_prep.storage.stores.s3 import _S3
+from beam_prep.storage.stores.s3 import S3Client
 
-_STORES: dict[str, tuple[Callable[[PipelineOptions], _Client], str]] = {"s3": (_S3, "aws"), "gs": (_GCS, "gcp")}
+_CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
+    "s3": (S3Client, "aws"),
+    "gs": (GCSClient, "gcp"),
+}
 
 
-def _client(path: str) -> _Client:
+def _client(path: str) -> StoreClient:
     # One a process: a connection must not be used on both sides of a fork.
-    return _made(path.partition("://")[0], os.getpid(), FileSystems._pipeline_options)
+    return client_for(path.partition("://")[0], os.getpid(), FileSystems._pipeline_options)
 
 
 @functools.lru_cache(maxsize=4)
-def _made(scheme: str, process: int, options: PipelineOptions | None) -> _Client:
-    if scheme not in _STORES:
+def client_for(scheme: str, process: int, options: PipelineOptions | None) -> StoreClient:
+    if scheme not in _CLIENTS:
         raise StorageError(f"{scheme}:// is no store that is known here: wanted gs:// or s3://, or a local path")
-    make, extra = _STORES[scheme]
+    make, extra = _CLIENTS[scheme]
     try:
         return make(options or PipelineOptions([]))
     except (ImportError, AssertionError) as error:  # Beam's class for S3 asserts that boto3 is there
@@ -52,7 +55,7 @@ def find(path: str) -> Found | None:
 
 def find_all(paths: Iterable[str]) -> list[Found | None]:
     """`find`, several at the same time."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
         return list(pool.map(find, paths))
 
 
@@ -90,7 +93,7 @@ def _bucket_is_there(path: str) -> Iterator[None]:
 
 def delete(paths: Iterable[str]) -> None:
     """Removes objects; those that are not there are no error."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(lambda path: patiently(lambda: _client(path).delete(path), path), paths))
 
 

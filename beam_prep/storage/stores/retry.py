@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from beam_prep.errors import StorageError
-from beam_prep.storage.stores.client import Gone
+from beam_prep.storage.stores.client import StoreUnavailable
 
 log = logging.getLogger("beam_prep")
 
@@ -30,7 +30,7 @@ def patiently(work: Callable[[], T], path: str) -> T:
     while True:
         try:
             return work()
-        except Gone as error:
+        except StoreUnavailable as error:
             tried = time.monotonic() - began
             if tried + pause > PATIENCE:
                 raise StorageError(

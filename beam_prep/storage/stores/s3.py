@@ -7,10 +7,10 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.storage.stores.client import SHA256, Changed, Found, Gone, _metadata, _refused, _split
+from beam_prep.storage.stores.client import SHA256, Changed, Found, StoreUnavailable, bucket_and_name, metadata, refused
 
 
-class _S3:
+class S3Client:
     """S3, by boto3."""
 
     def __init__(self, options: PipelineOptions) -> None:
@@ -33,11 +33,11 @@ class _S3:
             cause = error.__context__
             if isinstance(cause, exceptions.ClientError):
                 raise self._meaning(path, cause) from None
-            raise Gone(str(error)) from None
+            raise StoreUnavailable(str(error)) from None
         except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-            raise _refused(path, error) from None
+            raise refused(path, error) from None
         except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
-            raise Gone(str(error)) from None
+            raise StoreUnavailable(str(error)) from None
 
     def _meaning(self, path: str, error: Any) -> Exception:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -47,45 +47,45 @@ class _S3:
         if status == 412:
             return Changed(path)
         if status >= 500 or status in (408, 429) or code in ("SlowDown", "RequestTimeout"):
-            return Gone(str(error))
-        return _refused(path, error)
+            return StoreUnavailable(str(error))
+        return refused(path, error)
 
     def find(self, path: str) -> Found:
-        bucket, name = _split(path)
+        bucket, name = bucket_and_name(path)
         with self._errors(path):
             return _of_s3(path, self._s3.head_object(Bucket=bucket, Key=name), "ContentLength")
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
-        bucket, name = _split(path)
+        bucket, name = bucket_and_name(path)
         only = {} if version is None else {"IfMatch": version}
         with self._errors(path):
             found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes={start}-{stop - 1}", **only)
             return bytes(found["Body"].read())
 
     def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        bucket, name = _split(path)
+        bucket, name = bucket_and_name(path)
         with self._errors(path):
             found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes=-{size}")
             data = bytes(found["Body"].read())
         return data, int(found.get("ContentRange", str(len(data))).rpartition("/")[2])
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
-        bucket, name = _split(path)
+        bucket, name = bucket_and_name(path)
         with self._errors(path):
-            self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=_metadata(sha256))
+            self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
 
     def upload(self, path: str, file: str, sha256: str) -> None:
-        bucket, name = _split(path)
+        bucket, name = bucket_and_name(path)
         with self._errors(path):  # in parts where it is large, and these are thrown away unless all arrive
-            self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": _metadata(sha256)})
+            self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
     def delete(self, path: str) -> None:
-        bucket, name = _split(path)
+        bucket, name = bucket_and_name(path)
         with self._errors(path):
             self._s3.delete_object(Bucket=bucket, Key=name)
 
     def listed(self, prefix: str) -> Iterator[Found]:
-        bucket, name = _split(prefix)
+        bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
                 for entry in page.get("Contents", []):
