@@ -11,9 +11,10 @@ from beam_prep.core.data.block import Ledger, Reject, step
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.bulk import bulk_of
-from beam_prep.core.pieces.collector import TextCollector, ValueCollector
+from beam_prep.core.pieces.collector import TextCollector
 from beam_prep.core.pieces.implicit_prompt import with_prompt
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN, Rendered
+from beam_prep.core.pieces.values import ValueCollector
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.records import Records
 

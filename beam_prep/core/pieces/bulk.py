@@ -9,9 +9,10 @@ from beam_prep.core.chat.recorded.plans import Layout
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.columns import Columns, end_with, join
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.pieces.collector import TextCollector, ValueCollector
+from beam_prep.core.pieces.collector import TextCollector
 from beam_prep.core.pieces.layout_segments import LayoutSegments
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN
+from beam_prep.core.pieces.values import ValueCollector
 from beam_prep.core.reading.records import Record, Records
 
 _TRIES = 8

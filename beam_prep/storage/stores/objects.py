@@ -71,6 +71,15 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     return patiently(lambda: _client(path).get(path, start, stop, version), path)
 
 
+def tail(path: str, size: int) -> tuple[bytes, int]:
+    """The last bytes of an object, at most `size`, and how many it has in all.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return patiently(lambda: _client(path).tail(path, size), path)
+
+
 def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
     """Writes an object, whole or not at all."""
     with _bucket_is_there(path):

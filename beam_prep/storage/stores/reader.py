@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Found
-from beam_prep.storage.stores.objects import find, get
-from beam_prep.storage.stores.retry import patiently
+from beam_prep.storage.stores.objects import find, get, tail
 
 _PART = 8 << 20
 
@@ -36,7 +34,7 @@ class Reader(io.RawIOBase):
         Raises:
             FileNotFoundError: there is none.
         """
-        data, whole = patiently(lambda: objects._client(path).tail(path, size), path)
+        data, whole = tail(path, size)
         # Written once, so any version is the one.
         reader = cls(Found(path, whole, "", "", 0.0), 0)
         reader._first, reader._window = whole - len(data), data
