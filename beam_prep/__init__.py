@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from beam_prep.core.data.schema import Section as Section
     from beam_prep.core.data.schema import TextRules as TextRules
     from beam_prep.core.encoding.tokenizer import Tokenizer as Tokenizer
-    from beam_prep.core.pieces.pieces import Rendered as Rendered
+    from beam_prep.core.pieces.rendered import Rendered as Rendered
     from beam_prep.core.reading.records import Records as Records
     from beam_prep.core.shards.layout import Layout as Layout
     from beam_prep.core.tokens.batch import Batch as Batch
@@ -60,7 +60,7 @@ _PUBLIC = {
     "Ragged": "core.data.ragged",
     "ReadJSONL": "transforms.read",
     "Records": "core.reading.records",
-    "Rendered": "core.pieces.pieces",
+    "Rendered": "core.pieces.rendered",
     "RoleMask": "core.tokens.mask",
     "Section": "core.data.schema",
     "Segments": "core.tokens.batch",

@@ -17,16 +17,18 @@ from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.ragged import offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.json_list import is_json_file
-from beam_prep.core.reading.records import Lost, Records, lost_records
+from beam_prep.core.reading.lost import Lost, lost_records
+from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import ROLE_COUNTS, Plan
 from beam_prep.core.shards.plan import Ledger as PlanLedger
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.core.tokens.truncate import truncate
 from beam_prep.formats.manifest import count_tokens

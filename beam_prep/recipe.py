@@ -20,17 +20,22 @@ from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.schema import TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Rendered, apply_template
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.adapters import adapt_records
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.filters import filter_by_chars
 from beam_prep.core.reading.json_list import is_json_file, parse_list
-from beam_prep.core.reading.records import RawBlock, Records, filter_by_chars, parse
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.core.shards.layout import CUTTING, Layout
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
-from beam_prep.storage.stores import is_local, read_bytes
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad

@@ -25,8 +25,8 @@ from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import choose, encoder_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.tokens.batch import tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import BeamPrepError, InputError, RunError, TokenizerError
 from beam_prep.transforms.read import BLOCK_BYTES, list_inputs, read_split, split_file
 

@@ -23,10 +23,11 @@ from typing import Any
 from beam_prep import testing
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapter
-from beam_prep.core.tokens.batch import tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 TOKENIZERS = (

@@ -31,10 +31,10 @@ BOUND = 0.10
 """Beam's own share must stay below, at 200 MB."""
 
 STAGES = {
-    "read": ("core.reading.records:read_blocks", "core.reading.records:RawBlock.origin", "storage.spool:Spool.find"),
+    "read": ("core.reading.blocks:read_blocks", "core.reading.blocks:RawBlock.origin", "storage.spool:Spool.find"),
     "parse": ("core.reading.records:parse",),
-    "render": ("transforms.template:voice_of", "core.pieces.pieces:apply_template"),
-    "encode": ("core.tokens.batch:tokenize",),
+    "render": ("transforms.template:voice_of", "core.pieces.apply:apply_template"),
+    "encode": ("core.tokens.tokenize:tokenize",),
     "mask": ("core.tokens.mask:build_mask",),
     "truncate, labels": ("core.tokens.truncate:truncate", "core.tokens.shift:to_labels", "core.tokens.settle:settle"),
     "spool": ("storage.spool:Spool.write",),

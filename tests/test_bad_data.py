@@ -20,7 +20,7 @@ from apache_beam.testing import test_pipeline
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import Block
-from beam_prep.core.pieces.pieces import apply_template
+from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.reading.records import Records
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.spool import SIDECAR, read_sidecar

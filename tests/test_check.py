@@ -11,11 +11,12 @@ import pytest
 
 from beam_prep import recipe, testing
 from beam_prep.config import PipelineConfig
+from beam_prep.core.data.columns import Texts
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
 from beam_prep.core.encoding.backends import GIGATOKEN, Fast
-from beam_prep.core.pieces import pieces as template
+from beam_prep.core.pieces import bulk
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import first_difference
 from beam_prep.errors import ConfigError, OutputError, RunError
@@ -229,15 +230,15 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
     rows = [{"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
             for n in range(200)]  # fmt: skip
     data, offset = needle(rows, "Say 123!")
-    whole = template.join
+    whole = bulk.join
 
     def other(*given: Any) -> Any:
         import pyarrow.compute as pc
 
         texts = whole(*given)
-        return template.Texts(pc.replace_substring(texts.array, "Say 123!", "Say 321!"), texts.characters)
+        return Texts(pc.replace_substring(texts.array, "Say 123!", "Say 321!"), texts.characters)
 
-    monkeypatch.setattr(template, "join", other)
+    monkeypatch.setattr(bulk, "join", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'sequence': found")
 
 

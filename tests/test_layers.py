@@ -1,4 +1,4 @@
-"""Imports point one way (CONTRIBUTING.md): core <- formats <- storage <- transforms <- recipe <- pipelines."""
+"""Arrows point one way, as CONTRIBUTING.md says: core <- formats <- storage <- transforms <- recipe <- pipelines."""
 
 import ast
 import subprocess

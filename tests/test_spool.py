@@ -19,8 +19,9 @@ from beam_prep.core.data.block import BlockReceipt
 from beam_prep.formats import spool as files
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.storage import spool as _spool
-from beam_prep.storage import stores as _stores
 from beam_prep.storage.spool import Spool
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import Found
 from beam_prep.transforms import shard
 from tests.test_resume import Jobs, changed, chat, spooled
 
@@ -191,7 +192,7 @@ def test_a_sound_file_of_another_block_is_made_again(tmp_path: Path, tokenizer_p
 
 
 class Store:
-    """An object store in memory, as `_stores` calls it."""
+    """An object store in memory, as `objects` calls it."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects, self.requests = objects, Counter[str]()
@@ -201,9 +202,9 @@ class Store:
             raise FileNotFoundError(path)
         return self.objects[path]
 
-    def find(self, path: str) -> _stores.Found:
+    def find(self, path: str) -> Found:
         self.requests["find"] += 1
-        return _stores.Found(path, len(self._bytes(path)), "1", "", 0.0)
+        return Found(path, len(self._bytes(path)), "1", "", 0.0)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         self.requests["get"] += 1
@@ -224,7 +225,7 @@ class Store:
 def stored(block: Block, monkeypatch: pytest.MonkeyPatch) -> tuple[Spool, Store]:
     spool = replace(block.spool, folder="s3://bucket/spool")
     store = Store({f"s3://bucket/spool/{block.name}{ending}": data for ending, data in block.whole.items()})
-    monkeypatch.setattr(_stores, "_client", lambda path: store)
+    monkeypatch.setattr(objects, "_client", lambda path: store)
     return spool, store
 
 

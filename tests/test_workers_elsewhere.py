@@ -22,7 +22,7 @@ from beam_prep.core.encoding import tokenizer_cache as resolve
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
-from beam_prep.storage import stores as _stores
+from beam_prep.storage.stores import retry
 from beam_prep.storage.tokenizers import TokenizerFolder, ship
 from tests.conftest import ROOT, tree
 
@@ -138,7 +138,7 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
         return shipped
 
     with monkeypatch.context() as patch:
-        patch.setattr(_stores, "PATIENCE", 0.5)
+        patch.setattr(retry, "PATIENCE", 0.5)
         patch.setattr(pipeline, "ship", lose)
         launch = job(tmp_path / "out", tokenizer_path)
         with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):
@@ -161,7 +161,7 @@ def test_a_tokenizer_that_comes_late_is_waited_for(
         if len(pauses) == 3:
             (tmp_path / "away").rename(late)
 
-    monkeypatch.setattr(_stores.time, "sleep", sleep)
+    monkeypatch.setattr(retry.time, "sleep", sleep)
     monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
     assert Path(shipped.folder) == tmp_path / "worker" / tokenizer.fingerprint
     assert tree(shipped.folder) == tree(tokenizer.folder)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, Kind, count_outcomes
 from beam_prep.core.data.ragged import Array, Ragged, narrow
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.reading.records import Lost, lost_records
+from beam_prep.core.reading.lost import Lost, lost_records
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
 from beam_prep.errors import FormatError

@@ -17,11 +17,13 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.data.block import InputFile
+from beam_prep.core.reading.blocks import Readable
 from beam_prep.core.reading.json_list import ListAsLines, is_json_file
-from beam_prep.core.reading.records import Readable
 from beam_prep.errors import InputError, StorageError
-from beam_prep.storage import stores as _stores
-from beam_prep.storage.stores import Changed, Reader, is_local
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import Changed, Found
+from beam_prep.storage.stores.reader import Reader, read_bytes
 
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 _PACKED_BYTES = 256 * 1024
@@ -65,7 +67,7 @@ def _listed(pattern: str) -> list[str]:
         return [pattern]
     path = pattern[1:]
     try:
-        lines = _stores.read_bytes(path).decode("utf-8-sig").splitlines()
+        lines = read_bytes(path).decode("utf-8-sig").splitlines()
     except (OSError, StorageError, UnicodeDecodeError) as error:
         raise InputError(
             f"the list of inputs {path!r} cannot be read ({error}); wanted text, one path or glob a line "
@@ -86,7 +88,7 @@ def _match(pattern: str) -> list[InputFile]:
             for path in sorted(found, key=os.fsencode)
         ]
     try:
-        stored = _stores.matched(pattern)
+        stored = objects.matched(pattern)
     except StorageError as error:
         raise InputError(f"cannot look up {pattern!r}: {error}") from None
     # Consoles of stores make empty objects that stand for folders.
@@ -155,7 +157,7 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
         except OSError as error:
             raise InputError(f"cannot read {source.path!r}: {error}") from None
     else:
-        listed = _stores.Found(source.path, source.size, source.version or "", "", source.updated)
+        listed = Found(source.path, source.size, source.version or "", "", source.updated)
         stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
     try:
         content = _Input(source, stream)
@@ -172,7 +174,7 @@ def _check_unchanged(source: InputFile) -> None:
     if is_local(source.path):
         same = file_stat(source.path, source.place) == (source.size, source.updated)
     else:
-        found = _stores.find(source.path)
+        found = objects.find(source.path)
         same = found is not None and found.version == source.version
     if not same:
         raise _changed(source)
@@ -266,7 +268,7 @@ def read_file(path: str) -> Any:
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     """Writes a file whole: under another name first, then renamed (object stores: one request)."""
     if not is_local(path):
-        _stores.put(path, b"".join(parts))
+        objects.put(path, b"".join(parts))
         return
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
@@ -282,13 +284,13 @@ def set_aside(path: str) -> None:
         if is_local(path):
             os.replace(path, path + ASIDE)
         else:
-            _stores.put(path + ASIDE, _stores.read_bytes(path))
-            _stores.delete([path])
+            objects.put(path + ASIDE, read_bytes(path))
+            objects.delete([path])
 
 
 def exists(path: str) -> bool:
     """Whether a file is there."""
-    return os.path.exists(path) if is_local(path) else _stores.find(path) is not None
+    return os.path.exists(path) if is_local(path) else objects.find(path) is not None
 
 
 def join(folder: str, *names: str) -> str:

@@ -23,10 +23,11 @@ from typing import Any, Protocol
 
 from beam_prep.errors import OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
-from beam_prep.storage import stores as _stores
 from beam_prep.storage.files import join, write_file
+from beam_prep.storage.paths import is_local
 from beam_prep.storage.staging import Files, Staging, temporary_files
-from beam_prep.storage.stores import is_local, read_bytes
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.reader import parts, read_bytes
 
 log = logging.getLogger("beam_prep")
 
@@ -240,11 +241,11 @@ class StoredOutput:
                 "%s was claimed by another launch (%s), which did not end well, or will fail now", self.path, other
             )
         claim = {"launch": self.staging.launch, "host": platform.node(), "started": time.time()}
-        _stores.put(self._claim, dump(claim))
+        objects.put(self._claim, dump(claim))
 
     def release(self) -> None:
         if self._claimed_by() == self.staging.launch:
-            _stores.delete([self._claim])
+            objects.delete([self._claim])
 
     def _claimed_by(self) -> str | None:
         found = _read(self._claim)
@@ -269,7 +270,7 @@ class StoredOutput:
 
     def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
         """The first file that is not there as it was written. Stores keep our digests, so none is read."""
-        found = _stores.find_all(join(self.path, file["path"]) for file in files)
+        found = objects.find_all(join(self.path, file["path"]) for file in files)
         for file, here in zip(files, found, strict=True):
             # Copies that other tools made may have lost the digest.
             if here is None or here.size != file["bytes"] or here.sha256 not in (None, file["sha256"]):
@@ -278,7 +279,7 @@ class StoredOutput:
 
     def is_empty(self) -> bool:
         # With a claim: a job of ours was here and did not end.
-        return self._claimed_by() is not None or not _stores.listed(f"{self.path}/")
+        return self._claimed_by() is not None or not objects.listed(f"{self.path}/")
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
         self._check_claim()
@@ -298,8 +299,8 @@ class StoredOutput:
 
     def _put_away(self, text: bytes) -> None:
         """The manifest that is replaced goes out of sight; what it lists can be removed once the new one is there."""
-        _stores.put(join(self._beside, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
-        _stores.delete([join(self.path, MANIFEST)])
+        objects.put(join(self._beside, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
+        objects.delete([join(self.path, MANIFEST)])
 
     @contextmanager
     def files(self) -> Iterator[Files]:
@@ -322,16 +323,16 @@ class StoredOutput:
                 shutil.copyfile(os.path.join(files.folder, file.path), f"{target}.{self.staging.launch}")
                 os.replace(f"{target}.{self.staging.launch}", target)
                 continue
-            found = _stores.find(target)
+            found = objects.find(target)
             if found is None or (found.size, found.sha256) != (file.bytes, file.sha256):
-                _stores.upload(target, os.path.join(files.folder, file.path), file.sha256)
+                objects.upload(target, os.path.join(files.folder, file.path), file.sha256)
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
     ) -> None:
         self._check_claim()
         for name, data in others.items():
-            _stores.put(join(self.path, name), data, hashlib.sha256(data).hexdigest())
+            objects.put(join(self.path, name), data, hashlib.sha256(data).hexdigest())
         self._copy_rejects([file["path"] for file in manifest["rejects"]], self.path)
         if (wrong := self._first_wrong(listed_files(manifest))) is not None:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
@@ -339,30 +340,30 @@ class StoredOutput:
             self._put_away(there)
         self.tell(run)
         self._check_claim()
-        _stores.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+        objects.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
 
     def tell(self, run: Mapping[str, Any]) -> None:
-        _stores.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
+        objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def tidy(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}
-        for found in _stores.listed(join(self._beside, "replaced-")):
+        for found in objects.listed(join(self._beside, "replaced-")):
             text = _read(found.path)
             if text is not None and is_manifest(text):
                 gone = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
-                _stores.delete(join(self.path, name) for name in gone)
-            _stores.delete([found.path])
+                objects.delete(join(self.path, name) for name in gone)
+            objects.delete([found.path])
         if _read(join(f"{self.path}.failed", FAILURE)) is not None:  # of an earlier try, which this run made good
             self._remove_failed()
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         self._remove_failed()
         self._copy_rejects([file.path for file in rejects], f"{self.path}.failed")
-        _stores.put(join(f"{self.path}.failed", FAILURE), report)
+        objects.put(join(f"{self.path}.failed", FAILURE), report)
 
     def _remove_failed(self) -> None:
-        _stores.delete([join(f"{self.path}.failed", FAILURE)])
-        _stores.delete(found.path for found in _stores.listed(f"{self.path}.failed/rejects/"))
+        objects.delete([join(f"{self.path}.failed", FAILURE)])
+        objects.delete(found.path for found in objects.listed(f"{self.path}.failed/rejects/"))
 
     def _copy_rejects(self, names: Sequence[str], folder: str) -> None:
         for name in names:
@@ -379,10 +380,10 @@ def _parts(path: str) -> Iterator[bytes]:
     if is_local(path):
         yield Path(path).read_bytes()
         return
-    found = _stores.find(path)
+    found = objects.find(path)
     if found is None:
         raise OutputError(f"{path} is gone: another launch removed it; run again")
-    yield from _stores.parts(found)
+    yield from parts(found)
 
 
 def _read(path: str) -> bytes | None:

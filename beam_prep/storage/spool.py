@@ -25,7 +25,8 @@ from beam_prep.formats.spool import (
     read_sidecar,
 )
 from beam_prep.storage.files import ASIDE, exists, join, read_file, set_aside, write_file
-from beam_prep.storage.stores import StoreOptions, is_local
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores.options import StoreOptions
 
 AT_ONCE = 32
 """Files that are read at the same time."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.formats.manifest import WrittenFile
-from beam_prep.storage import stores as _stores
 from beam_prep.storage.files import join
-from beam_prep.storage.stores import StoreOptions, is_local
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.options import StoreOptions
 
 _KEPT = ("spool", "tokenizers")
 """Folders beside those of launches, for the next one after a failure."""
@@ -74,13 +75,13 @@ class Staging:
         if self.local:
             shutil.rmtree(path, ignore_errors=True)
         else:
-            _stores.delete(found.path for found in _stores.listed(f"{path}/"))
+            objects.delete(found.path for found in objects.listed(f"{path}/"))
 
     def remove_older(self, seconds: float) -> None:
         """Removes folders that earlier launches on this output left, if they are older."""
         if not self.local:
             old: dict[str, float] = {}
-            for found in _stores.listed(f"{self.root}/"):
+            for found in objects.listed(f"{self.root}/"):
                 name, slash, _ = found.path[len(self.root) + 1 :].partition("/")
                 if slash and name not in (*_KEPT, self.launch):
                     old[name] = max(found.updated, old.get(name, 0.0))

@@ -10,7 +10,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST
-from beam_prep.storage import stores as _stores
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import Changed, Found
+from beam_prep.storage.stores.reader import parts
 
 
 class StoredFiles:
@@ -28,12 +30,12 @@ class StoredFiles:
     def __init__(self, output: str, beam_options: Sequence[str] = ()) -> None:
         FileSystems.set_options(PipelineOptions(list(beam_options)))
         base = output.rstrip("/")
-        found = {each.path[len(base) + 1 :]: each for each in _stores.listed(f"{base}/")}
+        found = {each.path[len(base) + 1 :]: each for each in objects.listed(f"{base}/")}
         # A console's "folder" is an empty object of such a name.
         self._found = {name: each for name, each in found.items() if not name.endswith("/") and name}
         if MANIFEST not in self._found:
             failure = f"{base}.failed/{FAILURE}"
-            if _stores.find(failure) is not None:
+            if objects.find(failure) is not None:
                 raise FormatError(f"{output} holds no output, its run failed: the reason is in {failure}")
             raise FormatError(
                 f"{output} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
@@ -62,10 +64,10 @@ class StoredFiles:
             yield Path(folder)
 
 
-def _copy(found: _stores.Found, path: Path) -> None:
+def _copy(found: Found, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:
-            file.writelines(_stores.parts(found))
-    except (_stores.Changed, FileNotFoundError):
+            file.writelines(parts(found))
+    except (Changed, FileNotFoundError):
         raise FormatError(f"{found.path} changed while it was looked at: a job is writing this output") from None

@@ -8,9 +8,13 @@ from pathlib import Path
 from beam_prep.core.encoding import tokenizer_cache as resolve
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import StorageError, TokenizerError
-from beam_prep.storage import stores as _stores
 from beam_prep.storage.files import join, write_file
-from beam_prep.storage.stores import Gone, StoreOptions, is_local, patiently, read_bytes
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import StoreUnavailable
+from beam_prep.storage.stores.options import StoreOptions
+from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.retry import patiently
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -24,7 +28,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if is_local(given):
         return Tokenizer.load(given)
     base = given.rstrip("/") + "/"
-    names = [each.path[len(base) :] for each in _stores.listed(base)]
+    names = [each.path[len(base) :] for each in objects.listed(base)]
     names = [name for name in names if name.rpartition("/")[0] in ("", resolve.BELOW)]
     names = [name for name in names if name and Path(name).suffix not in resolve.WEIGHTS]
     if not names:
@@ -60,11 +64,12 @@ class TokenizerFolder:
         return self.path
 
     def fetch(self, folder: Path) -> None:
-        """Copies the files into a local folder.
+        """Copies the files into a local folder, with the store options of the launcher.
 
         Raises:
             TokenizerError: they cannot be read.
         """
+        self.options.activate()
         for name in self.names:
             place = join(self.path, name)
             try:
@@ -82,7 +87,7 @@ def _read(path: str) -> bytes:
     try:
         return read_bytes(path)
     except OSError as error:
-        raise Gone(str(error)) from None
+        raise StoreUnavailable(str(error)) from None
 
 
 def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:

@@ -7,7 +7,8 @@ from typing import Any
 import apache_beam as beam
 
 from beam_prep.core.reading.adapters import Adapter, adapt_records
-from beam_prep.core.reading.records import Record, Records, filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.records import Record, Records
 
 
 @dataclasses.dataclass(eq=False)

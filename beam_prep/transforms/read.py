@@ -13,8 +13,9 @@ import numpy as np
 from beam_prep.core.data.block import InputFile, Ledger, Split
 from beam_prep.core.data.columns import Kind, Wanted
 from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.reading.blocks import RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
-from beam_prep.core.reading.records import RawBlock, Records, parse, read_blocks
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError, SpoolError
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.spool import Spool
@@ -65,6 +66,22 @@ def read_split(
         raise InputError(f"{split.source.path!r} became shorter while the job ran: run again on a file that stays")
     if end == 0:  # an empty file has a block too: the manifest lists it
         yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
+
+
+@dataclasses.dataclass(eq=False)
+class ReadSplits(beam.DoFn):
+    """Splits -> their blocks, see `read_split`."""
+
+    block_bytes: int
+    spool: Spool | None
+    columns: Wanted | None
+
+    def setup(self) -> None:
+        if self.spool is not None:
+            self.spool.options.activate()
+
+    def process(self, split: Split) -> Iterable[Records]:
+        return read_split(split, self.block_bytes, self.spool, self.columns)
 
 
 FIRST_BYTES = 1024 * 1024
@@ -165,6 +182,5 @@ class ReadJSONL(beam.PTransform):
             | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes).with_output_types(Split)
             # Without this, one process would do all blocks.
             | "Spread" >> beam.Reshuffle()
-            | "Blocks"
-            >> beam.FlatMap(read_split, self.block_bytes, self.spool, self.columns).with_output_types(Records)
+            | "Blocks" >> beam.ParDo(ReadSplits(self.block_bytes, self.spool, self.columns)).with_output_types(Records)
         )

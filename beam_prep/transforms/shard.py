@@ -54,6 +54,9 @@ class SpoolBlocks(beam.DoFn):
     tokenizer: Tokenizer | None
     progress: str | None
 
+    def setup(self) -> None:
+        self.spool.options.activate()
+
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
@@ -122,6 +125,9 @@ class MakePlan(beam.DoFn):
     max_items: int | None
     publisher: Publisher
 
+    def setup(self) -> None:
+        self.spool.options.activate()
+
     def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs)
@@ -146,6 +152,9 @@ class Write(beam.DoFn):
     formats: tuple[str, ...]
     layout: Layout
 
+    def setup(self) -> None:
+        self.spool.options.activate()
+
     def process(self, work: ShardPlan | RejectsPlan) -> Iterable[ShardReceipt | WrittenFile]:
         if isinstance(work, ShardPlan):
             yield write_shard(work, self.spool, self.output, self.formats, self.layout)
@@ -158,6 +167,9 @@ class Publish(beam.DoFn):
     """Puts the whole output in its place, the manifest with it; or fails, and leaves only the rejects."""
 
     publisher: Publisher
+
+    def setup(self) -> None:
+        self.publisher.staging.options.activate()
 
     def process(self, written: list[ShardReceipt | WrittenFile], plan: Plan) -> Iterable[str]:
         yield self.publisher.publish(

@@ -8,7 +8,9 @@ import apache_beam as beam
 
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.records import Records
 from beam_prep.errors import TokenizerError
 

@@ -9,9 +9,10 @@ import apache_beam as beam
 from beam_prep.core.data.schema import Output
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose, encoder_of, name_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Rendered
+from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import Records
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
 
 log = logging.getLogger("beam_prep")

@@ -7,8 +7,11 @@ from beam_prep import testing
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.tokenize import tokenize
 
 BOS, EOS = "^", "$"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"

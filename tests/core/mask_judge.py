@@ -22,10 +22,13 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding.backends import encoder_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Voice, apply_template
-from beam_prep.core.reading.records import RawBlock, Records, parse
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.records import Records, parse
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.generated_templates import (
     Choices,
     Message,

@@ -17,23 +17,19 @@ from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Output, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces import pieces as template
-from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.pieces import bulk
+from beam_prep.core.pieces.apply import apply_template, in_order
+from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
-from beam_prep.core.reading.records import (
-    RawBlock,
-    Record,
-    Records,
-    filter_by_chars,
-    filter_records,
-    map_records,
-    parse,
-)
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.records import Record, Records, parse
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.core.tokens.truncate import truncate
 from beam_prep.errors import RunError
@@ -61,7 +57,7 @@ def at_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(template, "_FEW", 1)
+        patch.setattr(bulk, "_FEW", 1)
         yield
 
 
@@ -286,7 +282,7 @@ def test_only_rows_of_one_piece_are_put_in_order(output: Output) -> None:
         lines = [line.replace(b'["a", "b"]', b'"a"') for line in lines]
     rendered = apply_template(read(lines, None), (output,), VOICES[0])
     with pytest.raises(ValueError, match="cannot be put in order"):
-        template._in_order(replace(rendered, line=rendered.line[::-1]))
+        in_order(replace(rendered, line=rendered.line[::-1]))
 
 
 def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

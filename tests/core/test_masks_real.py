@@ -16,10 +16,11 @@ from beam_prep.core.chat.recorded import plans
 from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.encoding.backends import Fast, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Voice, apply_template
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapter
-from beam_prep.core.tokens.batch import tokenize
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from tests.conftest import shared
 from tests.core.reference import auto
 

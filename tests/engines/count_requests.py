@@ -16,7 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
-from beam_prep.storage import stores as _stores
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.reader import read_bytes
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, chat
 
@@ -29,7 +30,7 @@ def count(store: Store, records: int, name: str, max_tokens: int = 10**9) -> tup
     options = [*store.options, "--runner=FnApiRunner"]
     FileSystems.set_options(PipelineOptions(options))
     lines = [line for line in chat(records, name).splitlines() if not line.startswith(b'{"number')]
-    _stores.put(f"{store.url}/{name}.jsonl", b"\n".join(lines))
+    objects.put(f"{store.url}/{name}.jsonl", b"\n".join(lines))
     config: dict[str, Any] = {**CONFIG, "output": {**CONFIG["output"], "max_tokens_per_shard": max_tokens}}
     before = len(store.requests())
     made = Pipeline(
@@ -45,7 +46,7 @@ def count(store: Store, records: int, name: str, max_tokens: int = 10**9) -> tup
     verbs = Counter(
         found[1] for line in store.requests()[before:] if (found := re.search(rf"\b({'|'.join(VERBS)})\b", line))
     )
-    return json.loads(_stores.read_bytes(f"{store.url}/{name}/run.json"))["blocks"], len(made.manifest["shards"]), verbs
+    return json.loads(read_bytes(f"{store.url}/{name}/run.json"))["blocks"], len(made.manifest["shards"]), verbs
 
 
 def main() -> int:

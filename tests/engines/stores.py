@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from beam_prep.storage.stores import _made
+from beam_prep.storage.stores.objects import client_for
 from tests.engines.build import built
 from tests.engines.processes import Server, await_, free_port, listens
 
@@ -78,7 +78,7 @@ class Store:
 def _running(store: Store) -> Iterator[Store]:
     before = {name: os.environ.get(name) for name in store.environment}
     os.environ.update(store.environment)
-    _made.cache_clear()  # a client knows the server of the environment in which it was made
+    client_for.cache_clear()  # a client knows the server of the environment in which it was made
     store.start()
     try:
         yield store

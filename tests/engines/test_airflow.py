@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from beam_prep import cli, options
-from beam_prep.storage import stores as _stores
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.reader import read_bytes
 from tests.conftest import ROOT, tree
 from tests.engines.build import built
 from tests.engines.flink import cluster
@@ -272,8 +273,8 @@ def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None
     failure = {"problem": "too many", "ledger": {"read": 9, "kept": 7, "dropped": {}, "rejected": {"bad_json": 2}}}
     with gcs_server(tmp_path) as store:
         for name in ("in/2026-01-01/b.jsonl", "in/2026-01-01/a.jsonl", "in/2026-01-02/a.jsonl"):
-            _stores.put(f"{store.url}/{name}", b"{}")
-        _stores.put(f"{store.url}/prepared/20260101.failed/failure.json", json.dumps(failure).encode())
+            objects.put(f"{store.url}/{name}", b"{}")
+        objects.put(f"{store.url}/prepared/20260101.failed/failure.json", json.dumps(failure).encode())
         calls = [
             ["day_inputs", [f"{store.url}/in", "2026-01-01"]],
             ["keep_list", [f"{store.url}/prepared", "2026-01-01", [f"{store.url}/in/2026-01-01/a.jsonl"]]],
@@ -283,8 +284,8 @@ def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None
             ["resumed", [f"{store.url}/prepared/20260101", time.time() + 60]],
         ]
         found = airflow.checks("call", str(DAGS), json.dumps(calls))
-        assert json.loads(_stores.read_bytes(f"{store.url}/prepared/latest.json")) == {"day": "2026-01-02"}
-        kept = _stores.read_bytes(f"{store.url}/prepared/inputs/2026-01-01.txt")
+        assert json.loads(read_bytes(f"{store.url}/prepared/latest.json")) == {"day": "2026-01-02"}
+        kept = read_bytes(f"{store.url}/prepared/inputs/2026-01-01.txt")
     assert kept.decode() == f"{store.url}/in/2026-01-01/a.jsonl\n"
     assert found.pop(1) == ["gave", f"@{store.url}/prepared/inputs/2026-01-01.txt"]
     assert found[:3] == [

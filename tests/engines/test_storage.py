@@ -22,7 +22,9 @@ from beam_prep.errors import ConfigError, InputError, OutputError, RunError, Sto
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
 from beam_prep.storage import output as _output
-from beam_prep.storage import stores as _stores
+from beam_prep.storage.stores import objects, retry
+from beam_prep.storage.stores.client import Changed
+from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms import shard
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
@@ -60,19 +62,19 @@ class Folder:
         return f"{self.url}/{name}"
 
     def put(self, name: str, data: bytes) -> str:
-        _stores.put(self.path(name), data)
+        objects.put(self.path(name), data)
         return self.path(name)
 
     def names(self, name: str = "") -> list[str]:
         base = self.path(name).rstrip("/") + "/"
-        return [found.path[len(base) :] for found in _stores.listed(base)]
+        return [found.path[len(base) :] for found in objects.listed(base)]
 
     def tree(self, name: str = "out") -> dict[str, bytes]:
-        found = {each: _stores.read_bytes(self.path(f"{name}/{each}")) for each in self.names(name)}
+        found = {each: read_bytes(self.path(f"{name}/{each}")) for each in self.names(name)}
         return {each: data for each, data in found.items() if each != "run.json"}
 
     def json(self, name: str) -> Any:
-        return json.loads(_stores.read_bytes(self.path(name)))
+        return json.loads(read_bytes(self.path(name)))
 
     def job(
         self,
@@ -213,7 +215,7 @@ def test_a_file_that_is_lost_is_made_again(store: Folder, tokenizer_path: str) -
     store.run(tokenizer_path, source)
     wanted = store.tree()
     lost = json.loads(wanted["manifest.json"])["shards"][0]["files"][0]["path"]
-    _stores.delete([store.path(f"out/{lost}")])
+    objects.delete([store.path(f"out/{lost}")])
     assert not store.run(tokenizer_path, source, overwrite=True).up_to_date
     assert store.tree() == wanted
 
@@ -266,8 +268,8 @@ def readable(store: Folder) -> bool:
 
 def read(path: str) -> bytes | None:
     try:
-        return _stores.read_bytes(path)
-    except (FileNotFoundError, _stores.Changed):
+        return read_bytes(path)
+    except (FileNotFoundError, Changed):
         return None
 
 
@@ -372,11 +374,11 @@ def test_what_an_earlier_launch_left_goes_after_a_time(store: Folder, tmp_path: 
     source = write(tmp_path, "a.jsonl", chat(50))
     launch = store.job(tokenizer_path, source)
     left = f"{launch.staging.root}/0123/output/rejects/rejects-00000.jsonl"
-    _stores.put(left, b"{}")
+    objects.put(left, b"{}")
     launch.run()
-    assert _stores.find(left) is not None  # it may be of a job that still runs
+    assert objects.find(left) is not None  # it may be of a job that still runs
     store.run(tokenizer_path, source, output="out", overwrite=True, staging_ttl=-5, reject_text=10)
-    assert _stores.find(left) is None
+    assert objects.find(left) is None
 
 
 def test_other_objects_are_not_written_over(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
@@ -422,7 +424,7 @@ def test_an_input_that_changes_fails_the_run(
     with pytest.raises(InputError, match=r"a\.jsonl' changed while the job ran"):
         job.run()
     assert store.names("out") == []
-    _stores.delete([source])
+    objects.delete([source])
     with pytest.raises(InputError, match="no such input"):
         store.run(tokenizer_path, source)
 
@@ -504,7 +506,7 @@ def test_a_store_that_stays_away_is_named(
 ) -> None:
     source = mortal.put("a.jsonl", chat(300))
     with monkeypatch.context() as patch:
-        patch.setattr(_stores, "PATIENCE", 2.0)
+        patch.setattr(retry, "PATIENCE", 2.0)
         reached = in_the_middle(patch, mortal, mortal.server.stop, step)
         with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for [0-9]+ s"):
             mortal.run(tokenizer_path, source)
@@ -526,7 +528,7 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
     path = tmp_path / "large"
     path.write_bytes(bytes(200 << 20))
     folder, server = mortal.path("x"), mortal.server
-    monkeypatch.setattr(_stores, "PATIENCE", 0.5)
+    monkeypatch.setattr(retry, "PATIENCE", 0.5)
     before = len(server.requests())
 
     def stop() -> None:
@@ -537,8 +539,8 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
     stopper = threading.Thread(target=stop)
     stopper.start()
     with pytest.raises(StorageError, match="does not answer"):
-        _stores.upload(f"{folder}/large", str(path), "0" * 64)
+        objects.upload(f"{folder}/large", str(path), "0" * 64)
     stopper.join()
     gc.collect()
     server.start()
-    assert _stores.listed(f"{folder}/") == []
+    assert objects.listed(f"{folder}/") == []

@@ -10,7 +10,8 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli
-from beam_prep.storage import stores as _stores
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.reader import read_bytes
 from tests.conftest import ROOT
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_verify import CHAT, chats
@@ -59,12 +60,12 @@ def test_objects_that_are_gone_changed_or_unlisted_are_named(
 ) -> None:
     names = ["far/shard_0000.tfrecord", "near/shard_0001/sequence.bin", "features.json", "near/shard_0099.tfrecord"]
     paths = [f"{output}/{name}" for name in names]
-    sound = {path: _stores.read_bytes(path) for path in paths[:3]}
+    sound = {path: read_bytes(path) for path in paths[:3]}
     data = sound[paths[0]]
-    _stores.put(paths[0], data[:-1] + bytes([data[-1] ^ 1]))
-    _stores.put(paths[1], sound[paths[1]] + b"0000")
-    _stores.delete([paths[2]])
-    _stores.put(paths[3], b"old")
+    objects.put(paths[0], data[:-1] + bytes([data[-1] ^ 1]))
+    objects.put(paths[1], sound[paths[1]] + b"0000")
+    objects.delete([paths[2]])
+    objects.put(paths[3], b"old")
     code, told = found(output, server, capsys)
     size = len(sound[paths[1]])
     assert code == 1
@@ -77,8 +78,8 @@ def test_objects_that_are_gone_changed_or_unlisted_are_named(
     assert told["problems"][1].startswith("far/shard_0000.tfrecord is damaged: found sha256 ")
     assert told["problems"][2:] == wanted[1:]
     for path, data in sound.items():
-        _stores.put(path, data)
-    _stores.delete(paths[3:])
+        objects.put(path, data)
+    objects.delete(paths[3:])
     assert found(output, server, capsys)[1]["problems"] == []
 
 
@@ -88,6 +89,6 @@ def test_what_is_no_output_is_told(output: str, server: Store, capsys: pytest.Ca
     assert told["problems"] == [
         f"{server.url}/none has no manifest.json: not an output of beam_prep, or the run did not finish; run it again"
     ]
-    _stores.put(f"{server.url}/none.failed/failure.json", b"{}")
+    objects.put(f"{server.url}/none.failed/failure.json", b"{}")
     (problem,) = found(f"{server.url}/none", server, capsys)[1]["problems"]
     assert problem.endswith(f"its run failed: the reason is in {server.url}/none.failed/failure.json")

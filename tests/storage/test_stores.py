@@ -1,14 +1,25 @@
 """Object stores, as far as none is needed: tests/engines/test_storage.py has the rest."""
 
+import pickle
 import subprocess
 import sys
 
+import apache_beam as beam
 import pytest
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
 
+from beam_prep.core.shards.layout import Layout
 from beam_prep.errors import OutputError, StorageError
-from beam_prep.storage import stores as _stores
 from beam_prep.storage.output import normal
+from beam_prep.storage.publish import Publisher
+from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.options import StoreOptions
+from beam_prep.storage.tokenizers import TokenizerFolder
+from beam_prep.transforms.read import ReadSplits
+from beam_prep.transforms.shard import MakePlan, Publish, SpoolBlocks, Write
 from tests.conftest import ROOT
 
 WITHOUT = """
@@ -35,7 +46,7 @@ def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extr
 
 def test_other_schemes_are_named() -> None:
     with pytest.raises(StorageError, match="hdfs:// is no store that is known here: wanted gs:// or s3://"):
-        _stores.find("hdfs://host/x")
+        objects.find("hdfs://host/x")
 
 
 def test_the_path_of_an_output_is_written_in_one_way() -> None:
@@ -52,3 +63,51 @@ def test_staging_lies_beside_the_output_whatever_holds_it() -> None:
     assert staging.path("x", "y") == f"{staging.root}/{staging.launch}/x/y"
     assert Staging.beside("gs://bucket/b/out").root.rpartition("-")[2] != staging.root.rpartition("-")[2]
     assert Staging.beside("gs://bucket/a/out", "/fast").root == f"/fast/out-{staging.root.rpartition('-')[2]}"
+
+
+def test_options_for_stores_take_effect_when_they_are_activated_and_not_before() -> None:
+    before = FileSystems._pipeline_options
+    try:
+        FileSystems.set_options(PipelineOptions(["--s3_endpoint_url=http://worker:1", "--s3_region_name=here"]))
+        worker = StoreOptions.current()
+        launcher = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
+        sent = [
+            launcher,
+            Staging("s3://bucket/a", "launch", launcher),
+            Spool("s3://bucket/spool", "recipe", launcher),
+            TokenizerFolder("s3://bucket/tokenizer", (), launcher),
+        ]
+        received = pickle.loads(pickle.dumps(sent))
+        assert received == sent
+        assert StoreOptions.current() == worker
+        received[0].activate()
+        assert dict(StoreOptions.current().given) == {**dict(worker.given), **dict(launcher.given)}
+    finally:
+        FileSystems._pipeline_options = before
+
+
+def steps_with_stores() -> list[beam.DoFn]:
+    staging = Staging("s3://bucket/a", "launch", StoreOptions((("s3_endpoint_url", "http://launcher:2"),)))
+    spool = Spool("s3://bucket/spool", "recipe", staging.options)
+    layout = Layout()
+    publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
+    return [
+        ReadSplits(1 << 20, spool, None),
+        SpoolBlocks(spool, {}, layout, "drop", 0, None, None),
+        MakePlan(spool, 1, None, publisher),
+        Write(spool, publisher.place, ("bin",), layout),
+        Publish(publisher),
+    ]
+
+
+@pytest.mark.parametrize("step", steps_with_stores(), ids=lambda step: type(step).__name__)
+def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step: beam.DoFn) -> None:
+    before = FileSystems._pipeline_options
+    try:
+        FileSystems.set_options(PipelineOptions([]))
+        received = pickle.loads(pickle.dumps(step))
+        assert StoreOptions.current().given == ()
+        received.setup()
+        assert StoreOptions.current().given == (("s3_endpoint_url", "http://launcher:2"),)
+    finally:
+        FileSystems._pipeline_options = before

@@ -1,7 +1,7 @@
 """The fast way to encode, behind a gate: gigatoken in place of the reference, byte lengths in place of its offsets.
 
 What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `Fast` is used only where its
-ids equal the reference's on all probes, and `core.tokens.batch.tokenize` has the reference encode a sample of every
+ids equal the reference's on all probes, and `core.tokens.tokenize.tokenize` has the reference encode a sample of every
 block, too.
 
 Neither fast path gives character offsets. Where every token stands for bytes of the text (byte-level vocabularies),

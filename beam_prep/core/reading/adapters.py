@@ -19,7 +19,9 @@ import numpy as np
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import IGNORE_INDEX
-from beam_prep.core.reading.records import Record, Records, _describe, _each, _finite, _unique, _whole
+from beam_prep.core.reading.filters import work_on_each
+from beam_prep.core.reading.json_line import describe, exact_integer, finite_double, unique_keys
+from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import ConfigError
 
 Adapter = Callable[[Record], Record]
@@ -83,7 +85,7 @@ class ShareGPT:
         if items is None:
             return {**record, **sides} if sides else record
         if not isinstance(items, list):
-            raise Reject("wrong_type", f"field {self.field!r} is {_describe(items)}, wanted a list of messages")
+            raise Reject("wrong_type", f"field {self.field!r} is {describe(items)}, wanted a list of messages")
         result = {name: value for name, value in record.items() if name != self.field} | sides
         _check_free(result, "messages", self.field)
         messages = [_message(item, f"{self.field}[{turn}]", roles) for turn, item in enumerate(items)]
@@ -104,7 +106,7 @@ def _is_sharegpt(value: Any) -> bool:
 
 def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise Reject("wrong_type", f"'{where}' is {_describe(item)}, wanted an object with 'from' and 'value'")
+        raise Reject("wrong_type", f"'{where}' is {describe(item)}, wanted an object with 'from' and 'value'")
     name = item.get("from")
     if name is None:
         if item.get("role") is None:
@@ -112,12 +114,12 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
             raise Reject("bad_message", f"'{where}' has {keys}, wanted 'from' and 'value' (or 'role' and 'content')")
         return dict(item)
     if not isinstance(name, str):
-        raise Reject("bad_message", f"'{where}.from' is {_describe(name)}, wanted a string")
+        raise Reject("bad_message", f"'{where}.from' is {describe(name)}, wanted a string")
     if "value" not in item:
         raise Reject("bad_message", f"'{where}' has 'from' but no 'value', wanted both")
     value = item["value"]
     if not isinstance(value, str | list | None):
-        raise Reject("wrong_type", f"'{where}.value' is {_describe(value)}, wanted a string")
+        raise Reject("wrong_type", f"'{where}.value' is {describe(value)}, wanted a string")
     rest = {key: value for key, value in item.items() if key not in ("from", "value", "role", "content")}
     if roles is None:
         return {"role": name, "content": value, **rest}
@@ -224,16 +226,16 @@ class Alpaca:
         if pairs is None:
             return []
         if not isinstance(pairs, list):
-            raise Reject("wrong_type", f"field {self.history!r} is {_describe(pairs)}, wanted a list of pairs")
+            raise Reject("wrong_type", f"field {self.history!r} is {describe(pairs)}, wanted a list of pairs")
         messages = []
         for place, pair in enumerate(pairs):
             where = f"{self.history}[{place}]"
             if not isinstance(pair, list) or len(pair) != 2:
-                found = f"a list of {len(pair)}" if isinstance(pair, list) else _describe(pair)
+                found = f"a list of {len(pair)}" if isinstance(pair, list) else describe(pair)
                 raise Reject("wrong_type", f"'{where}' is {found}, wanted [question, answer] (two strings)")
             for side, text in enumerate(pair):
                 if not isinstance(text, str):
-                    raise Reject("wrong_type", f"'{where}[{side}]' is {_describe(text)}, wanted a string")
+                    raise Reject("wrong_type", f"'{where}[{side}]' is {describe(text)}, wanted a string")
             messages += [_says("user", pair[0]), _says("assistant", pair[1])]
         return messages
 
@@ -245,7 +247,7 @@ def _says(role: str, content: str) -> dict[str, Any]:
 def _text(record: Record, name: str) -> str | None:
     value = record.get(name)
     if not isinstance(value, str | None):
-        raise Reject("wrong_type", f"field {name!r} is {_describe(value)}, wanted a string")
+        raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a string")
     return value
 
 
@@ -280,7 +282,7 @@ def adapter(name: str, **options: Any) -> Adapter:
 @step
 def adapt_records(records: Records, adapt: Adapter) -> Records:
     """Puts `adapt(record)` in each record's place; one for which it raises Reject leaves the block."""
-    return _each(records, adapt)
+    return work_on_each(records, adapt)
 
 
 def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
@@ -316,14 +318,14 @@ def _part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        raise Reject("unsupported_part", f"'{where}' is {_describe(part)}, wanted a text part")
+        raise Reject("unsupported_part", f"'{where}' is {describe(part)}, wanted a text part")
     kind, text = part.get("type"), part.get("text")
     if kind is None:
         raise Reject("unsupported_part", f"'{where}' has no type, wanted the type 'text'")
     if kind != "text":
         raise Reject("unsupported_part", f"'{where}' is of type {str(kind)[:40]!r}, wanted the type 'text'")
     if not isinstance(text, str):
-        found = f"has a text that is {_describe(text)}" if "text" in part else "has no text"
+        found = f"has a text that is {describe(text)}" if "text" in part else "has no text"
         raise Reject("unsupported_part", f"'{where}' {found}, wanted a string")
     return text
 
@@ -335,11 +337,11 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
     if found is None:
         return None
     if not isinstance(found, list):
-        kind = f"a string that holds {_describe(found)}" if isinstance(given, str) else _describe(found)
+        kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
         raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
     for place, tool in enumerate(found):
         if not isinstance(tool, dict):
-            raise Reject("bad_tools", f"'tools[{place}]' is {_describe(tool)}, wanted a schema (an object)")
+            raise Reject("bad_tools", f"'tools[{place}]' is {describe(tool)}, wanted a schema (an object)")
     return found
 
 
@@ -359,7 +361,7 @@ def template_kwargs(record: Record) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {_describe(found)}, wanted an object")
+        raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {describe(found)}, wanted an object")
     for name in ("messages", "add_generation_prompt"):
         if name in found:
             raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which is not for a record to set")
@@ -370,7 +372,11 @@ def _json(text: str) -> Any:
     """A JSON string inside a record, as strict as records themselves."""
     try:
         return json.loads(
-            text, object_pairs_hook=_unique, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
+            text,
+            object_pairs_hook=unique_keys,
+            parse_int=exact_integer,
+            parse_float=finite_double,
+            parse_constant=_no_number,
         )
     except RecursionError:
         raise Reject("too_deep", "it is nested too deep") from None
@@ -429,11 +435,11 @@ def _integers(record: Record, name: str, length: int | None = None, kinds: tuple
     """A list of whole numbers, int64."""
     values = record[name]
     if not isinstance(values, list):
-        raise Reject("wrong_type", f"field {name!r} is {_describe(values)}, wanted a list of integers")
+        raise Reject("wrong_type", f"field {name!r} is {describe(values)}, wanted a list of integers")
     # The types of all values in one call: an array would take `true` and `1.0` for numbers like the others.
     if not set(map(type, values)) <= set(kinds):
         place = next(place for place, value in enumerate(values) if type(value) not in kinds)
-        raise Reject("wrong_type", f"'{name}[{place}]' is {_describe(values[place])}, wanted an integer")
+        raise Reject("wrong_type", f"'{name}[{place}]' is {describe(values[place])}, wanted an integer")
     if length is not None and len(values) != length:
         raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
     try:

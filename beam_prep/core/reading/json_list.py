@@ -28,7 +28,8 @@ import numpy as np
 
 from beam_prep.core.data.block import Origin
 from beam_prep.core.data.ragged import Array
-from beam_prep.core.reading.records import BOM, RawBlock, Readable, Records, _read, parse
+from beam_prep.core.reading.blocks import BOM, RawBlock, Readable, read_up_to
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError
 
 MAX_ELEMENT = 256 * 1024 * 1024
@@ -91,7 +92,7 @@ class ListAsLines:
         """
         if size <= 0:
             return b""
-        data = _read(self._stream, min(size, STEP))
+        data = read_up_to(self._stream, min(size, STEP))
         if not data:
             self._check_end()
             return b""

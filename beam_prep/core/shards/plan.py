@@ -21,7 +21,7 @@ from beam_prep.core.data.hashing import Node, tree_digest
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
-from beam_prep.core.reading.records import LOST, Lost
+from beam_prep.core.reading.lost import LOST, Lost
 from beam_prep.core.shards.domains import folders
 from beam_prep.errors import RunError
 

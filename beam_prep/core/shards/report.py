@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_prep.core.reading.records import LOST, Lost
+from beam_prep.core.reading.lost import LOST, Lost
 from beam_prep.core.shards.layout import CUTTING
 from beam_prep.core.shards.plan import Ledger, Plan
 

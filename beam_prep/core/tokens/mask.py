@@ -9,7 +9,7 @@ import numpy as np
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.pieces.pieces import BY_ROLE, MASK, TRAIN, UNSET
+from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.tokens.batch import Batch, Segments
 
 RoleRule = Literal["train", "mask", "last"]

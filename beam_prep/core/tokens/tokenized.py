@@ -5,7 +5,7 @@ import numpy as np
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Output
-from beam_prep.core.pieces.pieces import DEFAULT_DOMAIN
+from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN
 from beam_prep.core.reading.adapters import tokenized
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch

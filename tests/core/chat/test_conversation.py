@@ -14,9 +14,10 @@ from hypothesis import example, given, settings
 from beam_prep import testing
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.pieces.pieces import Voice, apply_template
-from beam_prep.core.tokens.batch import tokenize
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chars import Chars
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")

@@ -14,8 +14,10 @@ from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
-from beam_prep.core.tokens.batch import tokenize
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chars import Chars
 from tests.core.chat.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
 
@@ -107,7 +109,7 @@ def test_plain_chats_need_no_look_at_the_text(name: str, action: str, monkeypatc
         )
     wanted = rendered(name, rows, action, False)
     rendered(name, rows, action, True)  # plans are recorded, and compared with jinja
-    monkeypatch.setattr("beam_prep.core.pieces.pieces.Conversation.spans", None)
+    monkeypatch.setattr("beam_prep.core.pieces.collector.Conversation.spans", None)
     monkeypatch.setattr(ChatTemplate, "render", None)
     assert_same(rendered(name, rows, action, True), wanted)
 

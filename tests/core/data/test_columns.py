@@ -19,9 +19,13 @@ from beam_prep.core.data.columns import Texts, Wanted, concat, join
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.encoding.backends import Fast
-from beam_prep.core.pieces import pieces as template
-from beam_prep.core.pieces.pieces import Pieces, Rendered, Voice, apply_template
-from beam_prep.core.reading.records import RawBlock, Records, filter_by_chars, parse
+from beam_prep.core.pieces import bulk, collector
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Pieces, Rendered
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.filters import filter_by_chars
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import RunError
 from tests.core.chat.test_conversation import CONTROLS, TOKENS
 from tests.core.chat.test_fixed_spans import ROLES, SAID, SOURCES
@@ -191,7 +195,7 @@ def at_once() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(template, "_FEW", 1)
+        patch.setattr(bulk, "_FEW", 1)
         yield
 
 
@@ -283,14 +287,14 @@ def test_rows_of_all_kinds_stand_in_the_order_of_their_lines(rule: Any) -> None:
 def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     data = lines(*(talk(f"question {at}", f"answer {at}") for at in range(50)))
     looked_at = []
-    add = template._Texts.add
+    add = collector.TextCollector.add
 
     def counted(texts: Any, record: Any) -> bool:
         looked_at.append(record)
         return bool(add(texts, record))
 
     render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
-    monkeypatch.setattr(template._Texts, "add", counted)
+    monkeypatch.setattr(collector.TextCollector, "add", counted)
     found = render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
     assert (len(found), looked_at, found.made) == (50, [], {"rendered_as_columns": 50})
 

@@ -19,9 +19,12 @@ from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding import backends as module
 from beam_prep.core.encoding.backends import PROBES, Fast, choose, encoder_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import Rendered, Voice, apply_template
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import TokenizerError
 from tests.conftest import shared
 from tests.core.encoding.test_tokenizer import OURS, _folders, verify_texts

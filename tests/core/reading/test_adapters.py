@@ -22,7 +22,8 @@ from beam_prep.core.reading.adapters import (
     tokenized,
     tools,
 )
-from beam_prep.core.reading.records import RawBlock, parse
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.records import parse
 from beam_prep.errors import ConfigError
 from tests.conftest import shared
 

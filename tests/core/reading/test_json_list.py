@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_prep.core.data.block import InputFile
+from beam_prep.core.reading.blocks import read_blocks
 from beam_prep.core.reading.json_list import ListAsLines, is_json_file, parse_list
-from beam_prep.core.reading.records import read_blocks
 from beam_prep.errors import InputError
 from tests.conftest import shared
 

@@ -15,18 +15,12 @@ from hypothesis import example, given, settings
 from beam_prep import testing
 from beam_prep.core.data.block import TEXT_LIMIT, InputFile
 from beam_prep.core.data.hashing import block_digest, tree_digest, tree_nodes
-from beam_prep.core.reading import records as module
-from beam_prep.core.reading.records import (
-    BOM,
-    MAX_DEPTH,
-    RawBlock,
-    Records,
-    filter_by_chars,
-    filter_records,
-    map_records,
-    parse,
-    read_blocks,
-)
+from beam_prep.core.reading import blocks as blocks_module
+from beam_prep.core.reading import json_line
+from beam_prep.core.reading.blocks import BOM, RawBlock, read_blocks
+from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.json_line import MAX_DEPTH
+from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import UserFunctionError
 
 SOURCE = InputFile("input.jsonl", 0, 0.0)
@@ -228,7 +222,7 @@ def test_the_digest_of_a_file_does_not_depend_on_blocks(data: bytes, chunk: int,
 @given(data=CONTENT, chunks_a_block=st.integers(1, 6))
 def test_the_nodes_of_blocks_give_the_files_digest(data: bytes, chunks_a_block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", 4)
+        patch.setattr(blocks_module, "CHUNK", 4)
         for cut in (split, stream):
             block_bytes = 4 * chunks_a_block
             origins = [raw.origin(0, SOURCE, block_bytes) for raw in cut(data, block_bytes)]
@@ -497,8 +491,8 @@ def test_a_repeated_key_among_many_is_found_in_linear_time() -> None:
             return str.__eq__(self, other)
 
     pairs = [(Key(f"key {i}"), 0) for i in range(3000)]
-    with pytest.raises(module.Reject, match="'key 2999' stands twice"):
-        module._unique([*pairs, (Key("key 2999"), 0)])
+    with pytest.raises(json_line.Reject, match="'key 2999' stands twice"):
+        json_line.unique_keys([*pairs, (Key("key 2999"), 0)])
     assert compared < 10 * len(pairs)
 
 

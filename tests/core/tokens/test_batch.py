@@ -11,8 +11,9 @@ from beam_prep import testing
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.pieces import apply_template
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.transforms.template import voice_of
 from tests.core.chars import (
     BOS,

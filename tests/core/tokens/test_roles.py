@@ -6,9 +6,10 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from beam_prep.core.tokens.batch import Batch, tokenize
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask, settle_untrained
 from beam_prep.core.tokens.roles import NAME_LIMIT, RoleCounts, Roles
+from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.truncate import truncate
 from tests.core.chars import Chars, messages, render, row, text
 

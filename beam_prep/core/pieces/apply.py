@@ -1,0 +1,144 @@
+"""`apply_template`: records -> pieces of text."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from beam_prep.core.data.block import Ledger, Reject, step
+from beam_prep.core.data.sample import sample
+from beam_prep.core.data.schema import Output
+from beam_prep.core.pieces.bulk import bulk_of
+from beam_prep.core.pieces.collector import TextCollector
+from beam_prep.core.pieces.implicit_prompt import with_prompt
+from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN, Rendered
+from beam_prep.core.pieces.values import ValueCollector
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.reading.records import Records
+
+
+@step
+def apply_template(
+    records: Records, outputs: Sequence[Output], voice: Voice, domain_key: str | None = None
+) -> Rendered:
+    """Turns every record into pieces of text, by the sections of each output.
+
+    A record that yields nothing is dropped (`empty`); one that yields only some of its outputs is rejected
+    (`missing_source`), as is one whose lists and values differ in length (`count_mismatch`).
+    """
+    compared, agreed = (0, True) if voice.reference is None else _agree(records, outputs, voice)
+    if not agreed:
+        voice = replace(voice, template=voice.reference)
+    roles: dict[str, int] = {}
+    collectors: list[TextCollector | ValueCollector] = [
+        ValueCollector(output) if output.kind == "value" else TextCollector(output, voice, roles) for output in outputs
+    ]
+    kept: list[int] = []
+    domain: list[str] = []
+    ledger = records.ledger.copy()
+    made = Counter(records.made)
+    countable = any(output.kind != "ids" for output in outputs)
+    bulk = bulk_of(records, collectors)
+    rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
+    for line, record in rows:
+        try:
+            if voice.rules.implicit_prompt:
+                record = with_prompt(record, outputs)
+            yielded = [collector.add(record) for collector in collectors]
+            if all(yielded):
+                if countable:
+                    _check_counts(outputs, collectors)
+            elif any(yielded):
+                missing = next(output for output, some in zip(outputs, yielded, strict=True) if not some)
+                names = ", ".join(repr(section.field) for section in missing.sections)
+                raise Reject("missing_source", f"nothing for {missing.name!r}: {names} absent or empty")
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+        else:
+            if any(yielded):
+                kept.append(line)
+                if voice.template is not None:
+                    made["rendered_by_jinja" if any(c.by_jinja for c in collectors) else "rendered_by_plans"] += 1
+                name = record.get(domain_key) if domain_key is not None else None
+                domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
+                continue
+            ledger.drop(line, "empty")
+        for collector in collectors:
+            collector.undo(len(kept))
+    if compared:
+        made["compared_with_jinja"] = compared
+    if not agreed:
+        made["blocks_rendered_again"] = 1
+    if bulk is not None and (lines := bulk.add()):
+        if voice.template is not None:
+            made["rendered_as_columns"] += len(lines)
+        kept += lines
+        domain += bulk.domains(domain_key)
+    rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
+    rendered.made = dict(made)
+    for output, collector in zip(outputs, collectors, strict=True):
+        if isinstance(collector, TextCollector):
+            rendered.pieces[output.name] = collector.build()
+        else:
+            rendered.values[output.name] = collector.build()
+    return rendered if bulk is None else in_order(rendered)
+
+
+def in_order(rendered: Rendered) -> Rendered:
+    """The same with its rows in the order of their lines.
+
+    Raises:
+        ValueError: a row is not one piece, without a BOS of its own, of every output; `Pieces.take` gives no other.
+    """
+    order = np.argsort(rendered.line)
+    if (order[1:] > order[:-1]).all():
+        return rendered
+    each = np.arange(len(order) + 1)
+    for name, found in rendered.pieces.items():
+        plain = len(found.texts) == len(order) and not found.bos.any()
+        if not (plain and np.array_equal(found.rows, each) and np.array_equal(found.sequences, each)):
+            raise ValueError(f"the rows of {name!r} are not a piece each: they cannot be put in order")
+    if rendered.values:
+        raise ValueError(f"rows with values ({', '.join(rendered.values)}) cannot be put in order")
+    pieces = {name: pieces.take(order) for name, pieces in rendered.pieces.items()}
+    domain = [rendered.domain[place] for place in order.tolist()]
+    return replace(rendered, line=rendered.line[order], domain=domain, pieces=pieces)
+
+
+_SAMPLED = 16
+
+
+def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> tuple[int, bool]:
+    """How many records were drawn, and whether the reference renders them in the same way."""
+    places = np.sort(sample(records.origin.digest, len(records), _SAMPLED))
+    rows = [records.rows[place] for place in places.tolist()]
+    mine, theirs = (
+        apply_template(
+            replace(
+                records,
+                rows=rows,
+                columns=None,
+                line=np.arange(len(rows), dtype=np.int32),
+                ledger=Ledger(b"", np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)),
+            ),
+            outputs,
+            replace(voice, template=template, reference=None),
+        )
+        for template in (voice.template, voice.reference)
+    )
+    ledgers = [(made.ledger.status.tolist(), made.ledger.messages) for made in (mine, theirs)]
+    equal = all(pieces.equals(theirs.pieces[name]) for name, pieces in mine.pieces.items())
+    return len(rows), equal and ledgers[0] == ledgers[1]
+
+
+def _check_counts(outputs: Sequence[Output], collectors: list[Any]) -> None:
+    counts = {
+        output.name: collector.rows[-1] - collector.rows[-2]
+        for output, collector in zip(outputs, collectors, strict=True)
+        if output.kind == "list" or (output.kind == "value" and collector.listed)
+    }
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise Reject("count_mismatch", f"{found}: wanted as many of each")

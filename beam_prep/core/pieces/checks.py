@@ -1,0 +1,103 @@
+"""What the fields of a record and its messages may hold; anything else is rejected."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from beam_prep.core.data.block import Reject
+from beam_prep.core.pieces.rendered import UNSET
+from beam_prep.core.reading.adapters import flatten_content, template_kwargs, tools
+from beam_prep.core.reading.json_line import describe
+from beam_prep.core.reading.records import Record
+
+
+def are_plain(messages: Any) -> bool:
+    """Whether these are messages of a role and a content alone, both text."""
+    try:
+        texts = [message["role"] for message in messages]
+        texts += [message["content"] for message in messages]
+    except (TypeError, KeyError):
+        return False
+    return {str} == set(map(type, texts)) and {dict} == set(map(type, messages)) and {2} == set(map(len, messages))
+
+
+def trained_by_own_key(message: Mapping[str, Any]) -> int:
+    own = message.get("train")
+    if own is None:
+        own = message.get("weight")
+    return UNSET if own is None else int(own)
+
+
+def text_of(value: Any, where: str, blank: bool = False) -> str | None:
+    """A text field; None where it is missing (or blank, unless that counts as text)."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a string")
+    return value if blank or value.strip() else None
+
+
+def check_characters(text: str) -> None:
+    # No parsed line has any; a step of the user's own, or JSON in a text (`tools`), may bring them.
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Reject("bad_text", f"character {error.start} of a text is half of a surrogate pair") from None
+
+
+def check_messages(value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """(messages, their roles)."""
+    if value is None:
+        return [], []
+    if not isinstance(value, list):
+        raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")
+    messages = [flatten_content(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
+    return messages, [check_message(message, f"{where}[{turn}]") for turn, message in enumerate(messages)]
+
+
+def variables_of(record: Record) -> dict[str, Any]:
+    """What else the template is given: the record's `tools` and `chat_template_kwargs`."""
+    schemas = tools(record)
+    return ({} if schemas is None else {"tools": schemas}) | template_kwargs(record)
+
+
+def check_message(message: Any, where: str) -> str:
+    """The role of a message.
+
+    Raises:
+        Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no string, a
+            weight that is neither 0 nor 1, or not what `train` says.
+    """
+    if not isinstance(message, dict):
+        raise Reject("wrong_type", f"{where!r} is {describe(message)}, wanted a message (an object)")
+    role = message.get("role")
+    if not isinstance(role, str):
+        found = "no role" if role is None else f"a role that is {describe(role)}"
+        raise Reject("bad_message", f"{where!r} has {found}, wanted a string")
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        raise Reject("wrong_type", f"'{where}.content' is {describe(content)}, wanted a string")
+    if not isinstance(message.get("train"), bool | None):
+        raise Reject("wrong_type", f"'{where}.train' is {describe(message['train'])}, wanted true or false")
+    if message.get("weight") is not None:
+        _check_weight(message["weight"], message.get("train"), where)
+    return role
+
+
+def _check_weight(weight: Any, train: bool | None, where: str) -> None:
+    # SlimOrca has 0.0 and 1.0: a column of numbers, some of them null, is one of floats.
+    if type(weight) not in (int, float):
+        raise Reject("wrong_type", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1")
+    if weight not in (0, 1):
+        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1: there are no loss weights")
+    if train is not None and train != weight:
+        found = f"train {'true' if train else 'false'} and weight {weight}"
+        raise Reject("bad_weight", f"'{where}' has {found}, wanted one of them, or both alike")
+
+
+def list_of(record: Record, name: str) -> list[Any]:
+    value = record.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a list (list_field is true)")
+    return value

@@ -1,0 +1,126 @@
+"""`Rendered`: pieces of text to encode, each with its role and action."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from beam_prep.core.data.block import Block
+from beam_prep.core.data.columns import take
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Output
+
+DEFAULT_DOMAIN = "__default__"
+
+MASK, TRAIN, BY_ROLE = 0, 1, 2
+"""Codes of a piece's action: never trained, trained, by its role."""
+
+UNSET = -1
+
+
+class Segment(NamedTuple):
+    """A part of a piece, and what is known about it.
+
+    Attributes:
+        start, stop: characters of the piece; (0, -1) = the whole of it.
+        action: MASK, TRAIN or BY_ROLE.
+        role: index into the block's roles; UNSET for text sections.
+        turn: index of the message; UNSET for text sections.
+        own: the message's own `train` or `weight` key, 1 or 0; UNSET without.
+        proven: 0 where it is not certain that this is what the message says.
+    """
+
+    start: int
+    stop: int
+    action: int
+    role: int = UNSET
+    turn: int = UNSET
+    own: int = UNSET
+    proven: int = 1
+
+
+WHOLE = (0, -1)
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The texts of one output, in order, and what is known about each.
+
+    Attributes:
+        texts: one text a piece; each is encoded alone.
+        special: bool [pieces]: encoded with the tokenizer's own special tokens.
+        prompts: piece -> its prompt's text: the piece is trained behind the longest common beginning of both's ids.
+        prompt_end: int64 [pieces]: one past the last character of the prompt that a conversation begins with; -1: it
+            does not begin with its prompt; -2: it has none.
+        segments: int64 [segments, 7]: see `Segment`.
+        borders: int64 [pieces + 1]: borders of pieces, in segments.
+        roles: the names of the roles of this block.
+        sequences: int64 [sequences + 1]: borders of sequences, in pieces.
+        rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
+        bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
+        said: int64, the role of every message, one row a piece.
+    """
+
+    texts: Sequence[str]
+    special: Array
+    prompts: dict[int, str]
+    prompt_end: Array
+    segments: Array
+    borders: Array
+    roles: tuple[str, ...]
+    sequences: Array
+    rows: Array
+    bos: Array
+    said: Ragged
+
+    def said_by_row(self) -> Ragged:
+        """int64, the role of every message of each row."""
+        return Ragged(self.said.values, self.said.offsets[self.sequences[self.rows]])
+
+    def equals(self, other: "Pieces") -> bool:
+        """Whether both hold the same."""
+        if (self.texts, self.roles, self.prompts) != (other.texts, other.roles, other.prompts):
+            return False
+        names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def take(self, places: Array) -> "Pieces":
+        """Some of the pieces, each a row of its own."""
+        segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
+        each = np.arange(len(places) + 1)
+        return Pieces(
+            take(self.texts, places),
+            self.special[places],
+            {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
+            self.prompt_end[places],
+            self.segments[segments.flat],
+            segments.offsets,
+            self.roles,
+            each,
+            each,
+            np.zeros(len(places), bool),
+            self.said.take(places),
+        )
+
+
+@dataclass(slots=True)
+class Rendered(Block):
+    """Text of a block, ready to encode.
+
+    Attributes:
+        outputs: what each row consists of.
+        domain: one name a row.
+        pieces: output name -> its texts (kinds `ids` and `list`).
+        values: output name -> numbers (kind `value`), float64.
+    """
+
+    outputs: tuple[Output, ...] = ()
+    domain: list[str] = field(default_factory=list)
+    pieces: dict[str, Pieces] = field(default_factory=dict)
+    values: dict[str, Ragged] = field(default_factory=dict)
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        yield "domains", len(self.domain)
+        yield from ((f"{name!r}", len(pieces.rows) - 1) for name, pieces in self.pieces.items())
+        yield from ((f"{name!r}", len(rows)) for name, rows in self.values.items())

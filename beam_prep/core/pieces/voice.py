@@ -1,0 +1,33 @@
+"""`Voice`: what records are rendered with."""
+
+from dataclasses import dataclass, field
+
+from beam_prep.core.chat.control import Guard
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.schema import TextRules
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What renders: a chat template, the special tokens that it may write, and the rules for text.
+
+    Attributes:
+        template: None where no section wants one.
+        controls: texts of the tokenizer's special tokens.
+        bos, eos: texts of these tokens, "" where there are none.
+        rules: see `TextRules`.
+        reference: the same template without plans. It renders a sample of each block too; where it gives anything
+            else, it renders the whole block.
+    """
+
+    template: ChatTemplate | None
+    controls: tuple[str, ...] = ()
+    bos: str = ""
+    eos: str = ""
+    rules: TextRules = field(default_factory=TextRules)
+    reference: ChatTemplate | None = None
+
+    @property
+    def guard(self) -> Guard:
+        """What becomes of special tokens in what users wrote."""
+        return Guard(self.rules.control_tokens, self.controls)

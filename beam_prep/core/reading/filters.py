@@ -1,0 +1,141 @@
+"""Rules and functions of the user that keep, change, drop or reject records."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from beam_prep.core.data.block import Reject, step
+from beam_prep.core.data.columns import Columns, sizes
+from beam_prep.core.reading.json_line import describe
+from beam_prep.core.reading.records import Lines, Record, Records
+from beam_prep.errors import UserFunctionError
+
+
+@step
+def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tuple[str, ...]) -> Records:
+    """Takes out text fields with fewer than `min_chars` or more than `max_chars` code points.
+
+    A record that loses all of the `fields` that it had is dropped (`too_short` / `too_long`). Fields that are not
+    strings are left to ApplyTemplate, which rejects them.
+    """
+
+    def work(row: Record) -> Record | str | bool:
+        texts = {name: row[name] for name in fields if isinstance(row.get(name), str)}
+        outside = {name for name, text in texts.items() if not min_chars <= len(text) <= max_chars}
+        if not outside:
+            return row
+        if len(outside) == len(texts) and all(row.get(name) is None for name in fields if name not in texts):
+            short = any(len(texts[name]) < min_chars and texts[name].strip() for name in outside)
+            blank = not any(text.strip() for text in texts.values())
+            reason = "empty" if blank else "too_short" if short else "too_long"
+            raise _Drop(reason)
+        return {name: value for name, value in row.items() if name not in outside}
+
+    columns = records.columns
+    if columns is not None and columns.kind == "texts" and fields == (columns.field,):
+        return _each_outside(records, columns, min_chars, max_chars, work)
+    return work_on_each(records, work)
+
+
+def _each_outside(
+    records: Records, columns: Columns, min_chars: int, max_chars: int, work: Callable[[Record], Any]
+) -> Records:
+    """`work_on_each` of the rows whose one text is too short or too long: each of them is dropped."""
+    assert isinstance(records.rows, Lines)
+    # A character takes one to four bytes, so most need not be counted.
+    in_bytes = sizes(columns.text)
+    unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.whole)
+    lengths = columns.text.take(unsure).characters
+    places = unsure[(lengths < min_chars) | (lengths > max_chars)]
+    if len(places):
+        rows = [records.rows[place] for place in places.tolist()]
+        ledger = work_on_each(replace(records, line=records.line[places], rows=rows, columns=None), work).ledger
+        places = np.delete(np.arange(len(in_bytes)), places)
+        records = replace(
+            records,
+            ledger=ledger,
+            line=records.line[places],
+            rows=records.rows.take(places),
+            columns=columns.take(places),
+        )
+    return records
+
+
+class _Drop(Exception):
+    """A record that a rule leaves out."""
+
+
+@step
+def filter_records(records: Records, function: Callable[[Record], bool | str]) -> Records:
+    """Keeps the records for which `function` gives True; False drops (`filtered`), a string rejects with that reason.
+
+    Raises:
+        UserFunctionError: the function raised, or gave something else.
+    """
+
+    def work(row: Record) -> Record:
+        answer = _call(records, function, row)
+        if isinstance(answer, str) and answer:
+            raise Reject(answer, f"{_name(function)} refused the record")
+        if not isinstance(answer, (bool, np.bool_)):
+            raise UserFunctionError(
+                f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
+            )
+        if not answer:
+            raise _Drop("filtered")
+        return row
+
+    return work_on_each(records, work)
+
+
+@step
+def map_records(records: Records, function: Callable[[Record], Record | str]) -> Records:
+    """Puts `function(record)` in each record's place; a string rejects the record with that reason.
+
+    Raises:
+        UserFunctionError: the function raised, or gave neither an object nor a string.
+    """
+
+    def work(row: Record) -> Record:
+        answer = _call(records, function, row)
+        if isinstance(answer, str) and answer:
+            raise Reject(answer, f"{_name(function)} refused the record")
+        if not isinstance(answer, dict):
+            raise UserFunctionError(f"{_name(function)} gave {describe(answer)}; MapRecords wants a dict or a reason")
+        return answer
+
+    return work_on_each(records, work)
+
+
+def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
+    """`work` on every row; a row for which it raises Reject or _Drop leaves the block."""
+    rows, kept, ledger = [], [], records.ledger.copy()
+    for index, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
+        try:
+            row = work(row)
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+        except _Drop as drop:
+            ledger.drop(line, drop.args[0])
+        except UserFunctionError as error:
+            raise UserFunctionError(f"{error}, at {records.where(index)}") from error.__cause__
+        else:
+            rows.append(row)
+            kept.append(index)
+    line = records.line[np.asarray(kept, dtype=np.int64)]
+    return Records(records.origin, ledger, line, records.receipt, rows, made=records.made)
+
+
+def _call(records: Records, function: Callable[[Record], Any], row: Record) -> Any:
+    # The run stops here with the record named: an error in a user's code is nothing to skip over.
+    try:
+        return function(row)
+    except Exception as error:
+        message = " ".join(str(error).split())  # on one line, so that what stands behind it is not lost in a log
+        raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))

@@ -1,0 +1,117 @@
+"""Google Cloud Storage, by google-cloud-storage."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_prep.storage.stores.client import (
+    CONNECTIONS,
+    SHA256,
+    Changed,
+    Found,
+    StoreUnavailable,
+    bucket_and_name,
+    metadata,
+    refused,
+)
+
+
+class GCSClient:
+    """Google Cloud Storage, by google-cloud-storage."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        from apache_beam.io.gcp import gcsio
+        from requests.adapters import HTTPAdapter
+
+        self._gcs = gcsio.create_storage_client(options)
+        # Else connections beyond ten are thrown away after each request, with a warning.
+        for scheme in ("https://", "http://"):
+            self._gcs._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * CONNECTIONS))
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        import requests
+        import urllib3
+        from google.api_core import exceptions
+        from google.auth.exceptions import GoogleAuthError, TransportError
+        from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+
+        try:
+            yield
+        except exceptions.NotFound:
+            raise FileNotFoundError(path) from None
+        except exceptions.PreconditionFailed:
+            raise Changed(path) from None
+        except (exceptions.ServerError, exceptions.TooManyRequests) as error:
+            raise StoreUnavailable(str(error)) from None
+        except InvalidResponse as error:  # of uploads
+            status = error.response.status_code
+            if status == 404:
+                raise FileNotFoundError(path) from None
+            raise (
+                StoreUnavailable(str(error)) if status >= 500 or status in (408, 429) else refused(path, error)
+            ) from None
+        except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
+            raise StoreUnavailable(str(error)) from None
+        except (requests.exceptions.ChunkedEncodingError, DataCorruption, TransportError) as error:
+            raise StoreUnavailable(str(error)) from None
+        except (exceptions.ClientError, GoogleAuthError) as error:
+            raise refused(path, error) from None
+
+    def _blob(self, path: str, version: str | None = None) -> Any:
+        bucket, name = bucket_and_name(path)
+        return self._gcs.bucket(bucket).blob(name, generation=None if version is None else int(version))
+
+    def find(self, path: str) -> Found:
+        blob = self._blob(path)
+        with self._errors(path):
+            blob.reload(retry=None)
+        return _of_gcs(blob)
+
+    def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
+        with self._errors(path):
+            only = None if version is None else int(version)
+            # As it is stored: the library would unpack what is marked as gzip.
+            data: bytes = self._blob(path).download_as_bytes(
+                start=start, end=stop - 1, raw_download=True, if_generation_match=only, checksum=None, retry=None
+            )
+        return data
+
+    def tail(self, path: str, size: int) -> tuple[bytes, int]:
+        found = self.find(path)  # its client cannot ask for the end of what it does not know the size of
+        start = max(0, found.size - size)
+        return self.get(path, start, found.size, found.version), found.size
+
+    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
+        blob = self._blob(path)
+        blob.metadata = metadata(sha256)
+        with self._errors(path):
+            blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", retry=None)
+
+    def upload(self, path: str, file: str, sha256: str) -> None:
+        blob = self._blob(path)
+        blob.metadata = metadata(sha256)
+        with self._errors(path):  # resumable where it is large: it is an object only with its last byte
+            blob.upload_from_filename(file, content_type="application/octet-stream", checksum="crc32c", retry=None)
+
+    def delete(self, path: str) -> None:
+        try:
+            with self._errors(path):
+                self._blob(path).delete(retry=None)
+        except FileNotFoundError:
+            return
+
+    def listed(self, prefix: str) -> Iterator[Found]:
+        bucket, name = bucket_and_name(prefix)
+        with self._errors(prefix):
+            for blob in self._gcs.list_blobs(bucket, prefix=name, retry=None):
+                yield _of_gcs(blob)
+
+
+def _of_gcs(blob: Any) -> Found:
+    path = f"gs://{blob.bucket.name}/{blob.name}"
+    sha256 = (blob.metadata or {}).get(SHA256)
+    return Found(path, int(blob.size), str(blob.generation), blob.crc32c, blob.updated.timestamp(), sha256)

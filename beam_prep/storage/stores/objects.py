@@ -1,0 +1,123 @@
+"""Object stores: whole objects, with the clients that Beam's FileSystems make of Beam's options, kept per process.
+
+FileSystems makes a client anew for every call, which takes longer than the call. And it can say neither "only if
+nothing is there" nor "only the version that was listed", on which the guarantees of outputs rest. Writes here are one
+request to the store or, for large files, an upload that counts only when it is complete: a cut object never takes a
+name. What does not answer is asked again for `PATIENCE` seconds.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from apache_beam.io.filesystem import FileSystem
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_prep.errors import StorageError
+from beam_prep.storage.stores.client import CONNECTIONS, Found, StoreClient
+from beam_prep.storage.stores.gcs import GCSClient
+from beam_prep.storage.stores.retry import patiently
+from beam_prep.storage.stores.s3 import S3Client
+
+_CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
+    "s3": (S3Client, "aws"),
+    "gs": (GCSClient, "gcp"),
+}
+
+
+def _client(path: str) -> StoreClient:
+    # One a process: a connection must not be used on both sides of a fork.
+    return client_for(path.partition("://")[0], os.getpid(), FileSystems._pipeline_options)
+
+
+@functools.lru_cache(maxsize=4)
+def client_for(scheme: str, process: int, options: PipelineOptions | None) -> StoreClient:
+    if scheme not in _CLIENTS:
+        raise StorageError(f"{scheme}:// is no store that is known here: wanted gs:// or s3://, or a local path")
+    make, extra = _CLIENTS[scheme]
+    try:
+        return make(options or PipelineOptions([]))
+    except (ImportError, AssertionError) as error:  # Beam's class for S3 asserts that boto3 is there
+        raise StorageError(f"{scheme}:// needs libraries ({error}): pip install 'beam-prep[{extra}]'") from None
+
+
+def find(path: str) -> Found | None:
+    """What a store says of an object; None: there is none."""
+    try:
+        return patiently(lambda: _client(path).find(path), path)
+    except FileNotFoundError:
+        return None
+
+
+def find_all(paths: Iterable[str]) -> list[Found | None]:
+    """`find`, several at the same time."""
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        return list(pool.map(find, paths))
+
+
+def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
+    """Bytes [start, stop) of an object.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Changed: it is another version.
+    """
+    if stop <= start:
+        return b""
+    return patiently(lambda: _client(path).get(path, start, stop, version), path)
+
+
+def tail(path: str, size: int) -> tuple[bytes, int]:
+    """The last bytes of an object, at most `size`, and how many it has in all.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return patiently(lambda: _client(path).tail(path, size), path)
+
+
+def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
+    """Writes an object, whole or not at all."""
+    with _bucket_is_there(path):
+        patiently(lambda: _client(path).put(path, data, sha256), path)
+
+
+def upload(path: str, file: str, sha256: str) -> None:
+    """Writes an object from a local file, whole or not at all."""
+    with _bucket_is_there(path):
+        patiently(lambda: _client(path).upload(path, file, sha256), path)
+
+
+@contextmanager
+def _bucket_is_there(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise StorageError(f"{path}: there is no such bucket: make it, or check its name") from None
+
+
+def delete(paths: Iterable[str]) -> None:
+    """Removes objects; those that are not there are no error."""
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(lambda path: patiently(lambda: _client(path).delete(path), path), paths))
+
+
+def listed(prefix: str) -> list[Found]:
+    """The objects whose paths begin so, in order."""
+    with _bucket_is_there(prefix):
+        found = patiently(lambda: list(_client(prefix).listed(prefix)), prefix)
+    return sorted(found, key=lambda each: each.path.encode())
+
+
+def matched(pattern: str) -> list[Found]:
+    """The objects that a path or a glob names (`*` ends at a "/", `**` does not), in order."""
+    magic = re.search(r"[*?\[]", pattern)
+    if magic is None:
+        found = find(pattern)
+        return [] if found is None else [found]
+    wanted = re.compile(FileSystem.translate_pattern(pattern))
+    return [each for each in listed(pattern[: magic.start()]) if wanted.match(each.path)]

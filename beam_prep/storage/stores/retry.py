@@ -1,0 +1,43 @@
+"""Requests are made again while a store does not answer."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from beam_prep.errors import StorageError
+from beam_prep.storage.stores.client import StoreUnavailable
+
+log = logging.getLogger("beam_prep")
+
+PATIENCE = 60.0
+"""Seconds that a store may be gone in the middle of a run."""
+
+_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
+
+T = TypeVar("T")
+
+
+def patiently(work: Callable[[], T], path: str) -> T:
+    """Does work on a path, again and again where its store does not answer, for `PATIENCE` seconds in all.
+
+    Raises:
+        StorageError: it did not answer for that long.
+        Whatever else `work` raises.
+    """
+    began, pause = time.monotonic(), _PAUSE
+    while True:
+        try:
+            return work()
+        except StoreUnavailable as error:
+            tried = time.monotonic() - began
+            if tried + pause > PATIENCE:
+                raise StorageError(
+                    f"{path}: the store does not answer, tried for {tried:.0f} s ({error}): see that it is up and "
+                    "within reach, and run again; blocks that are done are not done again"
+                ) from None
+            log.info("%s: the store does not answer (%s); trying again", path, error)
+        # Not all workers at the same moment.
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, _LONGEST_PAUSE)

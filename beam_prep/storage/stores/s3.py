@@ -1,0 +1,97 @@
+"""S3, by boto3."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_prep.storage.stores.client import SHA256, Changed, Found, StoreUnavailable, bucket_and_name, metadata, refused
+
+
+class S3Client:
+    """S3, by boto3."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        from apache_beam.io.aws.clients.s3 import boto3_client
+
+        self._s3 = boto3_client.Client(options).client
+        # Threads beyond ten get a connection for one request alone, which is nothing to warn of.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        from boto3.exceptions import S3UploadFailedError
+        from botocore import exceptions
+
+        try:
+            yield
+        except exceptions.ClientError as error:
+            raise self._meaning(path, error) from None
+        except S3UploadFailedError as error:
+            cause = error.__context__
+            if isinstance(cause, exceptions.ClientError):
+                raise self._meaning(path, cause) from None
+            raise StoreUnavailable(str(error)) from None
+        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
+            raise refused(path, error) from None
+        except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
+            raise StoreUnavailable(str(error)) from None
+
+    def _meaning(self, path: str, error: Any) -> Exception:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = error.response.get("Error", {}).get("Code")
+        if status == 404 and code != "NoSuchBucket":
+            return FileNotFoundError(path)
+        if status == 412:
+            return Changed(path)
+        if status >= 500 or status in (408, 429) or code in ("SlowDown", "RequestTimeout"):
+            return StoreUnavailable(str(error))
+        return refused(path, error)
+
+    def find(self, path: str) -> Found:
+        bucket, name = bucket_and_name(path)
+        with self._errors(path):
+            return _of_s3(path, self._s3.head_object(Bucket=bucket, Key=name), "ContentLength")
+
+    def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
+        bucket, name = bucket_and_name(path)
+        only = {} if version is None else {"IfMatch": version}
+        with self._errors(path):
+            found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes={start}-{stop - 1}", **only)
+            return bytes(found["Body"].read())
+
+    def tail(self, path: str, size: int) -> tuple[bytes, int]:
+        bucket, name = bucket_and_name(path)
+        with self._errors(path):
+            found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes=-{size}")
+            data = bytes(found["Body"].read())
+        return data, int(found.get("ContentRange", str(len(data))).rpartition("/")[2])
+
+    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
+        bucket, name = bucket_and_name(path)
+        with self._errors(path):
+            self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
+
+    def upload(self, path: str, file: str, sha256: str) -> None:
+        bucket, name = bucket_and_name(path)
+        with self._errors(path):  # in parts where it is large, and these are thrown away unless all arrive
+            self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
+
+    def delete(self, path: str) -> None:
+        bucket, name = bucket_and_name(path)
+        with self._errors(path):
+            self._s3.delete_object(Bucket=bucket, Key=name)
+
+    def listed(self, prefix: str) -> Iterator[Found]:
+        bucket, name = bucket_and_name(prefix)
+        with self._errors(prefix):
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
+                for entry in page.get("Contents", []):
+                    yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
+
+
+def _of_s3(path: str, found: Mapping[str, Any], size: str) -> Found:
+    etag, updated = found["ETag"], found["LastModified"].timestamp()
+    return Found(path, int(found[size]), etag, etag, updated, found.get("Metadata", {}).get(SHA256))
