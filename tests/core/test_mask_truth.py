@@ -167,6 +167,10 @@ REFUSED = {
         "A<|im_end|>",
     ),
     "a second header": (answers("{{ H + H + m.content + E }}"), "A<|im_end|>"),
+    "the answer's first word before it": (
+        answers("{{ H + m.content.split(' ')[0] + '\n> ' + m.content.split(' ')[-1] + E }}"),
+        "A<|im_end|>",
+    ),
     "a name": (answers("{{ H + 'name=' + m.name + '\n' + m.content + E }}"), "A<|im_end|>"),
     "a name in the header": (
         answers("{{ '<|im_start|>assistant ' + m.name + '\n' + m.content + E }}"),

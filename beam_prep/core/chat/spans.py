@@ -653,8 +653,8 @@ class SpanFinder:
         for key in keys - {"tool_calls"}:
             pieces = [piece for piece in own if key in self._keys((piece,))]
             texts = [self._texts[piece] or "" for piece in pieces]
-            if len(texts) > 1 and (not _are_parts(texts, said.get(key)) or ("" in texts and self._frame.repeats)):
-                return False  # an empty text may be a part of it, or a copy
+            if len(texts) > 1 and (not _are_parts(texts, said.get(key)) or self._frame.repeats):
+                return False  # what looks like a part of it may be a copy of a part
         return True
 
     def _proven(self, message: int, start: Place, own: Sequence[int]) -> bool:
