@@ -24,13 +24,7 @@ from beam_prep.core.shards.plan import ROLE_COUNTS, Plan
 from beam_prep.core.shards.plan import Ledger as PlanLedger
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.mask import RoleMask, build_mask
-from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.settle import settle
-from beam_prep.core.tokens.shift import to_labels
-from beam_prep.core.tokens.tokenize import tokenize
-from beam_prep.core.tokens.tokenized import from_tokens
-from beam_prep.core.tokens.truncate import truncate
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.formats.spool import row_tokens
 from beam_prep.inspect.output import checked_count, columns_line, picked
@@ -38,7 +32,7 @@ from beam_prep.inspect.rows import render_row
 from beam_prep.inspect.screen import VISIBLE, Screen, legend
 from beam_prep.inspect.sequences import Look
 from beam_prep.readers.dataset import drawn
-from beam_prep.recipe import layout, pad_id_of, read_config, rendered
+from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.read import FIRST_BYTES, first_records, records_at
@@ -105,29 +99,15 @@ class _Job:
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
     """The rows that a run spools of a block: all of a config but packing and position ids.
 
-    The same steps as `recipe.Prepare` and `Shard`, without Beam.
+    The steps of `recipe.chain`, and what `Shard` does before it spools them, without Beam.
 
     Raises:
         BeamPrepError: the config asks for what the tokenizer does not have; a sequence is too long, and
             `truncation_mode` is `error`.
     """
-    step = config.preprocessing
-    eos_id = tokenizer.id_of("eos_token")
-    batch = truncate(_tokenized(records, config, tokenizer), step.max_seq_len, step.truncation_mode, eos_id)
-    if config.output.columns == "labels":
-        batch = to_labels(batch, step.shift)
-    if config.pad_multiple is not None:
-        batch = pad(batch, config.pad_multiple, pad_id_of(tokenizer))
-    return settle(layout(config).fit(batch, eos_id), step.untrained, config.columns())
-
-
-def _tokenized(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """Ids and masks, uncut."""
-    if config.input.tokenized:
-        outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
-        return from_tokens(records, outputs[0], tokenizer.max_id, config.output.domain_key)
-    batch = tokenize(rendered(records, config, tokenizer), tokenizer, tokenizer.bos_id)
-    return build_mask(batch, RoleMask(dict(config.mask), config.mask_default))
+    batch = run_steps(chain(config, tokenizer), records)
+    fitting = layout(config).fit(batch, tokenizer.id_of("eos_token"))
+    return settle(fitting, config.preprocessing.untrained, config.columns())
 
 
 def _texts(job: _Job) -> Iterator[Text]:

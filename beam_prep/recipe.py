@@ -7,7 +7,8 @@ import json
 import math
 import os
 import platform
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -20,29 +21,25 @@ from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.schema import TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
-from beam_prep.core.reading.adapters import adapt_records
 from beam_prep.core.reading.blocks import RawBlock
-from beam_prep.core.reading.filters import filter_by_chars
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.core.shards.layout import CUTTING, Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
-from beam_prep.core.tokens.mask import RoleMask, build_mask
-from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
 from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.template import ApplyTemplate, Render, check_voice, voice_of
-from beam_prep.transforms.tokenize import FromTokens, Tokenize
+from beam_prep.transforms.template import ApplyTemplate, Render, check_voice
+from beam_prep.transforms.tokenize import AnyBackend, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
 # What makes tokens: with another version of these, an old block or output is another one.
@@ -92,31 +89,94 @@ class Prepare(beam.PTransform):
         self.config.check_vocabulary(self.tokenizer.max_id)
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
-        config, step = self.config, self.config.preprocessing
-        rules, sampled = text_rules(config), self.check == "sample"
-        outputs = config.input.outputs(joint=step.encode == "joint")
-        if config.input.tokenized:
-            batches = records | FromTokens(outputs[0], self.tokenizer, config.output.domain_key)
-        else:
-            if config.input.adapter is not None:
-                records |= AdaptRecords(config.input.adapter.build())
-            if config.char_filter_fields:
-                records |= FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields)
-            batches = (
-                records
-                | ApplyTemplate(outputs, self.tokenizer, config.output.domain_key, rules, self.render, sampled)
-                | Tokenize(self.tokenizer, self.tokenizer_backend, sampled)
-                | BuildMask(config.mask, config.mask_default)
-            )
-        if not sampled:
-            check = beam.Map(check_in_full, config, self.tokenizer)
-            batches |= "Check" >> check.with_output_types(Batch)
-        batches |= Truncate(step.max_seq_len, step.truncation_mode, self.tokenizer)
-        if config.output.columns == "labels":
-            batches |= Shift() if step.shift else Labels()
-        if config.pad_multiple is not None:
-            batches |= Pad(config.pad_multiple, pad_id_of(self.tokenizer))
-        return batches
+        blocks: Any = records
+        for transform in chain(self.config, self.tokenizer, self.tokenizer_backend, self.render, self.check):
+            blocks |= transform
+        return blocks
+
+
+def chain(
+    config: PipelineConfig,
+    tokenizer: Tokenizer,
+    backend: AnyBackend = "reference",
+    render: Render = "jinja",
+    check: Check | None = None,
+) -> list[BlockStep]:
+    """All steps of a config between ReadJSONL and Shard, in order: the one place that lists them.
+
+    `Prepare` runs them in Beam; `run_steps` runs them without, in the preview and in checks.
+
+    Args:
+        config: the config.
+        tokenizer: its tokenizer.
+        backend: see `Tokenize`.
+        render: see `ApplyTemplate`.
+        check: `sample`: the reference makes a sample of each block, too; `full`: see `check_in_full`; None: neither.
+    """
+    steps = mask_steps(config, tokenizer, backend, render, check)
+    if check == "full":
+        steps.append(CheckInFull(config, tokenizer))
+    return steps + row_steps(config, tokenizer)
+
+
+def mask_steps(
+    config: PipelineConfig,
+    tokenizer: Tokenizer,
+    backend: AnyBackend = "reference",
+    render: Render = "jinja",
+    check: Check | None = None,
+) -> list[BlockStep]:
+    """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
+    step, given = config.preprocessing, config.input
+    outputs, domain_key = given.outputs(joint=step.encode == "joint"), config.output.domain_key
+    if given.tokenized:
+        return [FromTokens(outputs[0], tokenizer, domain_key)]
+    steps: list[BlockStep] = []
+    if given.adapter is not None:
+        steps.append(AdaptRecords(given.adapter.build()))
+    if config.char_filter_fields:
+        steps.append(FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields))
+    sampled = check == "sample"
+    return [
+        *steps,
+        ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), render, sampled),
+        Tokenize(tokenizer, backend, sampled),
+        BuildMask(config.mask, config.mask_default),
+    ]
+
+
+def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
+    """The steps from ids and masks to the rows of a block."""
+    step = config.preprocessing
+    steps: list[BlockStep] = [Truncate(step.max_seq_len, step.truncation_mode, tokenizer)]
+    if config.output.columns == "labels":
+        steps.append(Shift() if step.shift else Labels())
+    if config.pad_multiple is not None:
+        steps.append(Pad(config.pad_multiple, pad_id_of(tokenizer)))
+    return steps
+
+
+def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
+    """What steps make of a block, without Beam."""
+    for step in steps:
+        block = step.step()(block)
+    return block
+
+
+@dataclasses.dataclass(eq=False)
+class CheckInFull(BlockStep):
+    """`Batch` -> the same `Batch`: see `check_in_full`."""
+
+    config: PipelineConfig
+    tokenizer: Tokenizer
+
+    gives = Batch
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def step(self) -> Callable[[Batch], Batch]:
+        return partial(check_in_full, config=self.config, tokenizer=self.tokenizer)
 
 
 def columns_of(config: PipelineConfig, render: Render) -> Wanted | None:
@@ -151,15 +211,10 @@ def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile)
 
 
 def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer, render: Render = "jinja") -> Rendered:
-    """What `Prepare` makes of records before it encodes them, without Beam, and without a sample by the reference."""
-    given, step = config.input, config.preprocessing
-    if given.adapter is not None:
-        records = adapt_records(records, given.adapter.build())
-    if config.char_filter_fields:
-        records = filter_by_chars(records, step.min_chars, step.max_chars, config.char_filter_fields)
-    outputs = given.outputs(joint=step.encode == "joint")
-    voice = voice_of(outputs, tokenizer, text_rules(config), render)
-    return apply_template(records, outputs, replace(voice, reference=None), config.output.domain_key)
+    """Records as texts with roles: the steps of `chain` before the texts are encoded, without a sample by jinja."""
+    steps = mask_steps(config, tokenizer, render=render)
+    found: Rendered = run_steps((step for step in steps if step.gives is not Batch), records)
+    return found
 
 
 def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
@@ -177,8 +232,7 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
         ledger, origin = batch.ledger, batch.origin
         raw = RawBlock(origin.start, origin.size, origin.skip, ledger.raw, b"")
         records = parse_list(raw, origin) if is_json_file(origin.source.path) else parse(raw, origin)
-        wanted = tokenize(rendered(records, config, tokenizer), tokenizer, tokenizer.bos_id)
-        found = first_difference(batch, build_mask(wanted, RoleMask(config.mask, config.mask_default)))
+        found = first_difference(batch, run_steps(mask_steps(config, tokenizer), records))
         if found is not None:
             line, how = found
             offset = origin.first_line + int(ledger.starts[line])

@@ -2,17 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
-
-import apache_beam as beam
 
 from beam_prep.core.reading.adapters import Adapter, adapt_records
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
 from beam_prep.core.reading.records import Record, Records
+from beam_prep.transforms.block_step import BlockStep
 
 
 @dataclasses.dataclass(eq=False)
-class FilterByChars(beam.PTransform):
+class FilterByChars(BlockStep):
     """`Records` -> `Records`: a text field outside the limits counts as absent; a record with nothing left is dropped.
 
     Attributes:
@@ -24,6 +24,8 @@ class FilterByChars(beam.PTransform):
     max_chars: int = 2_000_000
     fields: Sequence[str] = ("text",)
 
+    gives = Records
+
     def __post_init__(self) -> None:
         super().__init__()
         if not 0 <= self.min_chars <= self.max_chars:
@@ -31,14 +33,12 @@ class FilterByChars(beam.PTransform):
         if isinstance(self.fields, str):
             self.fields = (self.fields,)
 
-    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Records]:
-        return records | beam.Map(
-            filter_by_chars, self.min_chars, self.max_chars, tuple(self.fields)
-        ).with_output_types(Records)
+    def step(self) -> Callable[[Records], Records]:
+        return partial(filter_by_chars, min_chars=self.min_chars, max_chars=self.max_chars, fields=tuple(self.fields))
 
 
 @dataclasses.dataclass(eq=False)
-class FilterRecords(beam.PTransform):
+class FilterRecords(BlockStep):
     """`Records` -> `Records`: keeps the records for which `function(record)` is True.
 
     False drops the record (counted as `filtered`); a string rejects it, with that string as the reason.
@@ -47,16 +47,18 @@ class FilterRecords(beam.PTransform):
 
     function: Callable[[Record], bool | str]
 
+    gives = Records
+
     def __post_init__(self) -> None:
         super().__init__()
         _check_callable(self.function)
 
-    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Records]:
-        return records | beam.Map(filter_records, self.function).with_output_types(Records)
+    def step(self) -> Callable[[Records], Records]:
+        return partial(filter_records, function=self.function)
 
 
 @dataclasses.dataclass(eq=False)
-class MapRecords(beam.PTransform):
+class MapRecords(BlockStep):
     """`Records` -> `Records`: puts `function(record)`, a dict, in each record's place.
 
     A string rejects the record, with that string as the reason. An exception ends the run and names the record.
@@ -64,16 +66,18 @@ class MapRecords(beam.PTransform):
 
     function: Callable[[Record], Record | str]
 
+    gives = Records
+
     def __post_init__(self) -> None:
         super().__init__()
         _check_callable(self.function)
 
-    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Records]:
-        return records | beam.Map(map_records, self.function).with_output_types(Records)
+    def step(self) -> Callable[[Records], Records]:
+        return partial(map_records, function=self.function)
 
 
 @dataclasses.dataclass(eq=False)
-class AdaptRecords(beam.PTransform):
+class AdaptRecords(BlockStep):
     """`Records` -> `Records`: records of another shape (ShareGPT, Alpaca) become those that sections read.
 
     Attributes:
@@ -82,11 +86,13 @@ class AdaptRecords(beam.PTransform):
 
     adapter: Adapter
 
+    gives = Records
+
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Records]:
-        return records | beam.Map(adapt_records, self.adapter).with_output_types(Records)
+    def step(self) -> Callable[[Records], Records]:
+        return partial(adapt_records, adapt=self.adapter)
 
 
 def _check_callable(function: Any) -> None:

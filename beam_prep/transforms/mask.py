@@ -1,17 +1,17 @@
 """BuildMask: which tokens are trained on."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
-
-import apache_beam as beam
 
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, RoleRule, build_mask
+from beam_prep.transforms.block_step import BlockStep
 
 
 @dataclasses.dataclass(eq=False)
-class BuildMask(beam.PTransform):
+class BuildMask(BlockStep):
     """`Batch` -> `Batch`: adds the mask column of each output that has one: 1 where the loss is taken.
 
     Attributes:
@@ -23,6 +23,8 @@ class BuildMask(beam.PTransform):
     policy: Mapping[str, RoleRule] | MaskPolicy
     default: Literal["train", "mask"] = "mask"
 
+    gives = Batch
+
     def __post_init__(self) -> None:
         super().__init__()
         if isinstance(self.policy, Mapping):
@@ -31,5 +33,6 @@ class BuildMask(beam.PTransform):
                 raise ValueError(f"wanted 'train', 'mask' or 'last' for a role, got {wrong or self.default!r}")
             self.policy = RoleMask(dict(self.policy), self.default)
 
-    def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[Batch]:
-        return batches | beam.Map(build_mask, self.policy).with_output_types(Batch)
+    def step(self) -> Callable[[Batch], Batch]:
+        assert not isinstance(self.policy, Mapping)  # one is made into a function above
+        return partial(build_mask, policy=self.policy)

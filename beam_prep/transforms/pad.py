@@ -1,15 +1,16 @@
 """Pad: rows of equal length."""
 
 import dataclasses
-
-import apache_beam as beam
+from collections.abc import Callable
+from functools import partial
 
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.pad import pad
+from beam_prep.transforms.block_step import BlockStep
 
 
 @dataclasses.dataclass(eq=False)
-class Pad(beam.PTransform):
+class Pad(BlockStep):
     """`Batch` -> `Batch`: every row padded at its end to a multiple of `multiple`, with an `attention_mask`.
 
     Attributes:
@@ -20,10 +21,12 @@ class Pad(beam.PTransform):
     multiple: int
     pad_id: int
 
+    gives = Batch
+
     def __post_init__(self) -> None:
         super().__init__()
         if self.multiple < 1:
             raise ValueError(f"multiple is {self.multiple}, wanted at least 1")
 
-    def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[Batch]:
-        return batches | beam.Map(pad, self.multiple, self.pad_id).with_output_types(Batch)
+    def step(self) -> Callable[[Batch], Batch]:
+        return partial(pad, multiple=self.multiple, pad_id=self.pad_id)

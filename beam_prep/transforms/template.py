@@ -1,10 +1,9 @@
 """ApplyTemplate: records -> pieces of text."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, get_args
-
-import apache_beam as beam
 
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -13,6 +12,7 @@ from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.records import Records
 from beam_prep.errors import TokenizerError
+from beam_prep.transforms.block_step import BlockStep
 
 Render = Literal["auto", "jinja"]
 
@@ -67,7 +67,7 @@ def _render(
 
 
 @dataclasses.dataclass(eq=False)
-class ApplyTemplate(beam.PTransform):
+class ApplyTemplate(BlockStep):
     """`Records` -> `Rendered`: each record as pieces of text with their roles, by the sections of each output.
 
     Records that cannot be used are rejected; those that yield nothing are dropped (`empty`).
@@ -94,6 +94,8 @@ class ApplyTemplate(beam.PTransform):
     render: Render = "auto"
     sampled: bool = True
 
+    gives = Rendered
+
     def __post_init__(self) -> None:
         super().__init__()
         if self.rules.date is None:
@@ -104,6 +106,13 @@ class ApplyTemplate(beam.PTransform):
             raise ValueError(f"render is {self.render!r}, wanted {' or '.join(get_args(Render))}")
         check_voice(self.outputs, self.tokenizer, self.rules)
 
-    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Rendered]:
-        work = beam.Map(_render, self.outputs, self.tokenizer, self.domain_key, self.rules, self.render, self.sampled)
-        return records | work.with_output_types(Rendered)
+    def step(self) -> Callable[[Records], Rendered]:
+        return partial(
+            _render,
+            outputs=tuple(self.outputs),
+            tokenizer=self.tokenizer,
+            domain_key=self.domain_key,
+            rules=self.rules,
+            render=self.render,
+            sampled=self.sampled,
+        )

@@ -2,9 +2,9 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
-
-import apache_beam as beam
 
 from beam_prep.core.data.schema import Output
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose, encoder_of, name_of
@@ -14,6 +14,10 @@ from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
+from beam_prep.transforms.block_step import BlockStep
+
+REFERENCE = "reference"
+AnyBackend = Backend | Literal["inherited", "reference"]
 
 log = logging.getLogger("beam_prep")
 
@@ -23,7 +27,7 @@ def _from_tokens(records: Records, output: Output, tokenizer: Tokenizer, domain_
 
 
 @dataclasses.dataclass(eq=False)
-class FromTokens(beam.PTransform):
+class FromTokens(BlockStep):
     """`Records` -> `Batch`: records that are tokenised already, in place of ApplyTemplate, Tokenize and BuildMask.
 
     Attributes:
@@ -36,15 +40,18 @@ class FromTokens(beam.PTransform):
     tokenizer: Tokenizer
     domain_key: str | None = None
 
+    gives = Batch
+
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
-        work = beam.Map(_from_tokens, self.output, self.tokenizer, self.domain_key)
-        return records | work.with_output_types(Batch)
+    def step(self) -> Callable[[Records], Batch]:
+        return partial(_from_tokens, output=self.output, tokenizer=self.tokenizer, domain_key=self.domain_key)
 
 
 def _tokenize(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
+    if backend == REFERENCE:
+        return tokenize(rendered, tokenizer, tokenizer.bos_id)
     encoder = encoder_of(tokenizer, backend)
     batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
     again = "blocks_encoded_again" in batch.made
@@ -57,7 +64,7 @@ def _tokenize(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: b
 
 
 @dataclasses.dataclass(eq=False)
-class Tokenize(beam.PTransform):
+class Tokenize(BlockStep):
     """`Rendered` -> `Batch`: every piece of text encoded, the pieces of a sequence joined, ids in flat arrays.
 
     Attributes:
@@ -65,6 +72,7 @@ class Tokenize(beam.PTransform):
         backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
             `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: or an error.
             `inherited`, for launchers: what `choose` said in the process that the workers are forked from.
+            `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
         sampled: the reference encodes a sample of each block too, and all of it where one text differs. A difference
             in a text that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.
 
@@ -73,13 +81,15 @@ class Tokenize(beam.PTransform):
     """
 
     tokenizer: Tokenizer
-    backend: Backend | Literal["inherited"] = "auto"
+    backend: AnyBackend = "auto"
     sampled: bool = True
+
+    gives = Batch
 
     def __post_init__(self) -> None:
         super().__init__()
         self.chosen: str = self.backend
-        if self.backend == INHERITED:
+        if self.backend == INHERITED or self.backend == REFERENCE:
             return
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
@@ -87,5 +97,5 @@ class Tokenize(beam.PTransform):
         if problem is not None:
             log.info("%s", problem)
 
-    def expand(self, rendered: beam.PCollection[Rendered]) -> beam.PCollection[Batch]:
-        return rendered | beam.Map(_tokenize, self.tokenizer, self.chosen, self.sampled).with_output_types(Batch)
+    def step(self) -> Callable[[Rendered], Batch]:
+        return partial(_tokenize, tokenizer=self.tokenizer, backend=self.chosen, sampled=self.sampled)

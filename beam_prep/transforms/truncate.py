@@ -1,12 +1,13 @@
 """Truncate: rows cut to a length."""
 
 import dataclasses
-
-import apache_beam as beam
+from collections.abc import Callable
+from functools import partial
 
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.truncate import TruncationMode, truncate
+from beam_prep.transforms.block_step import BlockStep
 
 
 def _truncate(batch: Batch, max_seq_len: int, mode: TruncationMode, eos: int | Tokenizer | None) -> Batch:
@@ -14,7 +15,7 @@ def _truncate(batch: Batch, max_seq_len: int, mode: TruncationMode, eos: int | T
 
 
 @dataclasses.dataclass(eq=False)
-class Truncate(beam.PTransform):
+class Truncate(BlockStep):
     """`Batch` -> `Batch`: no sequence longer than `max_seq_len` tokens; in lists, no element.
 
     Attributes:
@@ -28,10 +29,12 @@ class Truncate(beam.PTransform):
     mode: TruncationMode = "keep_start"
     eos_id: int | Tokenizer | None = None
 
+    gives = Batch
+
     def __post_init__(self) -> None:
         super().__init__()
         if self.max_seq_len < 1:
             raise ValueError(f"max_seq_len is {self.max_seq_len}, wanted at least 1")
 
-    def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[Batch]:
-        return batches | beam.Map(_truncate, self.max_seq_len, self.mode, self.eos_id).with_output_types(Batch)
+    def step(self) -> Callable[[Batch], Batch]:
+        return partial(_truncate, max_seq_len=self.max_seq_len, mode=self.mode, eos=self.eos_id)

@@ -1,0 +1,26 @@
+"""What most PTransforms here are: a pure function on each block."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import apache_beam as beam
+
+
+class BlockStep(beam.PTransform):
+    """A PTransform that makes one block of each block.
+
+    `step()` is all that it does, so the same step runs without Beam: `transform.step()(block)`.
+
+    Attributes:
+        gives: the type of the blocks that it makes. Beam chooses their coder by it.
+    """
+
+    gives: ClassVar[type]
+
+    def step(self) -> Callable[[Any], Any]:
+        """The pure function (block) -> block. It can be pickled."""
+        raise NotImplementedError
+
+    def expand(self, blocks: beam.PCollection[Any]) -> beam.PCollection[Any]:
+        # With a label: Beam's own would hold the text of all arguments.
+        return blocks | "Blocks" >> beam.Map(self.step()).with_output_types(self.gives)
