@@ -245,6 +245,20 @@ def chat_preferences(rng: random.Random) -> Iterator[Record]:
         yield {"prompt": prompt, "chosen": [answer], "rejected": [said("assistant", other)]}
 
 
+def implicit(rows: Iterator[Record]) -> Iterator[Record]:
+    """Preferences of which each side holds the prompt as well."""
+    for row in rows:
+        yield {side: row["prompt"] + row[side] for side in ("chosen", "rejected")}
+
+
+def implicit_preferences(rng: random.Random) -> Iterator[Record]:
+    return implicit(preferences(rng))
+
+
+def implicit_chat_preferences(rng: random.Random) -> Iterator[Record]:
+    return implicit(chat_preferences(rng))
+
+
 def rollouts(rng: random.Random) -> Iterator[Record]:
     for index, language in enumerate(languages(rng, 32)):
         question, answer = exchange(rng, language)
@@ -269,6 +283,8 @@ FILES = {
     "chat_pairs": chat_pairs,
     "preferences": preferences,
     "chat_preferences": chat_preferences,
+    "implicit_preferences": implicit_preferences,
+    "implicit_chat_preferences": implicit_chat_preferences,
     "rollouts": rollouts,
     "sharegpt": sharegpt,
 }
