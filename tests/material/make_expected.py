@@ -31,43 +31,41 @@ Row = dict[str, Any]
 Case = tuple[str, str, str, list[Row | None]]
 """Tokenizer, file of records, name of the run, rows."""
 
-BPE = ("byte_bpe", "llama_bpe")
-"""Of plain texts, TRL would encode each part with the EOS that `unigram` adds."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "assistant_only": {"assistant_only_loss": True},
+    "cut_64": {"max_length": 64},
+    "keep_end_64": {"max_length": 64, "truncation_mode": "keep_end"},
+    "bfd_128": {"max_length": 128, "packing": True},
+    "bfd_256": {"max_length": 256, "packing": True},
+    "bfd_split_100": {"max_length": 100, "packing": True, "packing_strategy": "bfd_split"},
+    "wrapped_256": {"max_length": 256, "packing": True, "packing_strategy": "wrapped"},
+}
+"""What SFTTrainer is told."""
 
-SFT_RUNS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = {
-    "chats": (
-        tuple(TOKENIZERS),
-        {
-            "full": {},
-            "assistant_only": {"assistant_only_loss": True},
-            "cut_64": {"max_length": 64},
-            "bfd_256": {"max_length": 256, "packing": True},
-            "bfd_split_100": {"max_length": 100, "packing": True, "packing_strategy": "bfd_split"},
-            "wrapped_256": {"max_length": 256, "packing": True, "packing_strategy": "wrapped"},
-        },
-    ),
-    "odd_chats": (BPE, {"full": {}, "bfd_128": {"max_length": 128, "packing": True}}),
-    "tool_chats": (BPE, {"assistant_only": {"assistant_only_loss": True}}),
-    "sharegpt": (BPE, {"full": {}}),
-    "chat_pairs": (
-        BPE,
-        {
-            "full": {},
-            "assistant_only": {"assistant_only_loss": True},
-            "cut_64": {"max_length": 64},
-            "keep_end_64": {"max_length": 64, "truncation_mode": "keep_end"},
-            "bfd_256": {"max_length": 256, "packing": True},
-        },
-    ),
-    "pairs": (
-        BPE,
-        {
-            "full": {},
-            "keep_end_64": {"max_length": 64, "truncation_mode": "keep_end"},
-            "bfd_256": {"max_length": 256, "packing": True},
-        },
-    ),
-    "texts": (BPE, {"full": {}, "wrapped_256": {"max_length": 256, "packing": True, "packing_strategy": "wrapped"}}),
+SFT_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "byte_bpe": {
+        "chats": ("bfd_256", "bfd_split_100"),
+        "odd_chats": ("full",),
+        "tool_chats": ("assistant_only",),
+        "sharegpt": ("full",),
+        "chat_pairs": ("assistant_only", "cut_64", "keep_end_64"),
+        "pairs": ("full", "bfd_256"),
+        "texts": ("full",),
+    },
+    "llama_bpe": {
+        "chats": ("wrapped_256",),
+        "odd_chats": ("bfd_128",),
+        "chat_pairs": ("full", "bfd_256"),
+        "pairs": ("full", "keep_end_64"),
+        "texts": ("wrapped_256",),
+    },
+    "unigram": {"chats": ("assistant_only", "bfd_256")},
+}
+DPO_RUNS: dict[str, tuple[str, ...]] = {
+    "byte_bpe": ("preferences", "chat_preferences", "implicit_preferences", "implicit_chat_preferences"),
+    "llama_bpe": ("preferences", "implicit_chat_preferences"),
+    "unigram": (),
 }
 
 
@@ -151,11 +149,11 @@ def arguments(kind: Any, folder: str, **settings: Any) -> Any:
 
 def fine_tuning(name: str, folder: str) -> Iterator[Case]:
     """Ids and labels of SFTTrainer. `labels` are left out where they equal the ids in all rows of a run."""
-    for file, (names, runs) in SFT_RUNS.items():
-        for run, settings in runs.items() if name in names else ():
+    for file, runs in SFT_RUNS[name].items():
+        for run in runs:
             trainer = SFTTrainer(
                 LlamaForCausalLM(model_config()),
-                arguments(SFTConfig, folder, **settings),
+                arguments(SFTConfig, folder, **SETTINGS[run]),
                 train_dataset=dataset(file),
                 processing_class=AutoTokenizer.from_pretrained(FOLDER / name),
             )
@@ -163,12 +161,12 @@ def fine_tuning(name: str, folder: str) -> Iterator[Case]:
             columns = [column for column in ("input_ids", "labels", "seq_lengths") if column in made.column_names]
             if made["labels"][:] == made["input_ids"][:]:
                 columns.remove("labels")
-            yield name, file, f"sft_{run}", [{key: row[key] for key in columns} for row in made]
+            yield name, file, run, [{key: row[key] for key in columns} for row in made]
 
 
 def preferences(name: str, folder: str) -> Iterator[Case]:
-    """Ids of DPOTrainer and RewardTrainer."""
-    for file in ("preferences", "chat_preferences", "implicit_preferences", "implicit_chat_preferences"):
+    """Ids of DPOTrainer."""
+    for file in DPO_RUNS[name]:
         made = DPOTrainer(
             LlamaForCausalLM(model_config()),
             LlamaForCausalLM(model_config()),
@@ -178,14 +176,18 @@ def preferences(name: str, folder: str) -> Iterator[Case]:
         ).train_dataset
         columns = ("prompt_ids", "chosen_ids", "rejected_ids")
         yield name, file, "dpo", [{key: row[key] for key in columns} for row in made]
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER / name)
+
+
+def rewards(name: str, folder: str) -> Iterator[Case]:
+    """Ids of RewardTrainer, which drops rows with a longer side."""
     made = RewardTrainer(
         LlamaForSequenceClassification(model_config()),
         arguments(RewardConfig, folder, max_length=128),
         train_dataset=dataset("chat_preferences"),
-        processing_class=tokenizer,
+        processing_class=AutoTokenizer.from_pretrained(FOLDER / name),
     ).train_dataset
-    yield name, "chat_preferences", "reward_128", [{key: row[key] for key in columns[1:]} for row in made]
+    columns = ("chosen_ids", "rejected_ids")
+    yield name, "chat_preferences", "reward_128", [{key: row[key] for key in columns} for row in made]
 
 
 def write(file: str, cases: Iterator[Case]) -> None:
@@ -210,7 +212,7 @@ def main() -> None:
             (
                 case
                 for name in TOKENIZERS
-                for make in (fine_tuning, *((preferences,) if name in BPE else ()))
+                for make in (fine_tuning, preferences, *((rewards,) if name == "byte_bpe" else ()))
                 for case in make(name, folder)
             ),
         )
