@@ -106,13 +106,11 @@ def conversations(name: str) -> Iterator[Case]:
 
 
 def prompts(name: str) -> Iterator[Case]:
-    """Ids of conversations up to the generation prompt."""
+    """Ids of prompts, without a generation prompt, and of the responses to each."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / name)
     rows: list[Row | None] = [
         {
-            "prompts": tokenizer.apply_chat_template(
-                record["prompt"], tokenize=True, add_generation_prompt=True, return_dict=True
-            )["input_ids"],
+            "prompts": tokenizer.apply_chat_template(record["prompt"], tokenize=True, return_dict=True)["input_ids"],
             "responses": tokenizer(record["responses"], add_special_tokens=False)["input_ids"],
         }
         for record in records("rollouts")
