@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))
 def shared(*names: str) -> Path:
     """A path of the test material that lies beside the project; skips the test where it is absent."""
     path = SHARED.joinpath(*names)
+    if not SHARED.exists():
+        pytest.skip(f"no test material at {SHARED} (set BEAM_PREP_SHARED)")
     if not path.exists():
         pytest.skip(f"no test material at {path} (set BEAM_PREP_SHARED)")
     return path
@@ -66,3 +69,20 @@ def tree(folder: Path | str, leave_out: tuple[str, ...] = ("run.json",)) -> dict
         for path in sorted(base.rglob("*"))
         if path.is_file() and path.name not in leave_out
     }
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says how many tests were skipped for each reason."""
+    # A file skipped as it is collected is reported by every process of pytest-xdist.
+    skipped = {report.nodeid: report for report in terminalreporter.stats.get("skipped", ())}
+    reasons = Counter(_reason(report) for report in skipped.values())
+    if not reasons:
+        return
+    terminalreporter.section(f"{sum(reasons.values())} skipped", sep="-")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:6} {reason}")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return f"{reason.removeprefix('Skipped: ')}{' (entire files)' * isinstance(report, pytest.CollectReport)}"

@@ -1,0 +1,247 @@
+"""Our output beside that of transformers, TRL and datasets, on material of our own: needs neither of the last two."""
+
+import functools
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+import beam_prep as bp
+from beam_prep.config import PipelineConfig
+from beam_prep.errors import TokenizerError
+from beam_prep.pipeline import Pipeline
+from tests.material.make_data import DATA, FILES, file_of
+from tests.material.make_tokenizers import FOLDER, TOKENIZERS, files_of
+
+EXPECTED = Path(__file__).with_name("material") / "expected"
+
+Row = dict[str, Any]
+Case = tuple[str, str, str]
+"""Tokenizer, file of records, name of the run."""
+
+MESSAGES: Row = {"field": "messages", "template": "conversation"}
+PROMPT: Row = {"field": "prompt", "action": "mask"}
+TEXTS: Row = {"input": {"sections": [{"field": "text", "action": "train"}]}, "output": {}}
+JOINED: Row = {"encode": "joint", "eos": "if_missing"}
+
+
+@functools.cache
+def expected(library: str) -> dict[Case, list[Row]]:
+    """The rows of every case of a library; those that it refuses are None."""
+    with gzip.open(EXPECTED / f"{library}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        next(lines)  # the versions
+        cases = map(json.loads, lines)
+        return {(case["tokenizer"], case["file"], case["run"]): case["rows"] for case in cases}
+
+
+def cases_of(library: str, run: str) -> list[Case]:
+    return [case for case in expected(library) if case[2] == run]
+
+
+def records(file: str) -> list[Row]:
+    with (DATA / f"{file}.jsonl").open(encoding="utf-8", newline="\n") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def run(tokenizer: str, files: tuple[str, ...], config: Row, output: Path, **options: Any) -> bp.Dataset:
+    """A run over files of records; labels in place of masks unless the config has an output of its own."""
+    made = {"mask": {"assistant": "train"}, "output": {"columns": "labels"}, **config}
+    made["preprocessing"] = {"max_seq_len": 1_000_000, "min_chars": 0, **config.get("preprocessing", {})}
+    job = Pipeline(
+        PipelineConfig.from_dict(made),
+        [DATA / f"{file}.jsonl" for file in files],
+        output,
+        FOLDER / tokenizer,
+        max_reject_rate=1,
+        max_drop_rate=1,
+        **options,
+    )
+    job.run(["--runner=FnApiRunner"])
+    return bp.open(output)
+
+
+def test_the_records_are_what_their_program_writes() -> None:
+    for name in FILES:
+        assert file_of(name) == (DATA / f"{name}.jsonl").read_bytes(), name
+    assert {path.stem for path in DATA.iterdir()} == FILES.keys()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_tokenizers_are_what_their_program_trains(name: str) -> None:
+    version = json.loads((FOLDER / name / "made_by.json").read_bytes())["tokenizers"]
+    if tokenizers.__version__ != version:
+        pytest.skip(f"the tokenizers were trained with tokenizers {version}, here is {tokenizers.__version__}")
+    assert files_of(name) == {path.name: path.read_bytes() for path in (FOLDER / name).iterdir()}
+
+
+# Conversations, beside transformers.
+
+SWALLOWED = {
+    "an answer of white space": "</s>",
+    "white space at both ends": "an answer with edges </s>",
+    "an answer that begins with a space": "gone</s> on</s>",
+}
+"""Answers whose first character `unigram` normalises away: transformers finds no token for it, and masks nothing from
+there on. Ours train the answer."""
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("template", ["chat_template", "without_marks"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_ids_and_masks_of_conversations(tokenizer: str, template: str, tmp_path: Path) -> None:
+    files = ("chats", "odd_chats", "tool_chats")
+    source = (FOLDER / tokenizer / f"{template}.jinja").read_text()
+    config = {
+        "input": {"sections": [{**MESSAGES, "action": "$role"}], "chat_template": source},
+        "preprocessing": {"untrained": "keep"},
+        "output": {},
+    }
+    dataset = run(tokenizer, files, config, tmp_path / "out")
+    wanted = [row for file in files for row in expected("transformers")[tokenizer, file, "assistant_masks"]]
+    about = [record for file in files for record in records(file)]
+    refused = sum(row is None for row in wanted)
+    assert dataset.manifest["ledger"]["rejected"] == ({"template_error": refused} if refused else {})
+    kept = [(row, record.get("what")) for row, record in zip(wanted, about, strict=True) if row is not None]
+    swallowed = SWALLOWED if tokenizer == "unigram" else {}
+    for found, (want, what) in zip(dataset, kept, strict=True):
+        assert found["sequence"].tolist() == want["input_ids"], what
+        if what in swallowed:
+            assert dataset.tokenizer.decode(found["sequence"][found["loss_mask"] == 1]) == swallowed[what]
+            assert sum(want["assistant_masks"]) < found["loss_mask"].sum()
+        else:
+            assert found["loss_mask"].astype(int).tolist() == want["assistant_masks"], what
+
+
+@pytest.mark.parametrize("case", cases_of("transformers", "prompts"), ids="-".join)
+def test_prompts_and_responses(case: Case, tmp_path: Path) -> None:
+    tokenizer, file, _ = case
+    sources = {
+        "prompts": {"sections": [{**PROMPT, "template": "conversation"}]},
+        "responses": {"sections": [{"field": "responses", "action": "train"}], "list_field": True},
+        "rewards": {"sections": [{"field": "rewards", "action": "value"}]},
+    }
+    dataset = run(tokenizer, (file,), {"input": {"sources": sources}, "output": {}}, tmp_path / "out")
+    for found, want, record in zip(dataset, expected("transformers")[case], records(file), strict=True):
+        assert found["prompts"].tolist() == want["prompts"]
+        assert [response.tolist() for response in found["responses"]] == want["responses"]
+        assert found["rewards"].tolist() == pytest.approx(record["rewards"], rel=1e-6)
+
+
+# Texts, beside datasets.
+
+
+@pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_ids_of_texts(tokenizer: str, backend: str, tmp_path: Path) -> None:
+    if (tokenizer, backend) == ("unigram", "gigatoken"):
+        with pytest.raises(TokenizerError, match="Unsupported model type"):
+            run(tokenizer, ("texts",), TEXTS, tmp_path / "out", tokenizer_backend=backend)
+        return
+    dataset = run(tokenizer, ("texts",), TEXTS, tmp_path / "out", tokenizer_backend=backend)
+    wanted = expected("datasets")[tokenizer, "texts", "map"]
+    # Texts of white space are left out.
+    kept = [want for want, record in zip(wanted, records("texts"), strict=True) if record["text"].strip()]
+    assert dataset.manifest["ledger"]["dropped"] == {"empty": len(wanted) - len(kept)}
+    assert [row["sequence"].tolist() for row in dataset] == [want["input_ids"] for want in kept]
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())[f"encoded_by_{backend}"] == len(kept)
+
+
+def test_padded_texts(tmp_path: Path) -> None:
+    config = {
+        "input": TEXTS["input"],
+        "preprocessing": {"padding": "max_length", "max_seq_len": 64},
+        "output": {"columns": "labels"},
+    }
+    dataset = run("byte_bpe", ("texts",), config, tmp_path / "out")
+    wanted = expected("datasets")["byte_bpe", "texts", "padded_64"]
+    kept = [want for want, record in zip(wanted, records("texts"), strict=True) if record["text"].strip()]
+    for found, want in zip(dataset, kept, strict=True):
+        assert found["input_ids"].tolist() == want["input_ids"]
+        assert found["attention_mask"].tolist() == want["attention_mask"]
+        assert ((found["labels"] != -100) == found["attention_mask"]).all()
+
+
+# TRL.
+
+
+def config_of(file: str, run: str) -> Row:
+    """What SFTTrainer does with a file's records by itself, and what a run changes."""
+    action = "$role" if run == "assistant_only" else "train"
+    template = {"template": "conversation"} if file.startswith("chat_") else {}
+    pair = [{**PROMPT, **template}, {"field": "completion", "action": action, **template}]
+    forms: dict[str, Row] = {
+        "pairs": {"input": {"sections": pair}, "preprocessing": JOINED},
+        "chat_pairs": {"input": {"sections": pair}},
+        "texts": {
+            "input": {"sections": [{"field": "text", "action": action}]},
+            "preprocessing": {"eos": "if_missing"},
+        },
+    }
+    form = forms.get(file, {"input": {"sections": [{**MESSAGES, "action": action}]}})
+    if file == "sharegpt":
+        form["input"]["adapter"] = {"name": "sharegpt", "roles": "keep"}
+    return {**form, "preprocessing": {**form.get("preprocessing", {}), **rules_of(run)}}
+
+
+def rules_of(run: str) -> Row:
+    strategy, _, length = run.rpartition("_")
+    if not length.isdigit():
+        return {}
+    rules: Row = {"max_seq_len": int(length)}
+    if strategy == "keep_end":
+        rules["truncation_mode"] = "keep_end"
+    elif strategy != "cut":
+        rules |= {"packing_strategy": strategy, "packing_group": 1000, "untrained": "keep"}
+        # bfd sorts by the lengths after the cut; the others cut nothing.
+        rules |= {"max_packed_len": int(length), **({} if strategy == "bfd" else {"max_seq_len": 1_000_000})}
+    return rules
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in expected("trl") if case[2] not in ("dpo", "reward_128")], ids="-".join
+)
+def test_rows_of_sft_trainer(case: Case, tmp_path: Path) -> None:
+    tokenizer, file, name = case
+    dataset = run(tokenizer, (file,), config_of(file, name), tmp_path / "out")
+    for found, want in zip(dataset, expected("trl")[case], strict=True):
+        assert found["input_ids"].tolist() == want["input_ids"]
+        assert found["labels"].tolist() == want.get("labels", want["input_ids"])
+        if "seq_lengths" in want:
+            assert found["seq_lens"].tolist() == want["seq_lengths"]
+
+
+def preference_config(file: str, **rules: Any) -> Row:
+    chat = "chat" in file
+    template = {"template": "conversation"} if chat else {}
+    sources = {
+        side: {"sections": [{**PROMPT, **template}, {"field": side, "action": "train", **template}]}
+        for side in ("chosen", "rejected")
+    }
+    return {
+        "input": {"sources": sources, "implicit_prompt": file.startswith("implicit")},
+        "preprocessing": {"untrained": "keep", **({} if chat else JOINED), **rules},
+        "output": {},
+    }
+
+
+@pytest.mark.parametrize("case", cases_of("trl", "dpo"), ids="-".join)
+def test_rows_of_dpo_trainer(case: Case, tmp_path: Path) -> None:
+    tokenizer, file, _ = case
+    dataset = run(tokenizer, (file,), preference_config(file), tmp_path / "out")
+    for found, want in zip(dataset, expected("trl")[case], strict=True):
+        for side in ("chosen", "rejected"):
+            prompt, answer = want["prompt_ids"], want[f"{side}_ids"]
+            assert found[side].tolist() == prompt + answer
+            assert found[f"{side}_mask"].astype(int).tolist() == [0] * len(prompt) + [1] * len(answer)
+
+
+def test_rows_of_reward_trainer(tmp_path: Path) -> None:
+    wanted = expected("trl")["byte_bpe", "chat_preferences", "reward_128"]
+    config = preference_config("chat_preferences", max_seq_len=128, truncation_mode="drop")
+    dataset = run("byte_bpe", ("chat_preferences",), config, tmp_path / "out")
+    assert 0 < len(wanted) < len(records("chat_preferences"))
+    for found, want in zip(dataset, wanted, strict=True):
+        assert [found[side].tolist() for side in ("chosen", "rejected")] == [want["chosen_ids"], want["rejected_ids"]]
