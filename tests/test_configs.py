@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Out
     return _output
 
 
-def first_record(name: str) -> dict:
+def first_record(name: str) -> dict[str, Any]:
     with sample(name).open(encoding="utf-8") as file:
         return json.loads(next(file))
 
@@ -93,6 +94,7 @@ def test_config_runs_on_its_sample(name: str, output: Outputs) -> None:
             values = row[column.name]
             assert (values.flat if isinstance(values, bp.Ragged) else values).dtype == column.dtype
             if column.role in ("mask", "labels"):
+                assert column.of is not None
                 assert lengths(values) == lengths(row[column.of])
 
 
