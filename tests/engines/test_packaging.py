@@ -111,7 +111,8 @@ def test_the_readme_says_what_every_extra_is_for() -> None:
 def compiled(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """What uv makes of the project, for the image's Python and platform."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    _, *options = shlex.split(re.search(r"^PIN = \$\(BIN\)/(.*)$", makefile, re.M)[1])
+    (pin,) = re.findall(r"^PIN = \$\(BIN\)/(.*)$", makefile, re.M)
+    _, *options = shlex.split(pin)
     uv = str(Path(sys.executable).parent / "uv")
     return subprocess.run([uv, *options, "pyproject.toml", *arguments], cwd=ROOT, capture_output=True, text=True)
 
