@@ -59,6 +59,7 @@ def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
     ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "beam_prep").rglob("*.py")}
+    ours.add("beam_prep/py.typed")
     about = {"pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"}
     # PKG-INFO and the like: setuptools'.
     made = {name for name in files if name.startswith("beam_prep.egg-info/")} | {"PKG-INFO", "setup.cfg"}
