@@ -5,7 +5,7 @@ OUT ?= out/demo
 TESTS ?= tests
 SHELL = /bin/bash
 
-.PHONY: demo test coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile clean
+.PHONY: demo test coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -77,5 +77,17 @@ bench: $(VENV)/.installed
 bench-profile: $(VENV)/.installed
 	@$(BIN)/python benchmarks/profile_stages.py
 
+# sdist and wheel into dist/, and the demo with the wheel, in an environment and a folder of its own.
+release: $(VENV)/.installed
+	@rm -rf build dist
+	@$(BIN)/python -m build --outdir dist .
+	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && $(PYTHON) -m venv $$folder/venv && \
+		$$folder/venv/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl && \
+		cp -r examples configs $$folder && cd $$folder && \
+		venv/bin/beam-prep run -o out $(SAMPLE) && venv/bin/beam-prep verify out && \
+		venv/bin/python -Ic "from pathlib import Path; import beam_prep; home = Path(beam_prep.__file__).resolve().parent; \
+			assert Path.cwd() in home.parents and (home / 'py.typed').is_file(), home"
+	@ls dist
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out build dist
