@@ -81,9 +81,9 @@ bench-profile: $(VENV)/.installed
 release: $(VENV)/.installed
 	@rm -rf build dist
 	@$(BIN)/python -m build --outdir dist .
-	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && $(PYTHON) -m venv $$folder/venv && \
-		$$folder/venv/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl && \
-		cp -r examples configs $$folder && cd $$folder && \
+	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && cp -r examples configs $$folder && cd $$folder && \
+		$(PYTHON) -m venv venv && \
+		venv/bin/python -m pip install --quiet --disable-pip-version-check $(CURDIR)/dist/*.whl && \
 		venv/bin/beam-prep run -o out $(SAMPLE) && venv/bin/beam-prep verify out && \
 		venv/bin/python -Ic "from pathlib import Path; import beam_prep; home = Path(beam_prep.__file__).resolve().parent; \
 			assert Path.cwd() in home.parents and (home / 'py.typed').is_file(), home"
