@@ -2,9 +2,10 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= out/demo
+TESTS ?= tests
 SHELL = /bin/bash
 
-.PHONY: demo test test-engines engines test-trainers flink-demo template requirements check format bench bench-profile clean
+.PHONY: demo test coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -19,12 +20,20 @@ $(VENV)/.engines: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,engines]'
 	@touch $@
 
+SAMPLE = examples/data/chat.jsonl -c configs/sft_chat.json --tokenizer_path examples/tokenizer
 demo: $(VENV)/.installed
-	@$(BIN)/beam-prep run examples/data/chat.jsonl -o $(OUT) -c configs/sft_chat.json --tokenizer_path examples/tokenizer
+	@$(BIN)/beam-prep run -o $(OUT) $(SAMPLE)
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
 
+APART = --ignore=tests/engines --ignore=tests/trainers
 test: $(VENV)/.installed
-	@$(BIN)/python -m pytest -n auto --ignore=tests/engines --ignore=tests/trainers
+	@$(BIN)/python -m pytest -n auto $(APART) $(TESTS)
+
+# Of the package, by the same tests; `coverage html` in place of `coverage report` shows the lines.
+coverage: $(VENV)/.installed
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -n auto $(APART) $(TESTS); status=$$?; \
+		$(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
 
 # Job server, boot program, servers, environments of their own: into a cache outside git, once.
 engines: $(VENV)/.engines
@@ -68,5 +77,17 @@ bench: $(VENV)/.installed
 bench-profile: $(VENV)/.installed
 	@$(BIN)/python benchmarks/profile_stages.py
 
+# sdist and wheel into dist/, and the demo with the wheel, in an environment and a folder of its own.
+release: $(VENV)/.installed
+	@rm -rf build dist
+	@$(BIN)/python -m build --outdir dist .
+	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && cp -r examples configs $$folder && cd $$folder && \
+		$(PYTHON) -m venv venv && \
+		venv/bin/python -m pip install --quiet --disable-pip-version-check $(CURDIR)/dist/*.whl && \
+		venv/bin/beam-prep run -o out $(SAMPLE) && venv/bin/beam-prep verify out && \
+		venv/bin/python -Ic "from pathlib import Path; import beam_prep; home = Path(beam_prep.__file__).resolve().parent; \
+			assert Path.cwd() in home.parents and (home / 'py.typed').is_file(), home"
+	@ls dist
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out build dist

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from beam_prep.core.tokens.mask import RoleMask as RoleMask
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.dataset import Dataset as Dataset
-    from beam_prep.readers.dataset import open_dataset as open  # noqa: F401
+    from beam_prep.readers.dataset import open_dataset
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from beam_prep.transforms.tokenize import FromTokens as FromTokens
     from beam_prep.transforms.tokenize import Tokenize as Tokenize
     from beam_prep.transforms.truncate import Truncate as Truncate
+
+    open = open_dataset
 
 # Imported at first use: a trainer that opens an output needs numpy, not Beam.
 _PUBLIC = {

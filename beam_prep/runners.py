@@ -73,7 +73,7 @@ def choose_runner(
     direct = options.view_as(DirectOptions)
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
-        cores = len(os.sched_getaffinity(0))
+        cores = worker.cores()
         small = total_size(inputs) <= SMALL_INPUT
         direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
         direct.direct_num_workers = 1 if small else cores
@@ -84,7 +84,7 @@ def choose_runner(
         return FnApiRunner(), options, "runner: in-process"
     # The Rust tokenizers would start a thread a core in every worker.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    workers = direct.direct_num_workers = direct.direct_num_workers or len(os.sched_getaffinity(0))
+    workers = direct.direct_num_workers = direct.direct_num_workers or worker.cores()
     if direct.direct_running_mode == "multi_threading":
         return FnApiRunner(), options, f"runner: {workers} worker threads"
     environment = worker.environment(workers, prepare)

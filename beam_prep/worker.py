@@ -36,6 +36,15 @@ Prepare = Callable[[], str | None]
 """Loads what all workers of a run need; gives what the user should know of it, if anything."""
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    if sys.version_info >= (3, 13):
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def own_program() -> None:
     """Told by the command line: nothing but it runs in this process, so it may fork."""
     global _program

@@ -12,20 +12,21 @@ from pathlib import Path
 import psutil
 from _measure import ROOT, BenchmarkError
 
+from beam_prep import worker
+
 LIBRARIES = ("beam-prep", "apache-beam", "datasets", "transformers", "tokenizers", "gigatoken", "pyarrow", "numpy")
 
 
 def machine() -> str:
     """When, on what and with what it was measured."""
-    cores = len(os.sched_getaffinity(0))
     versions = [f"Python {platform.python_version()}"]
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
     total = psutil.virtual_memory().total / 1e9
     return (
-        f"{datetime.date.today()}: {_cpu_model()}, {cores} cores, {total:.1f} GB memory, Linux {platform.release()}; "
-        f"{', '.join(versions)}."
+        f"{datetime.date.today()}: {_cpu_model()}, {worker.cores()} cores, {total:.1f} GB memory, "
+        f"Linux {platform.release()}; {', '.join(versions)}."
     )
 
 

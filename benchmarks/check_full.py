@@ -28,7 +28,8 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import BeamPrepError, InputError, RunError, TokenizerError
-from beam_prep.transforms.read import BLOCK_BYTES, list_inputs, read_split, split_file
+from beam_prep.storage.files import list_inputs
+from beam_prep.transforms.read import BLOCK_BYTES, read_split, split_file
 
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 
@@ -75,7 +76,7 @@ ROLLOUTS = {
     }
 }
 SHAREGPT = {"sharegpt": {"input": conversation("$role", adapter="sharegpt")}}
-JOBS = {
+JOBS: dict[str, dict[str, Any]] = {
     "chat": CHATS,
     "tool": CHATS,
     "text": TEXTS,

@@ -43,7 +43,7 @@ def work(task: tuple[int, int, int]) -> Report:
     report = Report()
     for number in range(first, stop):
         tokens = ("<|im_start|>", "<|im_end|>") if number % EVERY == EVERY - 1 else None
-        readings = (POINTS, *real()) if tokens else (POINTS,)
+        readings = (POINTS, *(real() if tokens else ()))
         for case in draw_cases(Seeded(f"{seed}/{number}"), CONVERSATIONS, tokens=tokens):
             judge(case, report, readings)
     return report

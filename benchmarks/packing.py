@@ -65,8 +65,8 @@ class Packed:
 
 def digest(packs: Any, lengths: Any) -> str:
     """Of the documents in each pack [packs], and the length of each [documents]."""
-    found = hashlib.sha256(np.ascontiguousarray(packs, np.int64))
-    found.update(np.ascontiguousarray(lengths, np.int64))
+    found = hashlib.sha256(np.asarray(packs, np.int64).tobytes())
+    found.update(np.asarray(lengths, np.int64).tobytes())
     return found.hexdigest()
 
 
@@ -152,7 +152,7 @@ def compare(lengths: Any, group: int, given: argparse.Namespace) -> list[Packed]
 
 def benchmark(given: argparse.Namespace) -> str:
     """All that was measured, as a table."""
-    from end_to_end import machine, table
+    from _page import machine, table
 
     header = ["lengths", "rows a group", "tool", "plan s, median (min-max)", "all s, median (min-max)", "packs", "fill"]
     rows = []

@@ -27,7 +27,7 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,7 +163,7 @@ class Clock:
     """Seconds and CPU seconds of named parts."""
 
     def __init__(self) -> None:
-        self.found: dict[str, float] = Counter()
+        self.found: dict[str, float] = defaultdict(float)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -341,14 +341,14 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
         memory = f"{found[f'{name} peak'] / 1e6:,.0f}" if f"{name} peak" in found else ""
         rows.append([name, what, *(f"{each:.1f}" for each in seconds), memory])
     steps = table(["step", "whose", "wall s", "own s", "CPU s", "peak MB"], rows, left=(0, 1))
-    elements = [
-        ["splits to read", "splits", found["splits"], found["splits largest"]],
-        ["receipts, packed", "packed", found["packed"], found["packed largest"]],
-        ["receipts, by part", "parts", found["parts"], found["parts largest"]],
-        ["shards to write", "shards", found["shards"], found["shards largest"]],
-        ["files of rejects to write", "rejects", found["rejects"], found["rejects largest"]],
-        ["side input of Publish", "side input", 1, found["side input bytes"]],
-        ["all shards' receipts", "written", 1, found["written bytes"]],
+    elements: list[tuple[str, str, float, float]] = [
+        ("splits to read", "splits", found["splits"], found["splits largest"]),
+        ("receipts, packed", "packed", found["packed"], found["packed largest"]),
+        ("receipts, by part", "parts", found["parts"], found["parts largest"]),
+        ("shards to write", "shards", found["shards"], found["shards largest"]),
+        ("files of rejects to write", "rejects", found["rejects"], found["rejects largest"]),
+        ("side input of Publish", "side input", 1, found["side input bytes"]),
+        ("all shards' receipts", "written", 1, found["written bytes"]),
     ]
     rows = [
         [name, f"{count:,}", f"{found[f'{key} bytes'] / 1e6:,.1f}", f"{largest / 1e6:,.4f}"]

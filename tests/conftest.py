@@ -56,8 +56,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     from beam_prep.pipeline import Pipeline
 
     backend, render = request.param
-    monkeypatch.setitem(Pipeline.__init__.__kwdefaults__, "tokenizer_backend", backend)
-    monkeypatch.setitem(Pipeline.__init__.__kwdefaults__, "render", render)
+    defaults = Pipeline.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "tokenizer_backend", backend)
+    monkeypatch.setitem(defaults, "render", render)
     monkeypatch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
 
 

@@ -211,6 +211,7 @@ def over_all(config: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, 
     )
     (folder / "first.jsonl").write_text(json.dumps(good) + "\n")
     result = start(CONFIGS[config], [folder / "first.jsonl", *inputs], folder / config, block_bytes=65536)
+    assert result.manifest is not None
     return result.manifest, rejects_in(folder / config)
 
 
@@ -392,7 +393,9 @@ def test_the_verdict_on_each_line(name: str, config: str, tmp_path: Path) -> Non
     path = shared("data", "bad", name)
     table = TABLE[name, config]
     if "kept" in table:
-        ledger = start(CONFIGS[config], [path], tmp_path / "out", spool=str(tmp_path / "spool")).manifest["ledger"]
+        manifest = start(CONFIGS[config], [path], tmp_path / "out", spool=str(tmp_path / "spool")).manifest
+        assert manifest is not None
+        ledger = manifest["ledger"]
         rejects = rejects_in(tmp_path / "out")
     else:
         with pytest.raises(RunError, match="nothing is kept") as caught:

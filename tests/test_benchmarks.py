@@ -34,7 +34,8 @@ def material() -> Path:
 def test_a_tiny_corpus_gives_tables_and_a_log_that_gives_them_again(tmp_path: Path) -> None:
     page, log = tmp_path / "page.md", tmp_path / "log.jsonl"
     page.write_text("above\n<!-- end_to_end: begin -->\nold\n<!-- end_to_end: end -->\nbelow\n")
-    given = ["--jobs", "chat_role", "--sizes", "1", "--repeats", "1", "--cache", tmp_path / "cache", "--log", log]
+    given: list[str | Path] = ["--jobs", "chat_role", "--sizes", "1", "--repeats", "1"]
+    given += ["--cache", tmp_path / "cache", "--log", log]
     done = run_script(*given, "--shared", material(), "--markdown", page)
     assert done.returncode == 0, done.stderr
     used = next(cells(line) for line in done.stdout.splitlines() if "in-process" in line)
@@ -61,8 +62,8 @@ def line_of(job: str, megabytes: int, tool: str, wall: float, pss: int = 1) -> s
 
 def test_bounds_are_ratios_of_medians_of_all_logs(tmp_path: Path) -> None:
     logs = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
-    rows = {"job": "chat_last", "megabytes": 200, "rows": {"ours": 9, "peer": 9, "equal": 8, "left_out": {}}}
-    rows["rows"] |= {"differ": {"labels": 1}, "first": "labels, line 7"}
+    counts = {"ours": 9, "peer": 9, "equal": 8, "left_out": {}, "differ": {"labels": 1}, "first": "labels, line 7"}
+    rows = {"job": "chat_last", "megabytes": 200, "rows": counts}
     logs[0].write_text(
         json.dumps({"session": {"machine": "some machine", "command": "some command"}})
         + "\n"

@@ -11,7 +11,7 @@ import pytest
 
 from beam_prep import recipe, testing
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.columns import Texts
+from beam_prep.core.data import columns
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
@@ -230,13 +230,13 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
     rows = [{"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
             for n in range(200)]  # fmt: skip
     data, offset = needle(rows, "Say 123!")
-    whole = bulk.join
+    whole = columns.join
 
     def other(*given: Any) -> Any:
         import pyarrow.compute as pc
 
         texts = whole(*given)
-        return Texts(pc.replace_substring(texts.array, "Say 123!", "Say 321!"), texts.characters)
+        return columns.Texts(pc.replace_substring(texts.array, "Say 123!", "Say 321!"), texts.characters)
 
     monkeypatch.setattr(bulk, "join", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'sequence': found")

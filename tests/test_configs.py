@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_the_bytes_are_those_of_earlier_versions(output: Outputs, name: str) -> 
     assert digest(Path(output(name).path)) == json.loads(DIGESTS.read_text())[name]
 
 
-def first_record(name: str) -> dict:
+def first_record(name: str) -> dict[str, Any]:
     with sample(name).open(encoding="utf-8") as file:
         return json.loads(next(file))
 
@@ -111,6 +112,7 @@ def test_config_runs_on_its_sample(name: str, output: Outputs) -> None:
             values = row[column.name]
             assert (values.flat if isinstance(values, bp.Ragged) else values).dtype == column.dtype
             if column.role in ("mask", "labels"):
+                assert column.of is not None
                 assert lengths(values) == lengths(row[column.of])
 
 

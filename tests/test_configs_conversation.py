@@ -182,7 +182,7 @@ def test_labels_are_the_ids_or_minus_100(name: str, outputs: Outputs) -> None:
 
 
 def test_a_whole_row(outputs: Outputs) -> None:
-    assert outputs("sft_padded").decode(0).replace("<|pad|>", "") == (
+    assert str(outputs("sft_padded").decode(0)).replace("<|pad|>", "") == (
         "You are a kitchen assistant that answers with times and temperatures first.\n"
         "USER: How long do I boil an egg if I want the yolk just set but not chalky?\n"
         f"ASSISTANT: {EGG}<|im_end|>"
@@ -192,6 +192,7 @@ def test_a_whole_row(outputs: Outputs) -> None:
 def test_shifted_labels_are_the_next_ids(outputs: Outputs) -> None:
     dataset = outputs("sft_last_turn_shifted")
     assert [column.shifted for column in dataset.schema] == [False, True]
+    assert dataset.tokenizer is not None
     for row in dataset:
         following = row["labels"][:-1] != -100
         assert np.array_equal(row["labels"][:-1][following], row["input_ids"][1:][following])
@@ -202,6 +203,7 @@ def test_shifted_labels_are_the_next_ids(outputs: Outputs) -> None:
 
 def test_padding_is_never_trained(outputs: Outputs) -> None:
     dataset = outputs("sft_padded")
+    assert dataset.tokenizer is not None
     for row in dataset:
         real = int(row["attention_mask"].sum())
         assert [len(column) for column in row.values()] == [1024] * 3
@@ -213,6 +215,7 @@ def test_padding_is_never_trained(outputs: Outputs) -> None:
 def test_packed_rows_hold_every_conversation_once(outputs: Outputs) -> None:
     dataset = outputs("sft_packed")
     assert dataset.columns == (*LABELS, "position_ids", "seq_lengths")
+    assert dataset.tokenizer is not None
     found = []
     for row in dataset:
         assert len(row["input_ids"]) == row["seq_lengths"].sum() <= 2048
@@ -238,6 +241,7 @@ def test_preference_rows_train_what_follows_their_common_beginning(outputs: Outp
 
 
 def trained(dataset: bp.Dataset, row: dict[str, Any], side: str) -> str:
+    assert dataset.tokenizer is not None
     return dataset.tokenizer.decode(row[side][row[f"{side}_mask"] == 1])
 
 

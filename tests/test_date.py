@@ -34,7 +34,7 @@ def config(day: str | None, mode: Any = "conversation", action: str = "train") -
 def test_a_run_writes_the_date_of_its_config(mode: str, run: Callable[..., Any]) -> None:
     result = run(config("2024-02-29", mode), CHATS)
     dataset = bp.open(result.output)
-    assert dataset.decode(0).removeprefix("<|bos|>") == (
+    assert str(dataset.decode(0)).removeprefix("<|bos|>") == (
         "<|im_start|>user\n29 Februaryq0<|im_end|>\n<|im_start|>assistant\n29 Februarya0<|im_end|>\n"
     )
     assert len(dataset) == 9
@@ -73,7 +73,7 @@ def test_a_chain_by_hand_follows(tmp_path: Path, tokenizer_path: str) -> None:
         with beam.Pipeline(runner="FnApiRunner") as pipeline:
             rendered = pipeline | bp.ReadJSONL([str(tmp_path / "input.jsonl")]) | step
             rendered | bp.Tokenize(tokenizer) | bp.Shard(str(tmp_path / name), tokenizer=tokenizer)
-        assert bp.open(tmp_path / name).decode(8).endswith("assistant\n29 Februarya8<|im_end|>\n")
+        assert str(bp.open(tmp_path / name).decode(8)).endswith("assistant\n29 Februarya8<|im_end|>\n")
 
 
 def test_the_date_names_the_blocks_of_a_spool(run: Callable[..., Any], tmp_path: Path, tokenizer_path: str) -> None:

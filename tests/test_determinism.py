@@ -92,6 +92,7 @@ def job(
         assert told["blocks"] == -(-Path(folder / f"{source}.jsonl").stat().st_size // block_bytes)
         assert told["blocks_reused"] < told["blocks"] / 10  # ranges of the long lines are equal now and then
         assert ("2 worker processes" in told["how"]) == bool(options)
+        assert result.manifest is not None
         return {name: hashlib.sha256(data).hexdigest() for name, data in tree(output).items()}, result.manifest
 
     return run
@@ -183,7 +184,12 @@ def test_no_block_is_serialised_in_a_whole_run(
 ) -> None:
     """Beam's size counter looks at elements between fused steps, at the first ones for certain: 100 ms a look."""
     sizes: list[str] = []
-    monkeypatch.setattr(BlockCoder, "estimate_size", lambda self, value: sizes.append(type(value).__name__) or 1)
+
+    def size(_: BlockCoder, value: object) -> int:
+        sizes.append(type(value).__name__)
+        return 1
+
+    monkeypatch.setattr(BlockCoder, "estimate_size", size)
     result = run(
         CONFIG, b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in ROWS), block_bytes=64 * KB
     )

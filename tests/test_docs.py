@@ -100,8 +100,10 @@ def test_the_picture_in_the_readme_is_what_inspect_prints(outputs: Path) -> None
     from beam_prep.inspect import render
 
     # The page breaks the long line.
-    shown = " ".join(re.search(r"^```\n(━━.*?)^```$", README, re.M | re.S)[1].split())
-    assert shown == " ".join(render(beam_prep.open(outputs / "picture"), 0, marks=True).plain.split())
+    (picture,) = re.findall(r"^```\n(━━.*?)^```$", README, re.M | re.S)
+    assert " ".join(picture.split()) == " ".join(
+        render(beam_prep.open(outputs / "picture"), 0, marks=True).plain.split()
+    )
 
 
 def test_the_commands_of_the_readme_are_targets() -> None:

@@ -206,6 +206,7 @@ def test_padded_rows_with_the_real_border(tmp_path: Path) -> None:
     }
     dataset = run(case, config, tmp_path / "out")
     # The tutorial sets pad = eos, as its tokenizer has no pad; this one has one, and so that is what pads.
+    assert dataset.tokenizer is not None
     pad_id = dataset.tokenizer.pad_id
     full = [
         {
@@ -344,7 +345,11 @@ def test_reward_rows(kind: str, tmp_path: Path) -> None:
         for side in ("chosen", "rejected")
     }
     rules = {} if template else {"encode": "joint", "eos": "if_missing"}
-    config = {"input": {"sources": sources}, "preprocessing": {"untrained": "keep", **rules}, "output": {}}
+    config: dict[str, Any] = {
+        "input": {"sources": sources},
+        "preprocessing": {"untrained": "keep", **rules},
+        "output": {},
+    }
     dataset = run(case, config, tmp_path / "out")
     wanted = expected(case, "reward")
     assert [row["chosen"].tolist() for row in dataset] == [row["chosen_ids"] for row in wanted]

@@ -43,12 +43,13 @@ def run_case(case: str, output: Path, changes: dict[str, Any] | None = None, blo
     if case in KEEP_UNTRAINED:
         config.setdefault("preprocessing", {})["untrained"] = "keep"
     about = json.loads((folder / "case.json").read_text())
+    options: dict[str, Any] = {"block_bytes": block_bytes} if block_bytes else {}
     Pipeline(
         PipelineConfig.from_dict(config),
         [str(folder / name) for name in about["inputs"]],
         output_dir=output,
         tokenizer_path=shared("tokenizers", about["tokenizer"]),
-        **({"block_bytes": block_bytes} if block_bytes else {}),
+        **options,
     ).run(["--runner=FnApiRunner"])
     return folder / "expected"
 

@@ -27,9 +27,10 @@ from beam_prep.formats.mmap_bin import BinReader
 from beam_prep.formats.tfrecord import TFRecordReader
 from beam_prep.inspect import Look, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
-from beam_prep.preview import first_records, prepare, preview
+from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
 from beam_prep.storage.files import list_inputs
+from beam_prep.transforms.read import first_records
 from tests.conftest import ROOT, shared
 
 TEXTS = [
@@ -42,7 +43,7 @@ TEXTS = [
 MARKED = re.compile("⟦(.*?)⟧", re.DOTALL)
 
 
-def make(folder: Path, config: str, data: Path, tokenizer: Path | None = None, **changes: dict[str, Any]) -> Dataset:
+def make(folder: Path, config: str, data: Path, tokenizer: Path | None = None, **changes: Any) -> Dataset:
     """The output of a config of the project; `changes`: parts of the config."""
     settings = json.loads((ROOT / "configs" / f"{config}.json").read_text()) | changes
     Pipeline(
@@ -154,7 +155,7 @@ def test_a_trained_newline_at_the_end_of_a_run_is_seen_in_colour(chats: Dataset)
 
 @pytest.mark.parametrize("shift", [False, True])
 def test_labels_are_shown_on_the_tokens_they_belong_to(tmp_path: Path, chats: Dataset, shift: bool) -> None:
-    config = {"preprocessing": {"shift": shift}, "output": {"columns": "labels"}}
+    config: dict[str, Any] = {"preprocessing": {"shift": shift}, "output": {"columns": "labels"}}
     labels = make(tmp_path, "sft_chat", example("chat"), **config)
     for index in range(60):
         text = render(labels, index, marks=True)
@@ -171,7 +172,7 @@ def test_a_shifted_row_whose_last_label_is_masked_shows_what_is_stored(tmp_path:
     source = tmp_path / "in.jsonl"
     messages = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Thanks"}]
     source.write_text(json.dumps({"messages": messages}) + "\n")
-    config = {"preprocessing": {"shift": True}, "output": {"columns": "labels"}}
+    config: dict[str, Any] = {"preprocessing": {"shift": True}, "output": {"columns": "labels"}}
     labels = make(tmp_path, "sft_chat", source, **config)
     text = render(labels, 0, marks=True)
     assert unmarked(body(text)) == labels.decode(0)
@@ -184,7 +185,7 @@ def test_labels_shifted_against_the_manifests_word_are_found_out(tmp_path: Path)
         manifest["columns"][1]["shifted"] = False
 
     (tmp_path / "labels").mkdir()
-    config = {"preprocessing": {"shift": True}, "output": {"columns": "labels"}}
+    config: dict[str, Any] = {"preprocessing": {"shift": True}, "output": {"columns": "labels"}}
     labels = make(tmp_path / "labels", "sft_chat", example("chat"), **config)
     wrong = with_manifest(labels, tmp_path, deny)
     assert re.search(r"\d+ labels are not the token they belong to", render(wrong, 0).plain)
@@ -217,7 +218,7 @@ def test_rollouts_show_every_response_and_the_rewards(rollouts: Dataset) -> None
 
 def test_rewards_without_their_responses_are_a_line(rollouts: Dataset) -> None:
     assert rollouts.tokenizer is not None
-    responses = Ragged.from_lists([rollouts.tokenizer.encode(["81"], False)[0].tolist()])
+    responses = Ragged.from_lists([rollouts.tokenizer.encode(["81"], False).flat.tolist()])
     row = {"responses": responses, "rewards": np.array([0.1, 1.0], np.float32)}
     schema = (Column("responses", "int32", 2, "ids"), Column("rewards", "float32", 1, "value"))
     text = render_row(Look(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
@@ -453,7 +454,7 @@ def test_pieces_join_to_the_text(name: str) -> None:
     others = json.loads(shared("tokenizers", "verify_texts.json").read_text("utf-8"))
     texts = [*TEXTS, *(other["text"] for other in others)]
     for text in texts:
-        ids = tokenizer.encode([text], True)[0].tolist()
+        ids = tokenizer.encode([text], True).flat.tolist()
         pieces = tokenizer.pieces(ids)
         assert len(pieces) == len(ids)
         assert "".join(pieces) == tokenizer.decode(ids)
@@ -462,15 +463,17 @@ def test_pieces_join_to_the_text(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "mistral-v1", "mistral-v3", "tekken-32k"])
 def test_pieces_of_cut_characters(name: str) -> None:
     tokenizer = Tokenizer.load(shared("tokenizers", name))
-    before, word = (tokenizer.encode([text], False)[0].tolist() for text in ("So", "word"))
-    character = tokenizer.encode(["a𠮷"], False)[0].tolist()[-2:]  # its last bytes alone are no character
+    before, word = (tokenizer.encode([text], False).flat.tolist() for text in ("So", "word"))
+    character = tokenizer.encode(["a𠮷"], False).flat.tolist()[-2:]  # its last bytes alone are no character
     pieces = tokenizer.pieces([*before, *character, *word])
     assert "".join(pieces).startswith("So")
     assert "".join(pieces).endswith("word")
     cut = "".join(pieces[len(before) : -len(word)])
     assert set(cut.strip()) == {"\ufffd"}  # they stay with their own tokens
     # A whole character after a cut one is whole.
-    assert "".join(tokenizer.pieces([*character, *word, *tokenizer.encode(["a𠮷"], False)[0].tolist()])).endswith("a𠮷")
+    assert "".join(tokenizer.pieces([*character, *word, *tokenizer.encode(["a𠮷"], False).flat.tolist()])).endswith(
+        "a𠮷"
+    )
     # Many of them take linear time, and none is lost.
     assert len(tokenizer.pieces(character * 2_000)) == 4_000
 
@@ -506,7 +509,10 @@ def test_inspect_prints_totals_and_the_first_records(chats: Dataset, capsys: pyt
 
 def test_inspect_says_how_labels_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for shift, words in ((False, "labels: unshifted"), (True, "labels: shifted by one")):
-        config = {"preprocessing": {"shift": shift}, "output": {"columns": "labels", "storage_format": "tfrecord"}}
+        config: dict[str, Any] = {
+            "preprocessing": {"shift": shift},
+            "output": {"columns": "labels", "storage_format": "tfrecord"},
+        }
         inspect(make(tmp_path / str(shift), "sft_chat", example("chat"), **config).path, count=0)
         out = capsys.readouterr().out
         assert f"columns: input_ids, labels; {words}\n" in out
@@ -545,7 +551,7 @@ def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset, capsys: py
         assert message in str(caught.value)
     for options in ({"count": -1}, {"domain": "math"}):
         with pytest.raises(BeamPrepError):
-            cat(path, **options)  # type: ignore[arg-type]
+            cat(path, **options)
     capsys.readouterr()
     assert main(["inspect", str(path), "--record", str(rows)]) == 1
     assert capsys.readouterr().err.startswith(f"beam-prep: no record {rows}")

@@ -109,6 +109,7 @@ def test_ids_and_masks_of_conversations(tokenizer: str, template: str, tmp_path:
     for found, (want, what) in zip(dataset, kept, strict=True):
         assert found["sequence"].tolist() == want["input_ids"], what
         if what in swallowed:
+            assert dataset.tokenizer is not None
             assert dataset.tokenizer.decode(found["sequence"][found["loss_mask"] == 1]) == swallowed[what]
             assert sum(want["assistant_masks"]) < found["loss_mask"].sum()
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 import pytest
 
 import beam_prep as bp
@@ -100,13 +101,13 @@ def test_packing_order_is_by_uncut_length_whatever_the_blocks_and_domains(
         shards[-1].append(place)
         if sum(len(left[each][cut]) for each in shards[-1]) >= 2000:
             shards.append([])
-    found = {topic: [] for topic in "ab"}
+    found: dict[str, list[Any]] = {topic: [] for topic in "ab"}
     for shard in shards:
         for topic in "ab":
             mine = [place for place in shard if rows[place]["topic"] == topic]
             for first in range(0, len(mine), 17):
                 group = mine[first : first + 17]
-                plan = plan_packs([len(left[place]) for place in group], "bfd", 40)
+                plan = plan_packs(np.array([len(left[place]) for place in group]), "bfd", 40)
                 found[topic] += [left[group[row]][cut] for row in plan.piece_row.tolist()]
     dataset = bp.open(result.output)
     assert documents(result.output) == [document for topic in dataset.domains for document in found[topic]]

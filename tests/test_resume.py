@@ -20,6 +20,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import OutputError, SpoolError
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.storage import publish
 from beam_prep.storage.spool import Spool
 from beam_prep.transforms import shard
 from tests.conftest import shared, tree
@@ -369,6 +370,8 @@ def test_the_same_bytes_in_two_files_are_tokenised_once_and_counted_twice(jobs: 
         jobs.write(name, chat(150))
     single = jobs.run("a.jsonl", output="single").manifest
     double = jobs.run("a.jsonl", "b.jsonl").manifest
+    assert single is not None
+    assert double is not None
     blocks, reused = jobs.told()
     assert reused == blocks / 2
     for name in ("lines", "kept", "read"):
@@ -391,7 +394,8 @@ def test_the_same_bytes_in_two_files_are_tokenised_once_and_counted_twice(jobs: 
 
 def rows_in_the_spool(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[int]:
     """How many blocks have their rows in the spool when a run begins to write, and behind each of its shards."""
-    whole, counts = shard.write_shard, []
+    whole = publish.write_shard
+    counts: list[int] = []
 
     def counted(*given: Any) -> Any:
         folder = Path(given[1].folder)
@@ -443,7 +447,8 @@ def test_equal_blocks_of_this_run_alone_stay(jobs: Jobs, max_tokens: int) -> Non
 def test_a_run_that_fails_while_it_writes_is_made_good_by_the_next(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.write("a.jsonl", chat(600))
     config = changed(output__max_tokens_per_shard=60_000)
-    whole, written = shard.write_shard, []
+    whole = publish.write_shard
+    written: list[Any] = []
 
     def full(*given: Any) -> Any:
         if written:
@@ -583,7 +588,9 @@ def test_a_file_in_the_outputs_place_is_refused_and_an_empty_folder_taken(jobs: 
         jobs.run("a.jsonl", overwrite=True)
     (jobs.folder / "out").unlink()
     (jobs.folder / "out").mkdir()
-    assert jobs.run("a.jsonl").manifest["totals"]["rows"] == 5
+    manifest = jobs.run("a.jsonl").manifest
+    assert manifest is not None
+    assert manifest["totals"]["rows"] == 5
 
 
 # One job at a time
@@ -595,7 +602,7 @@ def test_a_second_launch_on_the_same_output_waits_for_no_one(jobs: Jobs, monkeyp
 
     jobs.write("a.jsonl", chat(5))
     met: list[str] = []
-    up_to_date = pipeline.up_to_date
+    up_to_date = publish.up_to_date
 
     def looks(output: str, *others: Any) -> bool:
         for name in ("out", "elsewhere") if not met else ():
@@ -618,4 +625,6 @@ def test_the_lock_is_free_again_after_a_run_that_failed(jobs: Jobs) -> None:
     for _ in range(2):
         with pytest.raises(Exception, match="max_reject_rate"):
             jobs.run("a.jsonl", max_reject_rate=0.0)
-    assert jobs.run("a.jsonl").manifest["totals"]["rows"] == 20
+    manifest = jobs.run("a.jsonl").manifest
+    assert manifest is not None
+    assert manifest["totals"]["rows"] == 20

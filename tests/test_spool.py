@@ -16,9 +16,11 @@ from hypothesis import given, settings
 
 from beam_prep import errors
 from beam_prep.core.data.block import BlockReceipt
+from beam_prep.core.shards.plan import make_plan
 from beam_prep.formats import spool as files
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.storage import spool as _spool
+from beam_prep.storage.files import read_file
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Found
@@ -47,7 +49,7 @@ class Streamed:
 
 
 READERS: dict[str, Callable[[str], Any]] = {
-    "mapped": _spool.read_file,
+    "mapped": read_file,
     "streamed": lambda path: pa.PythonFile(Streamed(path), mode="r"),
 }
 
@@ -300,9 +302,9 @@ def test_a_block_that_is_damaged_when_it_is_written_fails_the_run_and_the_next_m
 ) -> None:
     jobs.write("a.jsonl", chat(100))
     expected = jobs.scratch("a.jsonl", config=ONE_SHARD)
-    options = {"config": ONE_SHARD, **({"spool": jobs.spool} if kept else {})}
+    options: dict[str, Any] = {"config": ONE_SHARD, **({"spool": jobs.spool} if kept else {})}
     folder = Path(jobs.spool) if kept else jobs.folder / ".beam_prep"
-    plan = shard.make_plan
+    plan = make_plan
 
     def damages(*given: Any) -> Any:
         planned = plan(*given)
@@ -333,7 +335,7 @@ def test_a_sidecar_that_is_damaged_when_the_plan_is_made_fails_the_run(
 ) -> None:
     jobs.write("a.jsonl", chat(100))
     expected = jobs.scratch("a.jsonl")
-    plan = shard.make_plan
+    plan = make_plan
 
     def damages(*given: Any) -> Any:
         for path in sorted(Path(jobs.spool).rglob("*" + SIDECAR)):
@@ -351,7 +353,7 @@ def test_a_sidecar_that_is_damaged_when_the_plan_is_made_fails_the_run(
 
 def test_a_block_that_was_lost_before_it_is_written_is_named(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.write("a.jsonl", chat(100))
-    plan = shard.make_plan
+    plan = make_plan
 
     def loses(*given: Any) -> Any:
         shutil.rmtree(jobs.spool)

@@ -120,7 +120,8 @@ def test_every_terraform_variable_is_used_and_every_used_one_is_there() -> None:
 
 def test_the_module_in_the_docs_has_all_that_must_be_given() -> None:
     text = (ROOT / "docs" / "dataflow.md").read_text()
-    example = hcl2.loads(re.search(r"^```hcl\n(.*?)^```$", text, re.M | re.S)[1])["module"][0]
+    (shown,) = re.findall(r"^```hcl\n(.*?)^```$", text, re.M | re.S)
+    example = hcl2.loads(shown)["module"][0]
     (given,) = example.values()
     needed = {**variables("variables.tf"), **variables("parameters.tf")}
     assert given.keys() - {"source", "__is_block__"} <= needed.keys()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import Tokenizer, runners
+from beam_prep import Tokenizer, runners, worker
 from beam_prep.storage.files import list_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -224,6 +224,25 @@ def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
     source: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
 ) -> None:
     monkeypatch.setattr(runners, "SMALL_INPUT", 0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(worker, "cores", lambda: 2)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it is set for good otherwise
     assert runners.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to processors")
+def test_cores_are_those_that_the_process_may_use() -> None:
+    own = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{own}]); from beam_prep import worker; print(worker.cores())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(("counted", "cores"), [(3, 3), (None, 1)])
+def test_cores_are_known_where_no_process_can_be_bound_to_them(
+    monkeypatch: pytest.MonkeyPatch, counted: int | None, cores: int
+) -> None:
+    """As on macOS, where `os` has no `sched_getaffinity`."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: counted)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: counted, raising=False)
+    assert worker.cores() == cores

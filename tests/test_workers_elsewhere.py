@@ -161,7 +161,7 @@ def test_a_tokenizer_that_comes_late_is_waited_for(
         if len(pauses) == 3:
             (tmp_path / "away").rename(late)
 
-    monkeypatch.setattr(retry.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
     assert Path(shipped.folder) == tmp_path / "worker" / tokenizer.fingerprint
     assert tree(shipped.folder) == tree(tokenizer.folder)

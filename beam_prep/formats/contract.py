@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from beam_prep.core.data.schema import Column
 OpenFile = Callable[[str], BinaryIO]
 """Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made."""
 
-Row = dict[str, Array | Ragged]
-"""Column name to a row's values [length], or to its lists (a `Ragged`) where the column's depth is 2."""
+Row = dict[str, Any]
+"""Column name to a row's values: an array [length], or a `Ragged` (its lists) where the column's depth is 2.
+
+`Any`, since only the schema says which of the two: a trainer's type checker would ask at every use.
+"""
 
 
 class ShardWriter(Protocol):

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
@@ -230,10 +230,10 @@ class Dataset:
         return len(self._rows)
 
     @overload
-    def __getitem__(self, index: int) -> Row: ...
+    def __getitem__(self, index: SupportsIndex) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> "Dataset": ...
-    def __getitem__(self, index: int | slice) -> "Row | Dataset":
+    def __getitem__(self, index: SupportsIndex | slice) -> "Row | Dataset":
         """A row (negative: from the end), or a view of a slice.
 
         Raises:
@@ -280,7 +280,7 @@ class Dataset:
         """The rows of this view that lie in a shard."""
         return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))
 
-    def _row_number(self, index: int) -> int:
+    def _row_number(self, index: SupportsIndex) -> int:
         try:
             return self._rows[index]
         except IndexError:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from beam_prep.core.data.schema import Output
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose, encoder_of, name_of
@@ -93,7 +93,7 @@ class Tokenize(BlockStep):
             return
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
-        self.chosen, problem = choose(self.tokenizer, self.backend)
+        self.chosen, problem = choose(self.tokenizer, cast(Backend, self.backend))
         if problem is not None:
             log.info("%s", problem)
 

@@ -810,7 +810,7 @@ def _chatml(draw: Choices, tokens: tuple[str, str] | None = None) -> Template:
     form = draw.choice(["as is", "as is", "as is", "model"])
     content = _plain_form(draw)
     line = draw.choice(["\n", "\n", ""])
-    turn = {"header": [const(begin, HEADER), role(form), const("\n", HEADER)], "tail": consts(line)}
+    turn: dict[str, Any] = {"header": [const(begin, HEADER), role(form), const("\n", HEADER)], "tail": consts(line)}
     mode = draw.choice(["apart", "+", "~"])
     with_calls = chance(draw, 20)
     body = [own(content, guarded=with_calls)]
@@ -839,7 +839,7 @@ def _headed(draw: Choices) -> Template:
         begin, close, end = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
         header = [const(begin, HEADER), role("as is"), const(close + "\n\n", HEADER)]
         prompt, bos, eos = begin + "assistant" + close + "\n\n", "<|begin_of_text|>", end
-        controls = (begin, close, end, bos)
+        controls: tuple[str, ...] = (begin, close, end, bos)
         tail = ""
     elif kind == "phi":
         header, end, eos, bos = (

@@ -63,8 +63,13 @@ class Reading(Protocol):
     """How a text becomes tokens: as the library is to have it, and as it can be looked up without the library."""
 
     name: str
-    controls: tuple[str, ...] | None  # None: those of the template
-    encoder: Any
+
+    @property
+    def controls(self) -> tuple[str, ...] | None:
+        """None: those of the template."""
+
+    @property
+    def encoder(self) -> Any: ...
 
     def ids(self, text: str) -> list[int]: ...
 

@@ -31,7 +31,7 @@ from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.shift import to_labels
 from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
-from beam_prep.core.tokens.truncate import truncate
+from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import RunError
 from beam_prep.formats.spool import encode_block
 from tests.conftest import ROOT
@@ -68,7 +68,8 @@ def read(lines: list[bytes], wanted: Wanted | None) -> Records:
 
 
 def pick(record: Record) -> bool | str:
-    return [True, True, False, "refused"][len(json.dumps(record)) % 4]
+    answers: list[bool | str] = [True, True, False, "refused"]
+    return answers[len(json.dumps(record)) % 4]
 
 
 def louder(record: Record) -> Record | str:
@@ -80,6 +81,7 @@ def louder(record: Record) -> Record | str:
 
 SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
 FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
+MODES: tuple[TruncationMode, ...] = ("keep_start", "keep_end", "drop")
 Step = Callable[[Any], Any]
 ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
@@ -87,9 +89,7 @@ ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
 )
 ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
-    st.tuples(st.integers(1, 12), st.sampled_from(["keep_start", "keep_end", "drop"])).map(
-        lambda given: lambda batch: truncate(batch, *given)
-    ),
+    st.tuples(st.integers(1, 12), st.sampled_from(MODES)).map(lambda given: lambda batch: truncate(batch, *given)),
     st.sampled_from([lambda batch: batch.drop(batch["sequence"].lengths % 3 == 0, "thirds")]),
     st.sampled_from([lambda batch: batch.reject(batch["sequence"].lengths % 3 == 1, "thirds", "more")]),
 )
@@ -117,7 +117,7 @@ OTHER_LINES = st.sampled_from([b"", b"  ", b"{", b"[1]", b'{"text": "\\ud800"}',
 
 @st.composite
 def blocks(draw: st.DrawFn) -> list[bytes]:
-    kinds = st.sampled_from([PLAIN_TEXT, PLAIN_CHAT, st.one_of(PLAIN_TEXT, PLAIN_CHAT, ODD)])
+    kinds: Any = st.sampled_from([PLAIN_TEXT, PLAIN_CHAT, st.one_of(PLAIN_TEXT, PLAIN_CHAT, ODD)])
     records = draw(st.lists(draw(kinds), min_size=1, max_size=8))
     lines = [json.dumps({"id": f"r{number}", **record}).encode() for number, record in enumerate(records)]
     for place, line in draw(st.lists(st.tuples(st.integers(0, 8), OTHER_LINES), max_size=2)):
@@ -174,7 +174,7 @@ def test_no_line_is_lost_and_columns_change_nothing(
 ) -> None:
     blocks: list[Any] = [read(lines, None), read(lines, wanted)]
     rule = RoleMask({"assistant": "train"})
-    steps = [
+    steps: list[list[Callable[..., Any]]] = [
         *([work, work] for work in before),
         [lambda records, voice=voice: apply_template(records, (output,), voice, "topic") for voice in VOICES],
         [lambda rendered: tokenize(rendered, TOKENIZER, 1)] * 2,

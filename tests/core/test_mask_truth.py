@@ -283,7 +283,7 @@ def test_a_lone_answer_of_an_index_loop(path: str) -> None:
 
 
 def test_the_script_says_what_it_found() -> None:
-    command = [sys.executable, ROOT / "benchmarks" / "mask_truth.py", "--pairs", "192", "--processes", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "mask_truth.py"), "--pairs", "192", "--processes", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("192 pairs, 8 templates, seed 1, ")
@@ -297,7 +297,12 @@ def test_the_script_says_what_it_found() -> None:
 
 def by_hand(**changes: Any) -> Template:
     header = [const("<a>", parts.HEADER), role("as is"), const("\n", parts.HEADER)]
-    made = {"header": header, "body": [own("as is")], "end": [const("<z>", parts.END)], "tail": [const("\n")]}
+    made: dict[str, Any] = {
+        "header": header,
+        "body": [own("as is")],
+        "end": [const("<z>", parts.END)],
+        "tail": [const("\n")],
+    }
     turn, other = Turn(**{**made, **changes.pop("answer", {})}), Turn(**made)
     given = {"prompt": "<a>assistant\n", "controls": ("<a>", "<z>", "</s>"), "turn_tokens": ("<a>", "<z>", "</s>")}
     return Template("by hand", bos="", eos="</s>", answer=turn, other=other, **{**given, **changes})

@@ -53,7 +53,7 @@ def test_a_worker_pool_gives_the_same_bytes(
 def test_the_boot_program_installs_our_sdist_and_gives_the_same_bytes(
     flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, str]
 ) -> None:
-    lacks_us = [built("python") / "bin" / "python", "-I", "-c", "import apache_beam, beam_prep"]
+    lacks_us = [str(built("python") / "bin" / "python"), "-I", "-c", "import apache_beam, beam_prep"]
     done = subprocess.run(lacks_us, capture_output=True, text=True)
     assert "No module named 'beam_prep'" in done.stderr
     run(CHAT.config, source, folder / "process", [*flink.options, *process])

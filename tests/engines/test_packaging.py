@@ -59,6 +59,7 @@ def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
     ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "beam_prep").rglob("*.py")}
+    ours.add("beam_prep/py.typed")
     about = {"pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"}
     # PKG-INFO and the like: setuptools'.
     made = {name for name in files if name.startswith("beam_prep.egg-info/")} | {"PKG-INFO", "setup.cfg"}
@@ -111,7 +112,8 @@ def test_the_readme_says_what_every_extra_is_for() -> None:
 def compiled(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """What uv makes of the project, for the image's Python and platform."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    _, *options = shlex.split(re.search(r"^PIN = \$\(BIN\)/(.*)$", makefile, re.M)[1])
+    (pin,) = re.findall(r"^PIN = \$\(BIN\)/(.*)$", makefile, re.M)
+    _, *options = shlex.split(pin)
     uv = str(Path(sys.executable).parent / "uv")
     return subprocess.run([uv, *options, "pyproject.toml", *arguments], cwd=ROOT, capture_output=True, text=True)
 

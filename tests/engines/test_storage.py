@@ -141,7 +141,7 @@ def test_everything_in_a_store_gives_the_same_bytes(
         write(tmp_path, name, data)
     for path in Path(tokenizer_path).iterdir():
         folder.put(f"tokenizer/{path.name}", path.read_bytes())
-    given = {"block_bytes": 64 * KB, "max_reject_rate": 0.2}
+    given: dict[str, Any] = {"block_bytes": 64 * KB, "max_reject_rate": 0.2}
     Pipeline(tmp_path / "config.json", str(tmp_path / "data/*"), tmp_path / "out", tokenizer_path, **given).run(LOCAL)
 
     made = folder.run(
@@ -197,7 +197,12 @@ def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypat
     assert not store.run(tokenizer_path, source).up_to_date
     reads: list[str] = []
     read = pipeline.digest_of
-    monkeypatch.setattr(pipeline, "digest_of", lambda file: reads.append(file.path) or read(file))
+
+    def noted(file: Any) -> Any:
+        reads.append(file.path)
+        return read(file)
+
+    monkeypatch.setattr(pipeline, "digest_of", noted)
     assert store.run(tokenizer_path, source).up_to_date
     assert reads == []  # the store's checksums are the same
     # Written again with the same content; another version in the store, perhaps.

@@ -84,7 +84,7 @@ def conversations(name: str) -> Iterator[Case]:
         rows: list[Row | None] = []
         for record in records(file):
             try:
-                made = tokenizer.apply_chat_template(
+                made: Any = tokenizer.apply_chat_template(
                     record["messages"],
                     tools=record.get("tools"),
                     tokenize=True,
@@ -100,7 +100,7 @@ def conversations(name: str) -> Iterator[Case]:
 
 def prompts(name: str) -> Iterator[Case]:
     """Ids of prompts, without a generation prompt, and of the responses to each."""
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER / name)
+    tokenizer: Any = AutoTokenizer.from_pretrained(FOLDER / name)
     rows: list[Row | None] = [
         {
             "prompts": tokenizer.apply_chat_template(record["prompt"], tokenize=True, return_dict=True)["input_ids"],
@@ -127,7 +127,8 @@ def mapped(name: str) -> Iterator[Case]:
 
 
 def model_config() -> LlamaConfig:
-    return LlamaConfig(
+    made: Any = LlamaConfig  # its stubs do not know `num_labels`
+    return made(
         vocab_size=4000, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=1
     )
 

@@ -212,9 +212,10 @@ def test_labels(tmp_path: Path, shift: bool) -> None:
         assert (labels != -100).any()
         np.testing.assert_array_equal(inputs[labels != -100], labels[labels != -100])
     answer = dataset.decode(0, "labels")
+    assert isinstance(answer, str)
     assert answer.endswith("<|im_end|>\n")
     assert "user" not in answer
-    assert dataset.decode(0).startswith("<|bos|><|im_start|>system")
+    assert str(dataset.decode(0)).startswith("<|bos|><|im_start|>system")
 
 
 def test_decode_refuses_what_is_no_text(single: Path) -> None:
@@ -335,7 +336,7 @@ assert not {*sys.modules} & heavy, {*sys.modules} & heavy
 def test_says_why_a_path_is_not_an_output(tmp_path: Path, single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    cases = {
+    cases: dict[Path | str, str] = {
         tmp_path / "empty": "has no manifest.json: not an output of beam_prep, or the run did not finish",
         tmp_path / "none": "no such directory; give the directory",
         tmp_path / "file": "is a file; give the directory",

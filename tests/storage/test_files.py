@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from beam_prep.errors import InputError
-from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs
 
 
@@ -50,7 +49,7 @@ def test_a_file_named_like_a_glob_is_that_file(folder: Path) -> None:
 
 
 def test_paths_may_be_paths(folder: Path) -> None:
-    assert [file.path for file in list_inputs([folder / "a.jsonl"])] == [str(folder / "a.jsonl")]  # type: ignore[list-item]
+    assert [file.path for file in list_inputs([folder / "a.jsonl"])] == [str(folder / "a.jsonl")]
 
 
 def test_the_ending_names_the_compression(tmp_path: Path) -> None:
@@ -100,6 +99,6 @@ def test_a_store_that_cannot_be_looked_up_is_an_input_error() -> None:
 
 
 def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.os, "access", lambda path, mode: not str(path).endswith("b.jsonl"))  # root may read all
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("b.jsonl"))  # root may read all
     with pytest.raises(InputError, match=r"cannot read '.*/b\.jsonl': permission denied; make it readable"):
         list_inputs([str(folder / "*.jsonl")])

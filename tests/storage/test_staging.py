@@ -11,7 +11,7 @@ from beam_prep.storage.staging import Hashed
 
 def test_the_digest_and_the_size_are_of_what_lies_on_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
-    parts = [b"one", memoryview(b"two" * 100_000), b"", b"three"]
+    parts: list[bytes | memoryview] = [b"one", memoryview(b"two" * 100_000), b"", b"three"]
     file = Hashed(str(path))
     for part in parts:
         assert file.write(part) == len(part)

@@ -112,7 +112,7 @@ def test_the_check_of_the_page_finds_a_model_that_does_not_keep_documents_apart(
     row, model = bp.open(packed())[0], alone.tiny()
     assert names["leak"](model, row) < alone.CLOSE
 
-    class Leaking(torch.nn.Module):
+    class Leaking(torch.nn.Module):  # type: ignore[name-defined]
         def forward(self, **given: Any) -> Any:
             given.pop("position_ids", None)
             return model(**given)

@@ -132,8 +132,8 @@ def test_shard(tmp_path: Path) -> None:
     [
         lambda: bp.Truncate(0),
         lambda: bp.FilterByChars(5, 4),
-        lambda: bp.FilterRecords("no function"),  # type: ignore[arg-type]
-        lambda: bp.BuildMask({"user": "maybe"}),  # type: ignore[dict-item]
+        lambda: bp.FilterRecords("no function"),
+        lambda: bp.BuildMask({"user": "maybe"}),
         lambda: bp.Shard("out", formats=["parquet"]),
         lambda: bp.Shard("out", max_tokens=0),
         lambda: bp.ReadJSONL([str(ROOT / "examples/data/chat.jsonl")], block_bytes=5),

@@ -741,7 +741,8 @@ def test_every_test_of_a_message_is_taken_both_ways(turn: str, wanted: list[str]
 
 
 def test_one_rendering_takes_a_way_of_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced, counts = Recorder._traced, []
+    traced = Recorder._traced
+    counts: list[int] = []
 
     def counted(*arguments: Any) -> Any:
         counts[-1] += 1

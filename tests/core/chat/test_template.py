@@ -135,6 +135,7 @@ def test_every_template_writes_what_transformers_writes(folder: Path, name: str 
 )
 def test_what_is_loaded_is_the_tokenizers_own_template(folder: Path) -> None:
     loaded = load(folder)
+    assert loaded.chat_template is not None
     assert loaded.chat_template == auto(folder).chat_template
     talk = TALKS["system"]
     alike = {**auto(folder).special_tokens_map, **loaded.special_tokens}
@@ -314,7 +315,8 @@ def test_variables_reach_the_template_and_may_replace_special_tokens() -> None:
 def test_variables_of_a_record_do_not_get_in_the_way_of_ours(name: str) -> None:
     """They come from the data: no name may end the run, or put other messages in place."""
     template = ChatTemplate(PLAIN, {})
-    talk, given = [say("user", "x"), say("assistant", "y")], {name: [say("user", "other")]}
+    talk = [say("user", "x"), say("assistant", "y")]
+    given: dict[str, Any] = {name: [say("user", "other")]}
     assert template.render(talk, **given) == "xy"
     assert template.render(talk, True, **given) == "xy>"
     assert template.render_chat(talk, **given).text == "xy"
@@ -421,7 +423,7 @@ VALUES = {
     "nothing": "none",
     "what is not there": "absent",
 }
-EVERY_FILTER = sorted(set(jinja2.defaults.DEFAULT_FILTERS) - {"random"})
+EVERY_FILTER = sorted(set(jinja2.filters.FILTERS) - {"random"})
 ADDRESS = re.compile("0x[0-9a-f]{6,}", re.IGNORECASE)
 WAYS = [
     *(
@@ -462,7 +464,18 @@ def test_no_name_is_written_as_an_address(name: str) -> None:  # fmt: skip
 
 @pytest.mark.parametrize("value", VALUES)
 def test_no_method_is_written_as_an_address(value: str) -> None:
-    kinds = (str, list, dict, int, float, range, bytes, jinja2.utils.Cycler, jinja2.utils.Joiner, type({}.keys()))
+    kinds: tuple[type, ...] = (
+        str,
+        list,
+        dict,
+        int,
+        float,
+        range,
+        bytes,
+        jinja2.utils.Cycler,
+        jinja2.utils.Joiner,
+        type({}.keys()),
+    )
     names = sorted({name for kind in kinds for name in dir(kind) if not name.startswith("_")})
     way = "".join(f"{{% if X.{name} is defined %}}.{{% endif %}}" for name in names)
     assert len(written(VALUES[value], [way])[0]) < len(names)

@@ -17,7 +17,7 @@ from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Texts, Wanted, concat, join
 from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Output, Section, TextRules
+from beam_prep.core.data.schema import Action, Output, Section, TextRules
 from beam_prep.core.encoding.backends import Fast
 from beam_prep.core.pieces import bulk, collector
 from beam_prep.core.pieces.apply import apply_template
@@ -142,7 +142,9 @@ def test_what_may_be_something_else_is_not_taken(data: bytes) -> None:
     assert not assert_same_records(data)
 
 
-VALUE = st.sampled_from([None, True, 1, -2.5, 10**30, "", "x", "\u00e9", "2020-01-01", [], {}, [1]])
+VALUE: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 1, -2.5, 10**30, "", "x", "\u00e9", "2020-01-01", [], {}, [1]]
+)
 MESSAGE = st.one_of(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.sampled_from(SAID)}),
     st.fixed_dictionaries({"role": st.just("user")}, optional={"content": VALUE, "name": VALUE}),
@@ -199,7 +201,7 @@ def at_once() -> Any:
         yield
 
 
-def render(records: Records, voice: Voice, action: str, domain: str | None = None) -> Rendered:
+def render(records: Records, voice: Voice, action: Action, domain: str | None = None) -> Rendered:
     output = Output("sequence", "ids", (Section("messages", action, "conversation"),), "loss_mask")
     return apply_template(records, (output,), voice, domain)
 
@@ -224,7 +226,7 @@ def with_names(pieces: Pieces) -> list[Any]:
     return [(*each[:3], names[each[3]], *each[4:]) for each in pieces.segments.tolist()]
 
 
-def assert_same_texts(data: bytes, voice: Voice, action: str, domain: str | None = None) -> dict[str, int]:
+def assert_same_texts(data: bytes, voice: Voice, action: Action, domain: str | None = None) -> dict[str, int]:
     """Gives what was made in which way."""
     wanted, found = (render(read(data, kind), voice, action, domain) for kind in (None, CHATS))
     assert_same_rendered(found, wanted)
@@ -255,7 +257,7 @@ SPACED = [
     content_first=st.booleans(),
 )
 def test_the_same_texts_and_spans(
-    name: str, action: str, rule: Any, roles: list[str], said: list[list[str]], content_first: bool
+    name: str, action: Action, rule: Any, roles: list[str], said: list[list[str]], content_first: bool
 ) -> None:
     rows = []
     for contents in said:

@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from beam_prep.core.encoding import tokenizer as module
+from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 from tests.conftest import ROOT, SHARED, shared
@@ -110,7 +111,8 @@ def test_more_texts_than_one_call_takes_come_back_in_order(monkeypatch: pytest.M
 
 def test_no_texts_give_no_rows() -> None:
     found = Tokenizer.load(OURS).encode([], True)
-    assert (len(found), found.flat.dtype) == (0, np.int32)
+    assert len(found) == 0
+    assert found.flat.dtype == np.int32
 
 
 def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
@@ -402,12 +404,13 @@ def test_ids_do_not_depend_on_what_somebody_wrote_into_the_cache(tmp_path: Path,
 
 
 def plant_other(path: Path, _: Path) -> None:
-    other = {
+    changes: dict[str, Callable[[str], str]] = {
         "tokenizer.json": lambda text: text.replace('"id": 0,', '"id": 1,', 1),
         "tokenizer_config.json": lambda text: text + " ",
         "chat_template.jinja": lambda text: "{{ messages }}",
         "beam_prep.json": lambda text: text.replace('"max_id": ', '"max_id": 9'),
-    }[path.name](path.read_text())
+    }
+    other = changes[path.name](path.read_text())
     assert other != path.read_text()
     path.write_text(other)
 
@@ -426,7 +429,7 @@ def test_what_was_planted_before_the_first_run_is_replaced(tmp_path: Path, monke
     """No note vouches for these files; their folder's name does not, either."""
     right = Tokenizer.load(OURS)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    planted = module.resolve.bundles() / right.fingerprint
+    planted = tokenizer_cache.bundles() / right.fingerprint
     shutil.copytree(right.folder, planted)
     plant_other(planted / "tokenizer.json", tmp_path)
     (planted / "more.txt").write_text("not ours")

@@ -92,7 +92,9 @@ def chats(key: str) -> list[dict[str, Any]]:
             ("assistant", f"{number}."),
         ]
         values = own or [None] * 4
-        keys = [{} if value is None else {key: bool(value) if key == "train" else value} for value in values]
+        keys: list[dict[str, Any]] = [
+            {} if value is None else {key: bool(value) if key == "train" else value} for value in values
+        ]
         return [said(*turn, **more) for turn, more in zip(turns, keys, strict=True)]
 
     plain = [{"messages": chat(number)} for number in range(80)]

@@ -209,8 +209,7 @@ class TestShareGPT:
         row = {"conversations": talk(("human", "x")), "messages": says(("user", "y"))}
         message = "the record has 'messages' beside 'conversations', wanted one of them: which is meant?"
         assert outcome(adapter("sharegpt"), row) == ("field_taken", message)
-        row["messages"] = None
-        assert outcome(adapter("sharegpt"), row) == {"messages": says(("user", "x"))}
+        assert outcome(adapter("sharegpt"), {**row, "messages": None}) == {"messages": says(("user", "x"))}
 
 
 class TestAlpaca:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from beam_prep import testing
-from beam_prep.core.data.block import TEXT_LIMIT, InputFile
+from beam_prep.core.data.block import TEXT_LIMIT, InputFile, Reject
 from beam_prep.core.data.hashing import block_digest, tree_digest, tree_nodes
 from beam_prep.core.reading import blocks as blocks_module
 from beam_prep.core.reading import json_line
@@ -29,7 +29,7 @@ WHOLE = 1 << 40
 
 def split(data: bytes, block_bytes: int) -> list[RawBlock]:
     """The splits of a plain file, each read from a stream of its own, positioned as `open_input` does."""
-    blocks = []
+    blocks: list[RawBlock] = []
     for start in range(0, len(data), block_bytes):
         stream = io.BytesIO(data)
         stream.seek(max(0, start - 1))
@@ -491,7 +491,7 @@ def test_a_repeated_key_among_many_is_found_in_linear_time() -> None:
             return str.__eq__(self, other)
 
     pairs = [(Key(f"key {i}"), 0) for i in range(3000)]
-    with pytest.raises(json_line.Reject, match="'key 2999' stands twice"):
+    with pytest.raises(Reject, match="'key 2999' stands twice"):
         json_line.unique_keys([*pairs, (Key("key 2999"), 0)])
     assert compared < 10 * len(pairs)
 
@@ -561,7 +561,7 @@ def test_char_limits_are_inclusive_and_count_code_points() -> None:
 
 
 def test_a_field_outside_the_limits_counts_as_absent() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"a": "x", "b": "long enough", "c": "untouched"},
         {"a": "x", "b": "y"},
         {"a": "x", "b": None},
@@ -589,7 +589,7 @@ def test_a_field_outside_the_limits_counts_as_absent() -> None:
 
 
 def test_filter_records_keeps_drops_and_rejects() -> None:
-    answers = {"keep": True, "drop": False, "bad": "no licence"}
+    answers: dict[str, bool | str] = {"keep": True, "drop": False, "bad": "no licence"}
     found = filter_records(
         testing.records([{"k": k} for k in ("keep", "drop", "bad", "keep")]), lambda r: answers[r["k"]]
     )
@@ -656,7 +656,7 @@ def test_reasons_that_differ_by_record_end_in_a_clear_error() -> None:
 def test_numpy_booleans_are_booleans() -> None:
     import numpy as np
 
-    found = filter_records(testing.records([{"n": 1}, {"n": 2}]), lambda row: np.bool_(row["n"] > 1))
+    found = filter_records(testing.records([{"n": 1}, {"n": 2}]), lambda row: np.bool_(row["n"] > 1))  # type: ignore[arg-type, return-value]
     assert found.rows == [{"n": 2}]
 
 

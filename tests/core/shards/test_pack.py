@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.shards.pack import PackPlan, PackStats, Strategy, pack_columns, plan_packs
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
@@ -25,7 +25,7 @@ TRL_GROUP = 1000
 Piece = tuple[int, int, int]
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def lines(path: Path) -> list[Any]:
     with open(path, encoding="utf-8", newline="\n") as file:
         return [json.loads(line) for line in file]
 
@@ -170,6 +170,12 @@ class TestPlan:
             plan_packs(np.array([1]), "ffd", 8)  # type: ignore[arg-type]
 
 
+def array(rows: Ragged, row: int) -> Array:
+    found = rows[row]
+    assert not isinstance(found, Ragged)
+    return found
+
+
 class TestColumns:
     @given(lengths_of_groups, st.sampled_from(STRATEGIES), capacities)
     def test_documents_are_never_mixed(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
@@ -180,12 +186,12 @@ class TestColumns:
         for pack in range(len(packed["row"])):
             at = 0
             documents = []
-            for length in packed["seq_lens"][pack]:
+            for length in array(packed["seq_lens"], pack).tolist():
                 piece = slice(at, at + length)
-                rows, places = packed["row"][pack][piece], packed["place"][pack][piece]
+                rows, places = array(packed["row"], pack)[piece], array(packed["place"], pack)[piece]
                 assert len(set(rows.tolist())) == 1
                 assert (np.diff(places) == 1).all()
-                assert packed["position_ids"][pack][piece].tolist() == list(range(length))
+                assert array(packed["position_ids"], pack)[piece].tolist() == list(range(length))
                 documents.append(int(rows[0]))
                 at += length
             assert at == len(packed["row"][pack])

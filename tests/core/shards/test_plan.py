@@ -197,7 +197,7 @@ def inputs(draw: st.DrawFn) -> list[list[list[Line]]]:
     """Files of blocks of lines. Blocks come back from a pool: equal content has one name. A file may be empty."""
     pool = draw(st.lists(blocks_of, min_size=1, max_size=5))
     blocks = st.one_of(blocks_of, st.sampled_from(pool))
-    files = st.one_of(st.lists(blocks, min_size=1, max_size=6), st.just([[]]))
+    files: st.SearchStrategy[list[list[Line]]] = st.one_of(st.lists(blocks, min_size=1, max_size=6), st.just([[]]))
     return draw(st.lists(files, min_size=1, max_size=3))
 
 

@@ -1,0 +1,100 @@
+"""What we use of jinja2 that jinja2 does not promise: it is still there, and it is known where we use it.
+
+Recorded plans run the code that jinja2 compiles, on its private names. `pyproject.toml` bounds the version for that.
+When a test here fails for a new jinja2: look at the places that it names, correct them, then move the bound.
+"""
+
+import ast
+import importlib
+import inspect
+import tomllib
+from collections.abc import Iterator
+
+import jinja2
+import pytest
+from jinja2.runtime import Context
+from packaging.requirements import Requirement
+
+from tests.conftest import ROOT
+
+# Public by their names, but in no page of jinja2's documentation.
+UNDOCUMENTED = (
+    "jinja2.parser.Parser",
+    "jinja2.runtime.BlockReference",
+    "jinja2.runtime.LoopContext",
+    "jinja2.runtime.Macro",
+    "jinja2.sandbox.safe_range",
+    "jinja2.utils.Cycler",
+    "jinja2.utils.Joiner",
+    "jinja2.utils.Namespace",
+    "jinja2.utils._PassArg.from_obj",
+    "jinja2.sandbox.SandboxedEnvironment.wrap_str_format",
+    "jinja2.sandbox.SandboxedEnvironment.call_binop",
+    "jinja2.Template.root_render_func",
+    "jinja2.Template.from_code",
+)
+SAMPLE = "{% macro m(x) %}{{ x }}{% endmacro %}{% for t in messages %}{{ m(t['role'] ~ '!') }}{% endfor %}"
+
+
+def places(word: str) -> str:
+    """Where the package says a word, for a message."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "beam_prep").rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if word in line
+    ]
+    return f"jinja2 {jinja2.__version__} has no {word} as we know it; we use it in {', '.join(found) or 'no place'}"
+
+
+def private_imports() -> Iterator[str]:
+    for path in (ROOT / "beam_prep").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "jinja2":
+                yield from (f"{node.module}.{name.name}" for name in node.names if name.name.startswith("_"))
+
+
+@pytest.mark.parametrize("path", UNDOCUMENTED)
+def test_an_undocumented_name_is_there_and_is_used(path: str) -> None:
+    _, *names = path.split(".")
+    found, word = jinja2, names[-1]
+    for name in names:
+        if not hasattr(found, name) and inspect.ismodule(found):
+            importlib.import_module(f"{found.__name__}.{name}")
+        # An attribute of an instance: only its annotation is seen on the class.
+        if name in getattr(found, "__annotations__", {}):
+            break
+        assert hasattr(found, name), places(word)
+        found = getattr(found, name)
+    assert not places(word).endswith("no place"), f"{path} is not used: take it out of this list"
+
+
+def test_every_private_import_is_in_the_list() -> None:
+    assert [
+        name for name in private_imports() if not any(f"{known}.".startswith(f"{name}.") for known in UNDOCUMENTED)
+    ] == []
+
+
+def test_compiled_code_passes_the_variables_of_its_frames_under_the_names_that_we_take_out() -> None:
+    source = jinja2.Environment().compile(SAMPLE, raw=True)
+    assert "_loop_vars=" in source, places("_loop_vars")
+    assert "_block_vars" in inspect.getsource(Context.call), places("_block_vars")
+    assert hasattr(jinja2.pass_context(lambda context: None), "jinja_pass_arg"), places("jinja_pass_arg")
+
+
+def test_compiled_code_takes_no_name_from_its_module_that_we_do_not_know() -> None:
+    """Else every conversation would be rendered by jinja2, several times slower, and nothing would say so."""
+    from beam_prep.core.chat.template import ChatTemplate  # not above: its import fails where a name is gone
+
+    template = ChatTemplate(SAMPLE, {}, plans=True)
+    for index in range(200):
+        assert template.render([{"role": "user", "content": str(index)}]) == "user!"
+    assert template.rendered_by_plan > 0, places("_CODE_GLOBALS")
+
+
+def test_the_bound_of_jinja2_is_the_version_that_plans_know() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (bound,) = (need for need in map(Requirement, project["dependencies"]) if need.name == "jinja2")
+    assert bound.specifier.contains("3.1.6")
+    assert bound.specifier.contains(jinja2.__version__)
+    assert not bound.specifier.contains("3.2.0"), places('__version__.startswith("3.1.")')
