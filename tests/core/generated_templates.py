@@ -725,7 +725,8 @@ class Rendered:
         if first.label not in (END, SOFT, LATE):
             # An EOS or end token right after the text is its first one, whatever the template writes it for.
             turns = (self.template.answer, self.template.other)
-            known = {eos, *(part.constant for turn in turns for part in turn.end)} & {*self.template.controls}
+            headers = "".join(part.constant for turn in turns for part in (*turn.before, *turn.header))
+            known = {eos, *(token for token in self.template.turn_tokens if token not in headers)}
             if text[first.start : first.stop] not in known:
                 return [stop]
         certain = first.label == END and text[first.start : first.stop] in self.template.controls

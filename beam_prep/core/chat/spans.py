@@ -135,25 +135,25 @@ class Frame:
         return {end + begin for end in ends for begin in self._constants(_PLAIN, following, 0)}
 
     def ends_turn(self, role: str, text: str) -> bool:
-        """Whether a text ends with what is written right after any content: white space and end tokens.
-
-        Other roles than user and assistant end as a user does.
-        """
-        for after in self._constants(_PLAIN, role if role == "assistant" else "user", 1):
+        """Whether a text ends with what is written right after any content: white space and end tokens."""
+        for after in self._after_content(role):
             end = _ending(self._controls).match(after)
             if end is not None and text.endswith(after[: _after_end(after, end, self.eos)]):
                 return True
         return False
 
     def ends_at_once(self, role: str) -> bool:
-        """Whether white space and an end token come right after any content; the same roles as in `ends_turn`."""
-        found = [*self._constants(_PLAIN, role if role == "assistant" else "user", 1)]
+        """Whether white space and an end token come right after any content."""
+        found = [*self._after_content(role)]
         return bool(found) and all(_ending(self._controls).match(after) for after in found)
 
     def follows(self, role: str, text: str) -> bool:
-        """Whether a text ends what is written after any content; the same roles as in `ends_turn`."""
-        found = [*self._constants(_PLAIN, role if role == "assistant" else "user", 1)]
-        return any(after.endswith(text) for after in found)
+        """Whether a text ends what is written after any content."""
+        return any(after.endswith(text) for after in self._after_content(role))
+
+    def _after_content(self, role: str) -> Iterator[str]:
+        """Constants after a plain content. Other roles than user and assistant end as a user does."""
+        return self._constants(_PLAIN, role if role == "assistant" else "user", 1)
 
     @functools.cached_property
     def turns(self) -> frozenset[str]:

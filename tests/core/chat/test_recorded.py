@@ -772,6 +772,12 @@ def test_what_is_found_does_not_depend_on_the_words() -> None:
     assert ways("{{ '!' if messages[0].content == 'a' and loop.index0 and m.content == 'b' }}", "b") is None
 
 
+def test_a_message_whose_other_words_are_refused_hides_no_way_of_another() -> None:
+    turn = "{% if m.content.count('b') == 0 %}{{ raise_exception('no') }}{% endif %}{{ '!' if 'x' in m.content }}"
+    found = ways("{% if m.role == 'assistant' %}" + turn + "{% endif %}", "b", 2)
+    assert found == [{"", "!!"}, {"", "!!"}]  # both are taken at once
+
+
 def test_a_way_that_fails_is_that_of_its_message_alone() -> None:
     turn = "{% if m.content == 'b' and loop.last %}{{ m.content.split('b')[1].strip() }}{% endif %}"
     template = ChatTemplate(each(turn), TOKENS)
