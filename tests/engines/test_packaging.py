@@ -132,7 +132,8 @@ def test_every_extra_goes_with_the_versions_of_the_image(extra: str) -> None:
     done = compiled(f"--extra={extra}", "--constraint", str(PINS))
     assert done.returncode == 0, done.stderr
     for need in EXTRAS[extra]:
-        assert re.search(rf"^{need.name}(\[[\w,-]+\])?==", done.stdout, re.M), need
+        if need.marker is None or need.marker.evaluate({"sys_platform": "linux", "platform_machine": "x86_64"}):
+            assert re.search(rf"^{need.name}(\[[\w,-]+\])?==", done.stdout, re.M), need
 
 
 def test_the_image_has_no_tensorflow() -> None:

@@ -96,8 +96,8 @@ class Recorder:
             For each message its ways; none for those that have too many, or one that is not modelled, fails, or asks
             in the message's turn what another one says.
         """
-        plain = [for_template(each) for each in messages]
-        plain = [_with_other_words(each) if place in about else each for place, each in enumerate(plain)]
+        given = [for_template(each) for each in messages]
+        plain = [_with_other_words(each) if place in about else each for place, each in enumerate(given)]
         found: dict[int, list[Planned]] = {message: [] for message in about}
         ways: dict[int, list[Outcomes]] = {message: [()] for message in about}
         with self._lock:
@@ -106,15 +106,18 @@ class Recorder:
             for step in range(MAX_OUTCOMES):
                 taken = {message: every[step] for message, every in ways.items() if step < len(every)}
                 if not taken:
-                    return found
+                    break
                 others: dict[int, Outcomes] = dict.fromkeys(ways, ())
                 if not self._written({**others, **taken}, taken, plain, variables, found, ways):
-                    for message, way in taken.items():  # which of them cannot be taken?
-                        alone = {message: way}
-                        if not self._written({**others, **alone}, alone, plain, variables, found, ways):
+                    # Which of them cannot be taken? The others keep their words, as these are not refused.
+                    for message, way in taken.items():
+                        alone, said = {message: way}, [*given]
+                        said[message] = plain[message]
+                        if not self._written(alone, alone, said, variables, found, ways):
                             found.pop(message, None)
                             ways.pop(message, None)
-        return {message: each for message, each in found.items() if len(ways[message]) <= MAX_OUTCOMES}
+        # Without any way there is nothing that all have in common.
+        return {message: each for message, each in found.items() if each and len(ways[message]) <= MAX_OUTCOMES}
 
     def _prepared(self) -> bool:
         """Runs the compiled code in a module of its own, with the hooks of the tracing environment."""
