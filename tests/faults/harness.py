@@ -47,6 +47,7 @@ class Jobs:
     """
 
     def __init__(self, root: Path, work: Path) -> None:
+        self.root = root
         self._state, self._work = work / "state", work
         library = work / "events.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True)
