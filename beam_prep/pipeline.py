@@ -279,7 +279,7 @@ class Pipeline:
                 config.output.max_tokens_per_shard,
                 config.output.formats,
                 max_items=config.preprocessing.max_items,
-                pack=recipe.layout(config),
+                pack=recipe.layout(config, self.tokenizer),
                 untrained=config.preprocessing.untrained,
                 dtype=config.columns(),
                 max_reject_rate=self.max_reject_rate,

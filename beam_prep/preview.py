@@ -26,7 +26,6 @@ from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, 
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.settle import settle
 from beam_prep.formats.manifest import count_tokens
-from beam_prep.formats.spool import row_tokens
 from beam_prep.inspect.output import checked_count, columns_line, picked
 from beam_prep.inspect.rows import render_row
 from beam_prep.inspect.screen import VISIBLE, Screen, legend
@@ -93,11 +92,18 @@ class _Job:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        return layout(self.config)
+        return layout(self.config, self.tokenizer)
+
+    def unpacked(self, batch: Batch) -> Layout:
+        """The layout of the rows of a block, each of which stands alone."""
+        if self.layout.packing == "none":
+            return self.layout
+        names = {column: name for column, name in self.layout.names.items() if column in batch.schema}
+        return dataclasses.replace(self.layout, packing="none", position_ids="none", names=names)
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows that a run spools of a block: all of a config but packing and position ids.
+    """The rows that a run spools of a block: all of a config but packing, padding and position ids.
 
     The steps of `recipe.chain`, and what `Shard` does before it spools them, without Beam.
 
@@ -106,7 +112,7 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
             `truncation_mode` is `error`.
     """
     batch = run_steps(chain(config, tokenizer), records)
-    fitting = layout(config).fit(batch, tokenizer.id_of("eos_token"))
+    fitting = layout(config, tokenizer).fit(batch, tokenizer.id_of("eos_token"))
     return settle(fitting, config.preprocessing.untrained, config.columns())
 
 
@@ -168,7 +174,7 @@ def _sample(job: _Job) -> Iterator[Batch]:
 def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
     """Rows of the sample: the first, the shortest, the longest, some that are drawn; and a record of each problem."""
     starts = offsets_of([len(batch) for batch in sample])
-    sizes = np.concatenate([np.zeros(0, np.int64), *map(row_tokens, sample)])
+    sizes = np.concatenate([np.zeros(0, np.int64), *map(job.layout.tokens, sample)])
     shown = [_Shown(job, batch) for batch in sample]
     for number, why in picked(np.arange(len(sizes)), sizes, len(sizes)).items():
         place = int(np.searchsorted(starts, number, side="right")) - 1
@@ -220,9 +226,12 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
         ledger, path = batch.ledger, batch.origin.source.path
         counts = count_outcomes(ledger.status, ledger.outcomes)
         total, blank = total + len(ledger.status), blank + counts["blank"]
-        found = count_tokens(tuple(batch.schema.values()), batch.columns)
-        for kind, more in {**counts, **found}.items():
-            if kind in kinds:
+        for kind in ("dropped", "rejected"):
+            kinds[kind].update(counts[kind])
+        written = job.unpacked(batch)
+        columns = written.columns(tuple(batch.schema.values()))
+        for rows, _ in written.rows([(batch.columns, None)], columns):
+            for kind, more in count_tokens(columns, rows).items():
                 kinds[kind].update(more)
         kinds["counter"].update({name: int(per_row.sum()) for name, per_row in batch.counters.items()})
         for role, said in batch.roles.count(batch.line, len(ledger.status)).sums().items():
@@ -323,20 +332,18 @@ class _Shown:
     """The rows of a block as texts."""
 
     def __init__(self, job: _Job, batch: Batch) -> None:
-        plan = job.layout
-        if plan.packing != "none":
-            names = {column: name for column, name in plan.names.items() if column in batch.schema}
-            plan = dataclasses.replace(plan, packing="none", position_ids="none", names=names)
         self._job, self._batch = job, batch
-        self._schema = plan.columns(tuple(batch.schema.values()))
-        self._columns, _ = next(plan.rows([(batch.columns, None)], self._schema))
+        self._layout = job.unpacked(batch)
+        self._schema = self._layout.columns(tuple(batch.schema.values()))
 
     def row(self, row: int, why: str = "") -> Text:
         """A row that is kept."""
         job, batch = self._job, self._batch
         path = batch.origin.source.path
         look = Look(self._schema, job.tokenizer, job.config.canonical(), path, job.screen.marks, job.screen.width)
-        values = {name: column[row] for name, column in self._columns.items()}
+        own = {name: column[row : row + 1] for name, column in batch.columns.items()}
+        columns, _ = next(self._layout.rows([(own, None)], self._schema))
+        values = {name: column[0] for name, column in columns.items()}
         title = [self._place(int(batch.line[row])), why, f"domain {batch.domain[row]}"]
         return render_row(look, values, [part for part in title if part], _counted(batch, row))
 

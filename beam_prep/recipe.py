@@ -28,6 +28,7 @@ from beam_prep.core.reading.records import Records, parse
 from beam_prep.core.shards.layout import CUTTING, Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
+from beam_prep.core.tokens.pad import Padding
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.paths import is_local
@@ -35,7 +36,6 @@ from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
-from beam_prep.transforms.pad import Pad
 from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.template import ApplyTemplate, Render, check_voice
@@ -68,7 +68,7 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
 
 @dataclasses.dataclass(eq=False)
 class Prepare(beam.PTransform):
-    """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard.
+    """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard, which packs and pads.
 
     Attributes:
         config: the config.
@@ -151,8 +151,6 @@ def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     steps: list[BlockStep] = [Truncate(step.max_seq_len, step.truncation_mode, tokenizer)]
     if config.output.columns == "labels":
         steps.append(Shift() if step.shift else Labels())
-    if config.pad_multiple is not None:
-        steps.append(Pad(config.pad_multiple, pad_id_of(tokenizer)))
     return steps
 
 
@@ -260,9 +258,13 @@ def text_rules(config: PipelineConfig) -> TextRules:
     return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens, given.date)
 
 
-def layout(config: PipelineConfig) -> Layout:
-    """How the rows of a config's shards are packed."""
-    step = config.preprocessing
+def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
+    """How the rows of a config's shards are packed or padded.
+
+    Raises:
+        ConfigError: see `pad_id_of`.
+    """
+    step, multiple = config.preprocessing, config.pad_multiple
     return Layout(
         step.packing_strategy,
         step.max_packed_len or step.max_seq_len,
@@ -271,6 +273,7 @@ def layout(config: PipelineConfig) -> Layout:
         config.columns(),
         config.names,
         step.truncation_mode,
+        None if multiple is None else Padding(multiple, pad_id_of(tokenizer)),
     )
 
 
@@ -308,7 +311,7 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
     for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
         del config["output"][key]
     config["output"].pop("names", None)
-    for key in ("position_ids", "seq_lens"):
+    for key in ("attention_mask", "position_ids", "seq_lens"):
         config["output"]["dtype"].pop(key, None)
     versions = {name: importlib.metadata.version(name) for name in _BLOCK_LIBRARIES}
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.

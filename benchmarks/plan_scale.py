@@ -87,7 +87,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
         batch.columns[column.name] = Ragged.from_lengths(np.zeros(tokens.sum(), column.dtype), tokens)
         batch.schema[column.name] = column
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
-    receipt, files = encode_block(batch, 0, "simulated")
+    receipt, files = encode_block(batch, batch.tokens, 0, "simulated")
     return receipt, {ending: b"".join(files[ending]) for ending in (SIDECAR, REJECTS) if ending in files}
 
 

@@ -29,6 +29,7 @@ from beam_prep.inspect import Look, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
+from beam_prep.recipe import layout
 from beam_prep.storage.files import list_inputs
 from beam_prep.transforms.read import first_records
 from tests.conftest import ROOT, shared
@@ -720,11 +721,15 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
 
     records = first_records(list_inputs([str(source)])[0])
     assert records is not None
-    batch = prepare(records, config, Tokenizer.load(TOKENIZER))
+    tokenizer = Tokenizer.load(TOKENIZER)
+    batch = prepare(records, config, tokenizer)
     assert len(batch) == len(ran) > 0
-    assert list(batch.columns) == [column for column in ran.columns if column != "position_ids"]
+    written = layout(config, tokenizer)
+    parts = [part for part, _ in written.rows([(batch.columns, None)], written.columns(tuple(batch.schema.values())))]
+    columns = {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}
+    assert list(columns) == list(ran.columns)
     for index, row in enumerate(ran):
-        for column, rows in batch.columns.items():
+        for column, rows in columns.items():
             one, other = rows[index], row[column]
             assert isinstance(one, Ragged) == isinstance(other, Ragged)
             as_lists = [value.to_lists() if isinstance(value, Ragged) else value.tolist() for value in (one, other)]

@@ -27,7 +27,7 @@ from beam_prep.core.tokens.roles import RoleCounts
 from beam_prep.errors import FormatError
 from beam_prep.formats.sealed import Data, Sealed, seal
 
-SPOOL_VERSION = 5
+SPOOL_VERSION = 6
 """Goes up with every change of what a spool file holds; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
@@ -40,7 +40,7 @@ class Rows:
     Attributes:
         line: int32 [rows], the line of each kept row, ascending.
         domain: int32 [rows], index into the receipt's domains.
-        tokens: int64 [rows], tokens of the row's first output that holds ids.
+        tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
         status: uint8 [lines], see `Ledger`.
         outcomes: what the codes of `status` mean.
         counters: name -> int64 [rows].
@@ -58,20 +58,22 @@ class Rows:
     lost: tuple[Lost, ...] = ()
 
 
-def encode_block(batch: Batch, text_limit: int, name: str) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
+def encode_block(
+    batch: Batch, tokens: Array, text_limit: int, name: str
+) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
     """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
 
     A file is its content and, behind it, its seal.
 
     Args:
         batch: rows with their final dtypes; masks may be uint8 where bool is stored.
+        tokens: int64 [rows], tokens of each row in a shard.
         text_limit: characters kept of a rejected record; 0 keeps texts out.
         name: of the block; it is read under no other.
     """
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
-    tokens = row_tokens(batch)
     roles = batch.roles.count(batch.line, len(batch.ledger.status))
     receipt = BlockReceipt(
         lines=len(batch.ledger.status),
@@ -91,14 +93,6 @@ def encode_block(batch: Batch, text_limit: int, name: str) -> tuple[BlockReceipt
     files[SIDECAR] = _sidecar(batch, domain, tokens, roles, lost, name)
     files[ROWS] = _rows(batch, domain, receipt, name)
     return receipt, files
-
-
-def row_tokens(batch: Batch) -> Array:
-    """int64 [rows]: tokens of the first output that holds ids, the measure of shards."""
-    for name, column in batch.schema.items():
-        if column.role == "ids":
-            return batch[name].flat_lengths
-    return np.zeros(len(batch), np.int64)
 
 
 _OF = b"of"

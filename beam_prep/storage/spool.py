@@ -76,10 +76,10 @@ class Spool:
             raise SpoolError(str(error)) from None
         return receipt
 
-    def write(self, batch: Batch, text_limit: int) -> BlockReceipt:
-        """Writes a block's files, its rows last."""
+    def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
+        """Writes a block's files, its rows last. For the arguments see `encode_block`."""
         name = self.name(batch.origin.digest)
-        receipt, files = encode_block(batch, text_limit, name)
+        receipt, files = encode_block(batch, tokens, text_limit, name)
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)
         return receipt

@@ -13,6 +13,8 @@ from beam_prep.transforms.block_step import BlockStep
 class Pad(BlockStep):
     """`Batch` -> `Batch`: every row padded at its end to a multiple of `multiple`, with an `attention_mask`.
 
+    `Layout.padding` does the same while shards are written, which takes far less memory where rows are short.
+
     Attributes:
         multiple: tokens; the maximum length for rows of one length.
         pad_id: the id that fills up.

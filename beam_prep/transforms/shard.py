@@ -64,7 +64,7 @@ class SpoolBlocks(beam.DoFn):
                 eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
                 batch = self.layout.fit(batch, eos_id)
             batch = settle(batch, self.untrained, self.dtype)
-            receipt = self.spool.write(batch, self.reject_text)
+            receipt = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
@@ -191,8 +191,8 @@ class Shard(beam.PTransform):
         max_tokens: tokens of a shard, over all domains, before it is flushed.
         formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`; all from one tokenisation.
         max_items: kept records, at most.
-        pack: how rows are packed, and which position ids they get; by default neither. Rows that are too long for a
-            packed row are cut, dropped (`too_long`) or fail the run, by its `truncation_mode`.
+        pack: how rows are packed or padded, and which position ids they get; by default neither. Rows that are too long
+            for a packed row are cut, dropped (`too_long`) or fail the run, by its `truncation_mode`.
         untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
         dtype: column -> dtype, where it is not the default (ids, masks and labels int32, values float32).
         names: column -> the name under which it is written, in every format; `dtype` keeps to the column's own name.

@@ -1,4 +1,4 @@
-"""How the rows of a shard become the rows that are written: as they are, packed, with position ids, renamed."""
+"""How the rows of a shard become the rows that are written: as they are, packed, padded, with position ids, renamed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +10,7 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column, name_problems
 from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, Strategy, pack_columns, plan_packs
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.pad import ATTENTION_MASK, Padding
 from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import ConfigError
 
@@ -35,9 +36,10 @@ class Layout:
         dtype: of the columns that are added; int32 where it does not say.
         names: column -> the name under which it is written, where that is another one.
         truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
+        padding: how rows are padded, which get an `attention_mask` then; None: not at all. Not with packing.
 
     Raises:
-        ValueError: one of these is none that there is.
+        ValueError: a value is not one of those allowed, or there is both packing and padding.
     """
 
     packing: _PACKING = "none"
@@ -47,6 +49,7 @@ class Layout:
     dtype: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     truncation_mode: TruncationMode = "keep_start"
+    padding: Padding | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("packing", _PACKING), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
@@ -55,6 +58,8 @@ class Layout:
         for name in ("capacity", "group"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {value}, wanted at least 1")
+        if self.padding is not None and self.packing != "none":
+            raise ValueError(f"padding is {self.padding} beside packing {self.packing!r}, wanted one of them")
 
     @property
     def cuts(self) -> bool:
@@ -77,14 +82,21 @@ class Layout:
             fitting.count(CUT, fitting.counters["truncated_tokens"] - before)
         return fitting
 
+    def tokens(self, batch: Batch) -> Array:
+        """int64 [rows]: tokens of each row, with its padding, which counts for the size of a shard."""
+        return batch.tokens if self.padding is None else self.padding.lengths(batch.tokens)
+
     def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """The columns that are written, by the names under which they are.
 
         Raises:
-            ValueError: rows of lists cannot be packed, nor have positions.
+            ValueError: rows of lists cannot be packed or padded, nor have positions.
             ConfigError: `names` has a column that is not written, or gives a name that cannot be.
         """
         added = []
+        if self.padding is not None:
+            self.padding.check({column.name: column for column in columns})
+            added.append(Column(ATTENTION_MASK, self.dtype.get(ATTENTION_MASK, "int32"), 1, "attention"))
         of = next((column.name for column in columns if column.role == "ids"), None)
         if self.position_ids != "none":
             added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
@@ -115,20 +127,28 @@ class Layout:
             parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
             columns: what is written, see `columns`.
         """
-        for own, stats in self._rows(parts):
+        for own, stats in self._rows(parts, {column.name: column for column in columns}):
             rows = {self._name(column): values for column, values in own.items()}
             yield rows, stats and replace(stats, packs_untrained=_untrained(columns, rows))
 
-    def _rows(self, parts: Iterable[tuple[Rows, Array | None]]) -> Iterator[tuple[Rows, PackStats | None]]:
+    def _rows(
+        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column]
+    ) -> Iterator[tuple[Rows, PackStats | None]]:
         """The same, by the columns' own names."""
         if self.packing == "none":
             for part, _ in parts:
-                yield (part if self.position_ids == "none" else _with_positions(part)), None
+                for rows in self._padded(part, written):
+                    yield (rows if self.position_ids == "none" else _with_positions(rows)), None
             return
         for group, cut in _groups(parts, self.group):
             lengths = next(iter(group.values())).lengths
             plan = plan_packs(lengths, self.packing, self.capacity, cut)
             yield pack_columns(group, plan, self.position_ids), plan.stats
+
+    def _padded(self, part: Rows, written: Mapping[str, Column]) -> Iterable[Rows]:
+        if self.padding is None:
+            return [part]
+        return self.padding.in_parts(part, {name: written[self._name(name)] for name in part})
 
 
 def _untrained(columns: Sequence[Column], rows: Rows) -> int:

@@ -80,6 +80,14 @@ class Batch(Block):
     def __getitem__(self, name: str) -> Ragged:
         return self.columns[name]
 
+    @property
+    def tokens(self) -> Array:
+        """int64 [rows]: tokens of each row's first output that holds ids, the measure of shards."""
+        for name, column in self.schema.items():
+            if column.role == "ids":
+                return self.columns[name].flat_lengths
+        return np.zeros(len(self), np.int64)
+
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "domains", len(self.domain)
         yield from ((f"column {name!r}", len(rows)) for name, rows in self.columns.items())

@@ -70,7 +70,8 @@ def spool(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda 
             size = len(lines) * LINE_BYTES
             node = Node(number, 0, bytes(32))
             origin = Origin(file, source, start, min(3, size), size, (node,), name)
-            receipt, files_of_block = encode_block(batch_of(lines, origin), 100, name)
+            batch = batch_of(lines, origin)
+            receipt, files_of_block = encode_block(batch, batch.tokens, 100, name)
             assert read_receipt(pa.BufferReader(b"".join(files_of_block[ROWS])), name) == receipt
             made.sidecars[name] = read_sidecar(pa.BufferReader(b"".join(files_of_block[SIDECAR])), name)
             made.receipts.append(SpoolReceipt(origin, name, reused(name), receipt))
