@@ -12,10 +12,11 @@ import pytest
 from beam_prep import recipe, testing
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data import columns
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
 from beam_prep.core.encoding.backends import GIGATOKEN, Fast
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.pieces import bulk
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import first_difference
@@ -215,12 +216,10 @@ def test_one_chat_whose_offsets_are_another_ones(run: Run, monkeypatch: pytest.M
     data, offset = needle(rows, "Say 123!")
     whole = Fast.encode_spans
 
-    def other(self: Fast, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+    def other(self: Fast, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
         ids, tokens = whole(self, texts, special, spans)
         mine = [place for place, text in enumerate(texts) if "Say 123!" in text]
-        tokens = tokens.copy()
-        tokens[np.isin(spans[:, 0], mine), 0] -= 1
-        return ids, tokens
+        return ids, TokenSpans(tokens.start - np.isin(spans.text, mine), tokens.stop)
 
     monkeypatch.setattr(backend.Fast, "encode_spans", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'loss_mask': found \[1.+, wanted \[0")

@@ -23,6 +23,7 @@ import numpy as np
 
 from beam_prep.core.data.columns import Texts, characters, sizes, take
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
@@ -157,7 +158,9 @@ class Fast:
         ids = Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
         return self._with_special_tokens(ids) if add_special_tokens else ids
 
-    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
         table = _bytes_of(self.tokenizer)
         if table is None or not texts or (add_special_tokens and _around_text(self.tokenizer) is None):
@@ -174,11 +177,13 @@ class Fast:
         totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
         lossless = np.diff(totals) == in_bytes
         lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
-        tokens = _overlapping(ids, ends, totals, _in_bytes(others, wide, spans))
+        tokens = _overlapping(ids, ends, totals, spans.text, *_in_bytes(others, wide, spans))
         if add_special_tokens:
             ids = self._with_special_tokens(ids)
-            tokens += len((_around_text(self.tokenizer) or ([], []))[0])
-        tokens[spans[:, 1] >= spans[:, 2]] = 0
+            before = len((_around_text(self.tokenizer) or ([], []))[0])
+            tokens = TokenSpans(tokens.start + before, tokens.stop + before)
+        empty = spans.start >= spans.stop
+        tokens.start[empty] = tokens.stop[empty] = 0
         if lossless.all():
             return ids, tokens
         return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
@@ -189,15 +194,15 @@ class Fast:
         return _around(ids, *around)
 
     def _with_reference(
-        self, texts: Sequence[str], special: bool, spans: Array, ids: Ragged, tokens: Array, lossy: Array
-    ) -> tuple[Ragged, Array]:
+        self, texts: Sequence[str], special: bool, spans: CharSpans, ids: Ragged, tokens: TokenSpans, lossy: Array
+    ) -> tuple[Ragged, TokenSpans]:
         """The texts of a bool mask are the reference's."""
         places = np.flatnonzero(lossy)
         self.fell_back += len(places)
-        mine = lossy[spans[:, 0]]
-        theirs = spans[mine]
-        theirs[:, 0] = np.searchsorted(places, theirs[:, 0])
-        found, tokens[mine] = self.tokenizer.encode_spans([texts[place] for place in places.tolist()], special, theirs)
+        mine = lossy[spans.text]
+        theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
+        found, encoded = self.tokenizer.encode_spans([texts[place] for place in places.tolist()], special, theirs)
+        tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
         order = np.arange(len(texts))
         order[places] = len(texts) + np.arange(len(places))
         return Ragged.concat([ids, found]).take(order), tokens
@@ -226,41 +231,41 @@ def _around(ids: Ragged, before: list[int], behind: list[int]) -> Ragged:
     return Ragged.from_lengths(flat, ids.lengths + len(before) + len(behind))
 
 
-def _in_bytes(texts: Sequence[str], places: Array, spans: Array) -> Array:
-    """Spans with places in bytes (UTF-8) instead of characters.
+def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Array, Array]:
+    """First byte (UTF-8) and one past the last of spans of characters.
 
     Args:
         texts: those that are not ASCII.
-        places: int64, ascending: their numbers in spans.
-        spans: int64 [spans, 3], see `Encoder`.
+        places: int64, ascending: their numbers in `spans.text`.
+        spans: of all texts.
     """
-    mine = np.flatnonzero(np.isin(spans[:, 0], places))
+    mine = np.flatnonzero(np.isin(spans.text, places))
     if not len(mine):
-        return spans
+        return spans.start, spans.stop
     data = np.frombuffer("".join(texts).encode(), np.uint8)
     # Where each character begins, and the last one ends.
     begins = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
-    first = offsets_of(characters(texts))[np.searchsorted(places, spans[mine, 0])]
-    spans = spans.copy()
-    spans[mine, 1:] = begins[first[:, None] + spans[mine, 1:]] - begins[first][:, None]
-    return spans
+    first = offsets_of(characters(texts))[np.searchsorted(places, spans.text[mine])]
+    start, stop = spans.start.copy(), spans.stop.copy()
+    for borders in (start, stop):
+        borders[mine] = begins[first + borders[mine]] - begins[first]
+    return start, stop
 
 
-def _overlapping(ids: Ragged, ends: Array, totals: Array, spans: Array) -> Array:
-    """int64 [spans, 2]: the tokens of each text that overlap ranges of its bytes.
+def _overlapping(ids: Ragged, ends: Array, totals: Array, text: Array, start: Array, stop: Array) -> TokenSpans:
+    """The tokens of texts that overlap ranges of their bytes.
 
     Args:
         ids: ids of the texts.
         ends: int64 [tokens]: bytes up to the end of each token, over all texts.
         totals: int64 [texts + 1]: bytes before each text.
-        spans: int64 [spans, 3]: text, first byte, one past the last.
+        text, start, stop: int64 [ranges]: index of the text, first byte, one past the last.
     """
-    text, start, stop = spans.T
     # In the type of `ends`, which would be copied otherwise.
     start, stop = (start + totals[text]).astype(ends.dtype), (stop + totals[text]).astype(ends.dtype)
     first = np.searchsorted(ends, start, side="right")
     last = np.searchsorted(ends, stop, side="left") + 1
-    return np.asarray(np.stack([first, last], axis=1) - ids.offsets[text][:, None])
+    return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
 
 
 def _parallel() -> bool:

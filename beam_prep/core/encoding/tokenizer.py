@@ -23,6 +23,7 @@ import numpy as np
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding import tokenizer_cache as resolve
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -42,18 +43,15 @@ class Encoder(Protocol):
         """Ids of each text, int32, without truncation or padding."""
         ...
 
-    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span.
 
         Args:
             texts: what to encode.
             add_special_tokens: with the tokenizer's own special tokens.
-            spans: int64 [spans, 3]: index of the text (ascending), first character, one past the last. Characters
-                count in the text as given, whatever the tokenizer's normaliser makes of it.
-
-        Returns:
-            The ids, and int64 [spans, 2]: first token and one past the last, counted in their text. An empty span
-            overlaps nothing: both are equal.
+            spans: of the texts.
         """
         ...
 
@@ -292,24 +290,26 @@ class Tokenizer:
             lengths += sizes
         return Ragged.from_lengths(np.concatenate(values) if values else np.zeros(0, np.int32), lengths)
 
-    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span, by the reference's offsets.
 
         See `Encoder`.
         """
         ids: list[list[int]] = []
-        places = np.zeros((len(spans), 2), np.int64)
-        borders = np.searchsorted(spans[:, 0], np.arange(len(texts) + 1))
+        starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         for first in range(0, len(texts), _TEXTS_AT_ONCE):
             chunk = list(texts[first : first + _TEXTS_AT_ONCE])
             batch = self._loaded_tokenizer.backend.encode_batch(chunk, add_special_tokens=add_special_tokens)
             for text, encoding in enumerate(batch, first):
                 ids.append(encoding.ids)
                 for span in range(borders[text], borders[text + 1]):
-                    places[span] = _token_span(encoding, int(spans[span, 1]), int(spans[span, 2]))
+                    starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
         sizes = [len(row) for row in ids]
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes))
-        return Ragged.from_lengths(flat, sizes), places
+        return Ragged.from_lengths(flat, sizes), TokenSpans(starts, stops)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""

@@ -24,8 +24,8 @@ from beam_prep.core.pieces.checks import (
     trained_by_own_key,
     variables_of,
 )
-from beam_prep.core.pieces.layout_segments import NOT_MADE, DependsOnContent, LayoutSegments, NoPlanOfPrompt
-from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Pieces, Segment
+from beam_prep.core.pieces.layout_segments import NOT_MADE, NOWHERE, DependsOnContent, LayoutSegments, NoPlanOfPrompt
+from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Pieces, Segment, as_segments
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Record
@@ -337,11 +337,10 @@ class TextCollector:
             segments = list(self._segments(spans, messages, actions, answer))
         except DependsOnContent:
             return None
-        places = [(*span.start, *span.stop) for span in placed]
+        ends = [placed[segment.start][1:] if segment.stop >= 0 else (NOWHERE, NOWHERE) for segment in segments]
         return LayoutSegments(
-            np.array(
-                [places[segment.start] if segment.stop >= 0 else (-1,) * 4 for segment in segments], np.int64
-            ).reshape(-1, 4),
+            np.array([(start.piece, stop.piece) for start, stop in ends], np.int64).reshape(-1, 2),
+            np.array([(start.characters, stop.characters) for start, stop in ends], np.int64).reshape(-1, 2),
             np.array([segment[2:] for segment in segments], np.int64).reshape(-1, len(Segment._fields) - 2),
             prompt,
             tuple(self._codes(messages)),
@@ -471,13 +470,13 @@ class TextCollector:
         return ends
 
     def _all_segments(self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]") -> tuple[Array, Array]:
-        """(segments, their borders), those of plans put between the others."""
+        """(`SEGMENT` [segments], their borders), those of plans put between the others."""
         listed = np.asarray(self.segments, np.int64).reshape(-1, len(Segment._fields))
         counts: Array = np.diff(np.asarray(self.borders, np.int64))
         if not by_table:
-            return listed, offsets_of(counts)
+            return as_segments(listed), offsets_of(counts)
         for table, pieces, _, _ in by_table:
-            counts[pieces] = len(table.spans)
+            counts[pieces] = len(table)
         borders = offsets_of(counts)
         segments = np.empty((borders[-1], len(Segment._fields)), np.int64)
         planned = np.zeros(len(counts), bool)
@@ -485,9 +484,9 @@ class TextCollector:
             planned[pieces] = True
         segments[np.repeat(~planned, counts)] = listed
         for table, pieces, lengths, cuts in by_table:
-            rows = (borders[pieces][:, None] + np.arange(len(table.spans))).ravel()
+            rows = (borders[pieces][:, None] + np.arange(len(table))).ravel()
             segments[rows] = table.segments(lengths, cuts)
-        return segments, borders
+        return as_segments(segments), borders
 
 
 def _moved(segment: Segment, cut: int) -> Segment:

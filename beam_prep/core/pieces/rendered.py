@@ -40,6 +40,15 @@ class Segment(NamedTuple):
     proven: int = 1
 
 
+SEGMENT = np.dtype([(name, np.int64) for name in Segment._fields])
+"""Segments as an array, with the fields of `Segment`."""
+
+
+def as_segments(rows: Array) -> Array:
+    """`SEGMENT` [segments], a view of int64 [segments, fields]: whole rows of numbers are moved faster than records."""
+    return rows.reshape(-1, len(Segment._fields)).view(SEGMENT)[:, 0]
+
+
 WHOLE = (0, -1)
 
 
@@ -53,7 +62,7 @@ class Pieces:
         prompts: piece -> its prompt's text: the piece is trained behind the longest common beginning of both's ids.
         prompt_end: int64 [pieces]: one past the last character of the prompt that a conversation begins with; -1: it
             does not begin with its prompt; -2: it has none.
-        segments: int64 [segments, 7]: see `Segment`.
+        segments: `SEGMENT` [segments].
         borders: int64 [pieces + 1]: borders of pieces, in segments.
         roles: the names of the roles of this block.
         sequences: int64 [sequences + 1]: borders of sequences, in pieces.

@@ -9,7 +9,7 @@ training data, long documents cut into pieces first: Ding et al., "Fewer Truncat
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -138,20 +138,34 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     cut = np.zeros_like(lengths) if cut is None else cut.astype(np.int64)
     if strategy == "simple":
         pieces = _heads(lengths, capacity)
-        packs = np.arange(pieces.shape[1] + 1)
+        packs = np.arange(len(pieces.row) + 1)
     elif strategy == "bfd":
         pieces = _heads(lengths, capacity)
-        pieces, packs = _best_fit_decreasing(pieces, (lengths + cut)[pieces[0]], capacity)
+        pieces, packs = _best_fit_decreasing(pieces, (lengths + cut)[pieces.row], capacity)
     elif strategy == "bfd_split":
         pieces, _ = _splits(np.zeros_like(lengths), lengths, capacity)
-        pieces, packs = _best_fit_decreasing(pieces, pieces[2] - pieces[1], capacity)
+        pieces, packs = _best_fit_decreasing(pieces, pieces.lengths, capacity)
     elif strategy == "wrapped":
         pieces, pack = _splits(offsets_of(lengths)[:-1], lengths, capacity)
         packs = offsets_of(np.bincount(pack))
     else:
         raise ValueError(f"strategy is {strategy!r}, wanted one of {', '.join(get_args(Strategy))}")
-    row, start, stop = pieces
-    return PackPlan(lengths, cut, capacity, row, start, stop, packs)
+    return PackPlan(lengths, cut, capacity, *pieces, packs)
+
+
+class _Pieces(NamedTuple):
+    """Pieces of rows: int64 [pieces] each. Tokens [start, stop) of a row."""
+
+    row: Array
+    start: Array
+    stop: Array
+
+    @property
+    def lengths(self) -> Array:
+        return np.asarray(self.stop - self.start)
+
+    def take(self, order: Array) -> "_Pieces":
+        return _Pieces(*(column[order] for column in self))
 
 
 def _checked(lengths: Array, capacity: int) -> Array:
@@ -163,17 +177,17 @@ def _checked(lengths: Array, capacity: int) -> Array:
     return lengths.astype(np.int64)
 
 
-def _heads(lengths: Array, capacity: int) -> Array:
-    """int64 [3, pieces] (row, start, stop): the first tokens of each row."""
+def _heads(lengths: Array, capacity: int) -> _Pieces:
+    """The first tokens of each row."""
     row = np.flatnonzero(lengths)
-    return np.stack([row, np.zeros_like(row), np.minimum(lengths[row], capacity)])
+    return _Pieces(row, np.zeros_like(row), np.minimum(lengths[row], capacity))
 
 
-def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[Array, Array]:
-    """(int64 [3, pieces] (row, start, stop), int64 [pieces] the multiple of `capacity` at which each was cut).
+def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[_Pieces, Array]:
+    """(pieces, int64 [pieces] the multiple of `capacity` at which each was cut).
 
     Args:
-        begin: int64 [rows], where each row stands on a line that is cut at all multiples of `capacity`.
+        begin: int64 [rows], where each row begins on a line that is cut at all multiples of `capacity`.
         lengths: int64 [rows].
         capacity: tokens.
     """
@@ -184,20 +198,20 @@ def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[Array, Array]:
     cut = np.arange(first[-1]) - first[row] + cut[row]
     start = np.maximum(cut * capacity, begin[row])
     stop = np.minimum((cut + 1) * capacity, end[row])
-    return np.stack([row, start - begin[row], stop - begin[row]]), cut
+    return _Pieces(row, start - begin[row], stop - begin[row]), cut
 
 
-def _best_fit_decreasing(pieces: Array, key: Array, capacity: int) -> tuple[Array, Array]:
+def _best_fit_decreasing(pieces: _Pieces, key: Array, capacity: int) -> tuple[_Pieces, Array]:
     """(pieces in output order, borders of the packs).
 
     Args:
-        pieces: int64 [3, pieces] (row, start, stop), none longer than `capacity`.
+        pieces: none longer than `capacity`.
         key: int64 [pieces], what is sorted by. A greater key never has a shorter piece.
         capacity: tokens that a pack may hold.
     """
-    pieces = pieces[:, np.argsort(-key, kind="stable")]
-    pack = _best_fit(pieces[2] - pieces[1], capacity)
-    return pieces[:, np.argsort(pack, kind="stable")], offsets_of(np.bincount(pack))
+    pieces = pieces.take(np.argsort(-key, kind="stable"))
+    pack = _best_fit(pieces.lengths, capacity)
+    return pieces.take(np.argsort(pack, kind="stable")), offsets_of(np.bincount(pack))
 
 
 def _best_fit(sizes: Array, capacity: int) -> Array:

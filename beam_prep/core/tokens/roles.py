@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,28 @@ def _none() -> Array:
     return np.zeros(0, np.int64)
 
 
+class RoleSpans(NamedTuple):
+    """Spans of tokens of one role. No two that count for the same share a token.
+
+    Attributes:
+        line, role: int64 [spans].
+        start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
+        size: int64 [spans]: the tokens of that sequence.
+        kind: int64 [spans]: what they count for: `TOKENS`, `TRAINED` or `BOTH`.
+    """
+
+    line: Array
+    role: Array
+    start: Array
+    stop: Array
+    size: Array
+    kind: Array
+
+
+def _no_spans() -> RoleSpans:
+    return RoleSpans(*(_none() for _ in RoleSpans._fields))
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """The messages of a block, also of rows that leave later, and which tokens they are.
@@ -32,15 +54,13 @@ class Roles:
     Attributes:
         names: of the roles.
         line, role: int64 [messages]: of every message that was rendered; a message of two outputs counts in both.
-        spans: int64 [6, spans]: tokens of one role: line, role, first and one past the last, counted in their
-            sequence, the tokens of that sequence, and for what they count: `TOKENS`, `TRAINED` or `BOTH`. No two that
-            count for the same share a token.
+        spans: their tokens.
     """
 
     names: tuple[str, ...] = ()
     line: Array = field(default_factory=_none)
     role: Array = field(default_factory=_none)
-    spans: Array = field(default_factory=lambda: np.zeros((6, 0), np.int64))
+    spans: RoleSpans = field(default_factory=_no_spans)
 
     def said(self, names: tuple[str, ...], line: Array, said: Ragged) -> "Roles":
         """With the messages of another output.
@@ -62,7 +82,7 @@ class Roles:
             segments: where each message lies in them.
             trained: bool [segments]; None: the output has no mask.
         """
-        sequences = tokens.values if isinstance(tokens.values, Ragged) else tokens
+        sequences, line = tokens.values if isinstance(tokens.values, Ragged) else tokens, line.astype(np.int64)
         if isinstance(tokens.values, Ragged):
             line = np.repeat(line, tokens.lengths)
         known = np.flatnonzero(segments.role != UNSET)
@@ -77,16 +97,16 @@ class Roles:
         for places, start, stop, kinds in parts:
             sequence = segments.sequence[places]
             begin = sequences.offsets[sequence]
-            entries = line[sequence], segments.role[places], start - begin, stop - begin, sequences.lengths[sequence]
-            spans.append(np.stack([*entries, kinds]))
-        return replace(self, spans=np.concatenate(spans, axis=1))
+            role, size = segments.role[places], sequences.lengths[sequence]
+            spans.append(RoleSpans(line[sequence], role, start - begin, stop - begin, size, kinds))
+        return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
 
     def cut(self, length: int, keep_end: bool) -> "Roles":
         """Of sequences cut to `length` tokens."""
-        line, role, start, stop, size, kind = self.spans
-        before = np.maximum(size - length, 0) if keep_end else 0
-        start, stop = (np.clip(place - before, 0, length) for place in (start, stop))
-        return replace(self, spans=np.stack([line, role, start, stop, np.minimum(size, length), kind]))
+        spans = self.spans
+        before = np.maximum(spans.size - length, 0) if keep_end else 0
+        start, stop = (np.clip(place - before, 0, length) for place in (spans.start, spans.stop))
+        return replace(self, spans=spans._replace(start=start, stop=stop, size=np.minimum(spans.size, length)))
 
     def count(self, kept: Array, lines: int) -> "RoleCounts":
         """Messages of all lines, tokens of those that are kept.
@@ -103,15 +123,15 @@ class Roles:
         size = lines * roles if found is None else len(found)
         alive = np.zeros(lines, bool)
         alive[kept] = True
-        line, role, start, stop, _, kind = self.spans
-        of_spans = line * roles + role
+        spans = self.spans
+        of_spans = spans.line * roles + spans.role
         of_spans = of_spans if found is None else np.searchsorted(found, of_spans)
-        sizes = np.where(alive[line], stop - start, 0)
+        sizes = np.where(alive[spans.line], spans.stop - spans.start, 0)
         counts = np.array(
             [
                 np.bincount(messages, minlength=size),
-                np.bincount(of_spans, np.where(kind == TRAINED, 0, sizes), size),
-                np.bincount(of_spans, np.where(kind == TOKENS, 0, sizes), size),
+                np.bincount(of_spans, np.where(spans.kind == TRAINED, 0, sizes), size),
+                np.bincount(of_spans, np.where(spans.kind == TOKENS, 0, sizes), size),
             ],
             np.int64,
         )

@@ -10,6 +10,7 @@ from beam_prep.core.data.columns import measure, take
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Column
+from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.tokenizer import Encoder
 from beam_prep.core.pieces.rendered import UNSET, Pieces, Rendered
 from beam_prep.core.tokens.batch import Batch, Segments
@@ -146,19 +147,17 @@ def _row_of_piece(pieces: Pieces) -> Array:
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
     part = _piece_of_segment(pieces)
-    bounded = np.flatnonzero(pieces.segments[:, 1] >= 0)
+    bounded = np.flatnonzero(pieces.segments["stop"] >= 0)
     begun = np.flatnonzero(pieces.prompt_end > 0)
+    # Of each segment with borders, then of the last character of each prompt: characters, and the tokens over them.
     ends = pieces.prompt_end[begun]
-    spans = np.concatenate(
-        [
-            np.column_stack([part[bounded], pieces.segments[bounded, :2]]),
-            np.column_stack([begun, ends - 1, ends]),
-        ]
-    )
-    by_piece = np.argsort(spans[:, 0], kind="stable")
-    found = np.zeros((len(spans), 2), np.int64)
+    piece = np.concatenate([part[bounded], begun])
+    from_char = np.concatenate([pieces.segments["start"][bounded], ends - 1])
+    to_char = np.concatenate([pieces.segments["stop"][bounded], ends])
+    from_token, to_token = np.zeros(len(piece), np.int64), np.zeros(len(piece), np.int64)
+    by_piece = np.argsort(piece, kind="stable")
     spanned = np.zeros(len(pieces.texts), bool)
-    spanned[spans[:, 0]] = True
+    spanned[piece] = True
     parts, order = [], []
     for special in (False, True):
         for with_spans in (False, True):
@@ -167,9 +166,10 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
                 continue
             texts = pieces.texts if len(members) == len(pieces.texts) else take(pieces.texts, members)
             if with_spans:
-                mine = by_piece[pieces.special[spans[by_piece, 0]] == special]
-                wanted = np.column_stack([np.searchsorted(members, spans[mine, 0]), spans[mine, 1:]])
-                ids, found[mine] = encoder.encode_spans(texts, special, wanted)
+                mine = by_piece[pieces.special[piece[by_piece]] == special]
+                wanted = CharSpans(np.searchsorted(members, piece[mine]), from_char[mine], to_char[mine])
+                ids, tokens = encoder.encode_spans(texts, special, wanted)
+                from_token[mine], to_token[mine] = tokens.start, tokens.stop
             else:
                 ids = _encode_once(texts, special, encoder)
             parts.append(ids)
@@ -178,13 +178,13 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     if len(parts) > 1:
         encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
     start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
-    start[bounded], stop[bounded] = found[: len(bounded)].T
+    start[bounded], stop[bounded] = from_token[: len(bounded)], to_token[: len(bounded)]
     prompted, border, whole = _borders(pieces, encoded, encoder)
     # The last token of the prompt is not the first of what follows it.
     whole[begun] = True
-    first = pieces.borders[begun]
-    followed = np.flatnonzero(first < pieces.borders[begun + 1])
-    whole[begun[followed]] = found[len(bounded) + followed, 1] <= start[first[followed]]
+    after = pieces.borders[begun]
+    followed = np.flatnonzero(after < pieces.borders[begun + 1])
+    whole[begun[followed]] = to_token[len(bounded) + followed] <= start[after[followed]]
     return _Encoded(encoded, start, stop, prompted, border, whole)
 
 
@@ -243,9 +243,17 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
         values = np.insert(values, borders[:-1][added], np.int32(bos_id))
     before = offsets_of(added)
     shift = piece_borders[:-1][part] + before[sequence + 1]
-    _, _, action, role, turn, own, proven = pieces.segments.T
+    given = pieces.segments
     segments = Segments(
-        start + shift, stop + shift, sequence, action, role, turn, own, proven.astype(bool), pieces.roles
+        start + shift,
+        stop + shift,
+        sequence,
+        given["action"],
+        given["role"],
+        given["turn"],
+        given["own"],
+        given["proven"].astype(bool),
+        pieces.roles,
     )
     return Ragged(values, borders + before), segments
 
@@ -256,7 +264,7 @@ def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Ar
     some = np.flatnonzero(np.diff(borders) > 0)
     first = borders[some]
     piece = np.searchsorted(piece_borders, first, side="right") - 1
-    role = pieces.segments[pieces.borders[piece], 3]
+    role = pieces.segments["role"][pieces.borders[piece]]
     brings[some] = (values[first] == bos_id) & (role != UNSET)
     return brings
 

@@ -19,6 +19,7 @@ from beam_prep.core.data.columns import Texts, Wanted, concat, join
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Action, Output, Section, TextRules
 from beam_prep.core.encoding.backends import Fast
+from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.pieces import bulk, collector
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Pieces, Rendered
@@ -377,14 +378,14 @@ def test_ids_of_one_array_are_those_of_its_texts() -> None:
     tokenizer = ours()
     texts = [*SPACED, *SAID, "", "a" * 2000]
     array = pa.concat_arrays([pa.array(["before"]), pa.array(texts)])[1:]
-    spans = np.array([(at, 0, len(text)) for at, text in enumerate(texts) if text], np.int64)
+    spans = CharSpans.of((at, 0, len(text)) for at, text in enumerate(texts) if text)
     for encoder in (Fast(tokenizer, "gigatoken"), Fast(tokenizer, "transformers"), tokenizer):
         for special in (False, True):
             one, other = (encoder.encode(each, special) for each in (Texts(array), texts))
             assert one.to_lists() == other.to_lists()
             (one, at), (other, there) = (encoder.encode_spans(each, special, spans) for each in (Texts(array), texts))
             assert one.to_lists() == other.to_lists()
-            assert at.tolist() == there.tolist()
+            assert at.to_list() == there.to_list()
 
 
 def test_texts_are_a_sequence() -> None:

@@ -14,10 +14,11 @@ from hypothesis import example, given
 
 from beam_prep import testing
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding import backends as module
 from beam_prep.core.encoding.backends import PROBES, Fast, choose, encoder_of
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
@@ -54,13 +55,13 @@ def ours() -> Tokenizer:
     return loaded(OURS)
 
 
-def spans_of(texts: Sequence[str], seed: int = 0) -> Array:
+def spans_of(texts: Sequence[str], seed: int = 0) -> CharSpans:
     """Some spans of each text, empty ones too, in no order inside a text."""
     choose_ = np.random.default_rng(seed)
     places = [
         (place, *sorted(choose_.integers(0, len(text) + 1, 2))) for place, text in enumerate(texts) for _ in "abc"
     ]
-    return np.array(places, np.int64).reshape(-1, 3)
+    return CharSpans.of(places)
 
 
 def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path) -> None:
@@ -83,7 +84,7 @@ def test_ids_and_spans_are_the_references(folder: Path, backend: Any) -> None:
         assert fast.encode(texts, special).to_lists() == tokenizer.encode(texts, special).to_lists()
         mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (fast, tokenizer))
         assert mine[0].to_lists() == theirs[0].to_lists()
-        assert mine[1].tolist() == theirs[1].tolist()
+        assert mine[1].to_list() == theirs[1].to_list()
     assert (fast.fell_back == 2 * len(texts)) == (folder.name in LOSSY)
     assert mine[0].flat.dtype == np.int32
 
@@ -94,7 +95,7 @@ def test_spans_of_any_text_are_the_references(texts: list[str], seed: int, speci
     spans = spans_of(texts, seed)
     mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (Fast(ours(), "gigatoken"), ours()))
     assert mine[0].to_lists() == theirs[0].to_lists()
-    assert mine[1].tolist() == theirs[1].tolist()
+    assert mine[1].to_list() == theirs[1].to_list()
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5), *[st.lists(st.integers(10, 19), max_size=2)] * 2)
@@ -171,9 +172,10 @@ def test_a_block_whose_sample_differs_is_the_references(monkeypatch: pytest.Monk
     assert "blocks_encoded_again" not in right.made
     wrong = Fast.encode_spans
 
-    def late(self: Fast, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+    def late(self: Fast, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
         ids, tokens = wrong(self, texts, special, spans)
-        return ids, tokens + (spans[:, 1:2] > 0)
+        late = spans.start > 0
+        return ids, TokenSpans(tokens.start + late, tokens.stop + late)
 
     monkeypatch.setattr(Fast, "encode_spans", late)
     again = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
@@ -185,7 +187,10 @@ def test_a_block_of_long_texts_has_a_sample_too(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         Fast,
         "encode_spans",
-        lambda self, texts, special, spans: (Ragged.from_lists([[1]] * len(texts)), spans[:, 1:] * 0),
+        lambda self, texts, special, spans: (
+            Ragged.from_lists([[1]] * len(texts)),
+            TokenSpans(spans.start * 0, spans.stop * 0),
+        ),
     )
     block = rendered("word " * 50_000)
     made = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
@@ -198,7 +203,7 @@ class Sampled:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def encode_spans(self, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+    def encode_spans(self, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
         self.texts += texts
         return ours().encode_spans(texts, special, spans)
 
@@ -245,7 +250,7 @@ def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: P
     texts = ["one two", "three"]
     fast = Fast(tokenizer, "transformers")
     spans = spans_of(texts)
-    mine, theirs = (encoder.encode_spans(texts, False, spans)[1].tolist() for encoder in (fast, tokenizer))
+    mine, theirs = (encoder.encode_spans(texts, False, spans)[1].to_list() for encoder in (fast, tokenizer))
     assert mine == theirs
     assert fast.fell_back == 2
 
@@ -259,7 +264,7 @@ def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_te
     wide = replace(table, lengths=np.full_like(table.lengths, (1 << 29) + 1))
     monkeypatch.setattr(module, "_bytes_of", lambda tokenizer: wide)
     fast = Fast(ours(), "gigatoken")
-    spans = np.array([[0, 2, 5]])
-    mine, theirs = (encoder.encode_spans(["12345678"], False, spans)[1].tolist() for encoder in (fast, ours()))
+    spans = CharSpans.of([(0, 2, 5)])
+    mine, theirs = (encoder.encode_spans(["12345678"], False, spans)[1].to_list() for encoder in (fast, ours()))
     assert mine == theirs
     assert fast.fell_back == 1
