@@ -236,10 +236,10 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
         kinds["counter"].update({name: int(per_row.sum()) for name, per_row in batch.counters.items()})
         for role, said in batch.roles.count(batch.line, len(ledger.status)).sums().items():
             roles.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
-        lost += [(path, batch.origin.first_line + record.offset, record) for record in lost_records(ledger)]
+        lost += [(path, batch.origin.first_byte + record.offset, record) for record in lost_records(ledger)]
         if first_reject is None and ledger.messages:
             line = min(ledger.messages)
-            offset = batch.origin.first_line + int(ledger.starts[line])
+            offset = batch.origin.first_byte + int(ledger.starts[line])
             reason = ledger.outcomes[ledger.status[line] - 1][1]
             first_reject = {"file": path, "offset": offset, "reason": reason, "message": ledger.messages[line]}
     whole = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
@@ -363,7 +363,7 @@ class _Shown:
     def _place(self, line: int) -> str:
         origin = self._batch.origin
         if origin.start:  # nobody has counted the lines before
-            return f"{origin.source.path}, byte offset {origin.first_line + int(self._batch.ledger.starts[line]):,}"
+            return f"{origin.source.path}, byte offset {origin.first_byte + int(self._batch.ledger.starts[line]):,}"
         return f"{origin.source.path}, {'record' if is_json_file(origin.source.path) else 'line'} {line + 1:,}"
 
 

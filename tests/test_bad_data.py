@@ -113,7 +113,7 @@ def note(block: Records, folder: str) -> None:
     found = []
     for line, status in enumerate(ledger.status.tolist()):
         verdict = ledger.outcomes[status - 1][1] if status else "kept"
-        offset = block.origin.first_line + int(ledger.starts[line])
+        offset = block.origin.first_byte + int(ledger.starts[line])
         record = json.dumps(rows[line]) if line in rows else None
         found.append((offset, verdict, record, ledger.messages.get(line), ledger.text(line)))
     name = f"{block.origin.file:04d}-{block.origin.start:012d}"

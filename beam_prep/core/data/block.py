@@ -189,7 +189,7 @@ class Origin:
     digest: str
 
     @property
-    def first_line(self) -> int:
+    def first_byte(self) -> int:
         """Offset of the block's first line in the file's content."""
         return self.start + self.skip
 
@@ -218,7 +218,7 @@ class Block:
         return self._place(int(self.line[row]))
 
     def _place(self, line: int) -> str:
-        offset = self.origin.first_line + int(self.ledger.starts[line])
+        offset = self.origin.first_byte + int(self.ledger.starts[line])
         return f"{self.origin.source.path} (byte offset {offset})"
 
     def check(self, step: str) -> None:

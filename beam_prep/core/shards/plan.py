@@ -189,7 +189,7 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
     columns: dict[str, list[Any]] = {
         "file": [r.origin.file for r in receipts],
         "start": [r.origin.start for r in receipts],
-        "first_byte": [r.origin.first_line for r in receipts],
+        "first_byte": [r.origin.first_byte for r in receipts],
         "size": [r.origin.size for r in receipts],
         "nodes": [[node.digest for node in r.origin.nodes] for r in receipts],
         "levels": [[(node.index << 8) | node.level for node in r.origin.nodes] for r in receipts],

@@ -34,7 +34,7 @@ def read(content: bytes, block_bytes: int = 1 << 20, **options: Any) -> Found:
     source = InputFile(NAME, len(content), 0.0)
     for raw in read_blocks(ListAsLines(io.BytesIO(content), NAME, **options), 0, -1, block_bytes):
         records = parse_list(raw, raw.origin(0, source, block_bytes))
-        ledger, begin = records.ledger, records.origin.first_line
+        ledger, begin = records.ledger, records.origin.first_byte
         found.records += records.rows
         found.offsets += [begin + int(start) for start in ledger.starts[records.line]]
         found.rejects += [

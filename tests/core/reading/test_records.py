@@ -59,7 +59,7 @@ def account(data: bytes, block_bytes: int = WHOLE, cut: Cut = stream) -> list[tu
         for line, (start, end) in enumerate(zip(ledger.starts.tolist(), ledger.ends.tolist(), strict=True)):
             what: Any = ledger.outcomes[ledger.status[line] - 1] if ledger.status[line] else rows[line]
             what = (*what, ledger.messages[line]) if line in ledger.messages else what
-            found.append((records.origin.first_line + start, len(found) + 1, ledger.raw[start:end], what))
+            found.append((records.origin.first_byte + start, len(found) + 1, ledger.raw[start:end], what))
     return found
 
 
