@@ -20,8 +20,7 @@ from beam_prep.core.reading.json_list import is_json_file
 from beam_prep.core.reading.lost import Lost, lost_records
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.plan import ROLE_COUNTS, Plan
-from beam_prep.core.shards.plan import Ledger as PlanLedger
+from beam_prep.core.shards.plan import ROLE_COUNTS, LedgerTotals, Plan
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.settle import settle
@@ -242,7 +241,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
             offset = batch.origin.first_byte + int(ledger.starts[line])
             reason = ledger.outcomes[ledger.status[line] - 1][1]
             first_reject = {"file": path, "offset": offset, "reason": reason, "message": ledger.messages[line]}
-    whole = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
+    whole = LedgerTotals(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
     inputs = [{"path": file.path} for file in job.files]
     by_role = {role: dict(counts) for role, counts in roles.items()}
     plan = Plan(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import tokenizer_cache as resolve
 from beam_prep.core.encoding.tokenizer import fingerprint_of
-from beam_prep.core.shards.plan import Ledger
+from beam_prep.core.shards.plan import LedgerTotals
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (
@@ -178,7 +178,7 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
     """Whether the manifest's own numbers add up."""
     totals, said = manifest["totals"], dict(manifest["ledger"])
     read = said.pop("read")
-    ledger = Ledger(**said)
+    ledger = LedgerTotals(**said)
     if ledger.read != read:
         yield f"{MANIFEST}: the ledger says read {read}, but kept + dropped + rejected are {ledger.read}"
     if (lines := ledger.blank + ledger.read + ledger.not_read) != ledger.lines:

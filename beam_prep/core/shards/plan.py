@@ -105,7 +105,7 @@ class RejectsPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class LedgerTotals:
     """What became of every line of the input: `lines = blank + kept + dropped + rejected + not_read`."""
 
     lines: int = 0
@@ -158,7 +158,7 @@ class Plan:
 
     shards: Sequence[ShardPlan]
     rejects: Sequence[RejectsPlan]
-    ledger: Ledger
+    ledger: LedgerTotals
     counters: dict[str, int]
     inputs: list[dict[str, Any]]
     columns: tuple[Column, ...]
@@ -628,7 +628,7 @@ def _cut_line(sidecar: Any, rows: int) -> int:
     return int(sidecar.line[rows - 1]) + 1
 
 
-def _ledger(receipts: Receipts, sidecars: _Sidecars, end: Border) -> tuple[Ledger, dict[str, int]]:
+def _ledger(receipts: Receipts, sidecars: _Sidecars, end: Border) -> tuple[LedgerTotals, dict[str, int]]:
     whole = end.block + 1 if end.rows < 0 else end.block
     counts = {kind: Counter(receipts.counts(kind, whole)) for kind in ("blank", "dropped", "rejected", "counter")}
     kept, lines = int(receipts.rows[:whole].sum()), int(receipts.lines.sum())
@@ -642,7 +642,7 @@ def _ledger(receipts: Receipts, sidecars: _Sidecars, end: Border) -> tuple[Ledge
         counts["rejected"].update(seen["rejected"])
         counts["counter"].update({name: int(per_row[: end.rows].sum()) for name, per_row in sidecar.counters.items()})
         kept, not_read = kept + end.rows, not_read - cut
-    ledger = Ledger(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
+    ledger = LedgerTotals(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
     return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
 
 

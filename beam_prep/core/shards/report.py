@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_prep.core.reading.lost import LOST, Lost
 from beam_prep.core.shards.layout import CUTTING
-from beam_prep.core.shards.plan import Ledger, Plan
+from beam_prep.core.shards.plan import LedgerTotals, Plan
 
 MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
 CUT_SHARE = 0.05
@@ -111,7 +111,7 @@ def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: flo
     return None if lost is None else _with_causes(lost, plan, asked)
 
 
-def too_many_lost(ledger: Ledger, max_drop_rate: float) -> str | None:
+def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
     """What is wrong where more records than allowed have nothing to train on, or None."""
     lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
     count = sum(lost.values())
