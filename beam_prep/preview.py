@@ -21,7 +21,7 @@ from beam_prep.core.reading.lost import Lost, lost_records
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import ROLE_COUNTS, LedgerTotals, Plan
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Findings, failure, lines, warnings
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.settle import settle
 from beam_prep.formats.manifest import count_tokens
@@ -214,7 +214,7 @@ def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
     return len(files) == 1 and files[0].compression is None and batch.origin.size == files[0].size
 
 
-def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
+def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
     """What a run would know of these blocks, had it no others."""
     kinds = {kind: Counter[str]() for kind in ("dropped", "rejected", "counter", "tokens", "trained")}
     roles: dict[str, Counter[str]] = {}
@@ -261,7 +261,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
         first_reject=first_reject,
     )
     cut = kinds["counter"]["truncated_tokens"]
-    return plan, Found(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)
+    return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)
 
 
 def _head(job: _Job) -> Text:

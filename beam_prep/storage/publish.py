@@ -14,7 +14,7 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.pack import PackStats
 from beam_prep.core.shards.plan import Plan, RejectSlice, RejectsPlan, ShardPlan, Slice
-from beam_prep.core.shards.report import Asked, Found, failure, nothing_trained, warnings
+from beam_prep.core.shards.report import Asked, Findings, failure, nothing_trained, warnings
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.arrow import dataset_dict
@@ -240,7 +240,7 @@ class Publisher:
             "encoders": {
                 name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
             },
-            "warnings": [*self.run.get("warnings", ()), *warnings(Found.of(manifest), self._asked)],
+            "warnings": [*self.run.get("warnings", ()), *warnings(Findings.of(manifest), self._asked)],
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:

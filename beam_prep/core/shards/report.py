@@ -236,7 +236,7 @@ def _messages(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Findings:
     """What an output holds, as its manifest says it; or some rows, in a preview.
 
     Attributes:
@@ -251,7 +251,7 @@ class Found:
     cut: int = 0
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "Found":
+    def of(cls, manifest: Mapping[str, Any]) -> "Findings":
         """Of a manifest."""
         totals = manifest["totals"]
         return cls(
@@ -267,7 +267,7 @@ class Found:
         return self.cut / (self.tokens + self.cut) if self.cut else 0.0
 
 
-def warnings(found: Found, asked: Asked) -> list[str]:
+def warnings(found: Findings, asked: Asked) -> list[str]:
     """What a run should not pass over, one sentence each."""
     told = role_warnings(found.roles, asked)
     if found.cut_share > CUT_SHARE:
@@ -280,7 +280,7 @@ def warnings(found: Found, asked: Asked) -> list[str]:
     return told
 
 
-def lines(found: Found, asked: Asked) -> list[str]:
+def lines(found: Findings, asked: Asked) -> list[str]:
     """Who is trained, a line a role; and what was cut."""
     told = []
     for role, counts in _by_messages(found.roles)[:_ROLES]:
