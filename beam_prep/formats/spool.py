@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, Kind, count_outcomes
+from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, OutcomeKind, count_outcomes
 from beam_prep.core.data.ragged import Array, Ragged, narrow
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.reading.lost import Lost, lost_records
@@ -52,7 +52,7 @@ class Rows:
     domain: Array
     tokens: Array
     status: Array
-    outcomes: list[tuple[Kind, str]]
+    outcomes: list[tuple[OutcomeKind, str]]
     counters: dict[str, Array]
     roles: RoleCounts = dataclasses.field(default_factory=RoleCounts)
     lost: tuple[Lost, ...] = ()

@@ -13,7 +13,7 @@ from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import RunError, UserFunctionError
 
-Kind = Literal["blank", "dropped", "rejected"]
+OutcomeKind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
 OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
@@ -78,7 +78,7 @@ class Ledger:
     starts: Array
     ends: Array
     status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    outcomes: list[tuple[Kind, str]] = field(default_factory=list)
+    outcomes: list[tuple[OutcomeKind, str]] = field(default_factory=list)
     messages: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Ledger:
         """One of its own for a step that takes lines out: its block may have a second consumer."""
         return replace(self, status=self.status.copy(), outcomes=list(self.outcomes), messages=dict(self.messages))
 
-    def _code(self, kind: Kind, reason: str) -> int:
+    def _code(self, kind: OutcomeKind, reason: str) -> int:
         outcome = (kind, reason)
         if outcome not in self.outcomes:
             if len(self.outcomes) == 255:
@@ -121,7 +121,7 @@ class Ledger:
         return self.raw[start : min(end, start + 4 * limit)].decode("utf-8", "replace")[:limit]
 
 
-def count_outcomes(status: Array, outcomes: list[tuple[Kind, str]]) -> dict[str, Any]:
+def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> dict[str, Any]:
     """Counts by kind and reason: {"blank": n, "dropped": {reason: n}, "rejected": {reason: n}}."""
     counts = np.bincount(status, minlength=len(outcomes) + 1)
     result: dict[str, Any] = {"blank": 0, "dropped": {}, "rejected": {}}

@@ -32,13 +32,13 @@ _SPACES = np.frombuffer(b" \t\r", np.uint8)
 _SPACE_BEGINS = ((0xC2, 0x85), (0xC2, 0xA0), (0xE1, 0x9A), (0xE2, 0x80), (0xE2, 0x81), (0xE3, 0x80))
 _SPACE_ENDS = (0xC2, 0x9A, 0x80, 0x81)
 
-Kind = Literal["texts", "chats"]
+RecordKind = Literal["texts", "chats"]
 
 
 class Wanted(NamedTuple):
     """Which records are parsed as columns: those whose `field` is a text, or a list of messages."""
 
-    kind: Kind
+    kind: RecordKind
     field: str
 
 
@@ -129,7 +129,7 @@ class Columns:
         whole: bool [rows]: no text is missing, and no field that chat templates see is there.
     """
 
-    kind: Kind
+    kind: RecordKind
     field: str
     table: pa.Table
     offsets: Array
