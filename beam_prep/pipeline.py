@@ -242,7 +242,7 @@ class Pipeline:
         """See `choose`. The first records of the input are probes too."""
         if self.config.input.tokenized:
             return "transformers", None
-        columns = recipe.columns_of(self.config, self.render)
+        columns = recipe.wanted_columns(self.config, self.render)
         spans = columns is None or columns.kind != "texts"
         with _single_threaded():
             texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
@@ -272,7 +272,7 @@ class Pipeline:
         config = self.config
         return (
             pipeline
-            | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.columns_of(config, self.render))
+            | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.wanted_columns(config, self.render))
             | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check)
             | Shard(
                 self.output,

@@ -177,7 +177,7 @@ class CheckInFull(BlockStep):
         return partial(check_in_full, config=self.config, tokenizer=self.tokenizer)
 
 
-def columns_of(config: PipelineConfig, render: Render) -> Wanted | None:
+def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     """What records of a config need not become objects; None where a step looks at each."""
     outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
     sections = outputs[0].sections

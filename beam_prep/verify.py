@@ -26,9 +26,9 @@ from beam_prep.formats.manifest import (
     TOKENIZER,
     ShardReceipt,
     WrittenFile,
-    columns_of,
     count_tokens,
     load,
+    output_columns,
     receipts_of,
     sum_shards,
 )
@@ -109,7 +109,7 @@ def _problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted(found - {file.path for file in listed} - {MANIFEST, RUN}):
         yield f"{name}: found, though {MANIFEST} does not list it: remove it"
     yield from _sums(manifest, shards)
-    columns = columns_of(manifest)
+    columns = output_columns(manifest)
     of_domain = Counter(shard.domain for shard in shards)
     for shard in shards:
         with files.local([file.path for file in shard.files]) as folder:

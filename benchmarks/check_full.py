@@ -128,7 +128,7 @@ def compare(config: PipelineConfig, tokenizer: Tokenizer, backend: str, path: Pa
     if config.input.chat_template is not None:
         tokenizer = tokenizer.with_template(config.input.chat_template)
     encoder = encoder_of(tokenizer, backend)
-    columns = recipe.columns_of(config, "auto")
+    columns = recipe.wanted_columns(config, "auto")
     found = Counter[str]()
     for split in split_file((0, list_inputs([path])[0]), BLOCK_BYTES):
         for records in read_split(split, BLOCK_BYTES, None, columns):

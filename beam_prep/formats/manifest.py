@@ -159,7 +159,7 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
     return manifest
 
 
-def columns_of(manifest: Mapping[str, Any]) -> tuple[Column, ...]:
+def output_columns(manifest: Mapping[str, Any]) -> tuple[Column, ...]:
     """The columns of an output."""
     return tuple(Column(**column) for column in manifest["columns"])
 

@@ -24,7 +24,7 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
-from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, columns_of, load
+from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, load, output_columns
 from beam_prep.verify import LocalFiles, problems
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class _Output:
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.schema = columns_of(manifest)
+        self.schema = output_columns(manifest)
         self.shards = [_Shard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
         self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
         self.shards_of: dict[str, int] = {}

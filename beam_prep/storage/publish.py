@@ -27,10 +27,10 @@ from beam_prep.formats.manifest import (
     ShardReceipt,
     WrittenFile,
     build_manifest,
-    columns_of,
     count_tokens,
     dump,
     load,
+    output_columns,
 )
 from beam_prep.formats.tfrecord import features
 from beam_prep.storage.output import Output, is_manifest, output_at
@@ -275,4 +275,4 @@ def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[lis
     manifest = load(text, f"{output}/{MANIFEST}")
     if not same_facts(manifest, facts) or not same_inputs(manifest["inputs"]):
         return False
-    return place.is_whole(manifest) and bool(columns_of(manifest))
+    return place.is_whole(manifest) and bool(output_columns(manifest))
