@@ -25,7 +25,7 @@ from beam_prep.core.shards.plan import (
     RejectsPlan,
     ShardPlan,
     SpoolReceipt,
-    lost_records,
+    first_lost,
     make_plan,
     pack_receipts,
 )
@@ -134,7 +134,7 @@ class MakePlan(beam.DoFn):
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
         plan = dataclasses.replace(plan, first_reject=first_reject(plan, self.spool))
         if self.publisher.problem(plan) is not None:
-            plan = dataclasses.replace(plan, lost=lost_records(receipts, self.spool.sidecars))
+            plan = dataclasses.replace(plan, lost=first_lost(receipts, self.spool.sidecars))
         if self.publisher.prepare(plan):
             last, cut = self.spool.once and receipts.distinct, CUT in plan.counters
             yield from (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)

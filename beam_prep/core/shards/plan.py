@@ -657,7 +657,7 @@ def _roles(receipts: Receipts, sidecars: _Sidecars, end: Border) -> dict[str, di
     return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
 
 
-def lost_records(receipts: Receipts, fetch: Callable[[list[str]], list[Any]]) -> tuple[tuple[str, int, Lost], ...]:
+def first_lost(receipts: Receipts, fetch: Callable[[list[str]], list[Any]]) -> tuple[tuple[str, int, Lost], ...]:
     """The first records that were dropped with nothing to train on, for `Plan.lost`; of the first block with some."""
     some = np.flatnonzero(receipts.counted("dropped", LOST))[:1].tolist()
     return tuple(
