@@ -49,7 +49,7 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.formats.spool import REJECTS, SIDECAR, Rows, encode_block, read_rejects, read_sidecar
+from beam_prep.formats.spool import REJECTS, SIDECAR, Sidecar, encode_block, read_rejects, read_sidecar
 from beam_prep.storage.spool import AT_ONCE, Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
@@ -132,11 +132,11 @@ class SimulatedSpool(Spool):
     delay: float = 0.0
     rounds: list[int] = field(default_factory=list)
 
-    def sidecars(self, names: Sequence[str]) -> list[Rows]:
+    def sidecars(self, names: Sequence[str]) -> list[Sidecar]:
         self.rounds.append(len(names))
         return Spool.sidecars(self, names)
 
-    def _sidecar(self, name: str) -> Rows:
+    def _sidecar(self, name: str) -> Sidecar:
         time.sleep(self.delay)
         return read_sidecar(self._small(name, SIDECAR), "simulated")
 

@@ -34,7 +34,7 @@ ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Sidecar:
     """What shard borders need to know of a block (its sidecar).
 
     Attributes:
@@ -258,7 +258,7 @@ def _ragged(array: pa.ListArray, sealed: Sealed) -> Ragged:
     return Ragged(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
 
 
-def read_sidecar(source: pa.NativeFile, name: str) -> Rows:
+def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
     """The sidecar of a block.
 
     Raises:
@@ -274,7 +274,7 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Rows:
     lost = tuple(
         Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"])
     )
-    return Rows(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
+    return Sidecar(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

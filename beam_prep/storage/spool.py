@@ -16,7 +16,7 @@ from beam_prep.formats.spool import (
     REJECTS,
     ROWS,
     SIDECAR,
-    Rows,
+    Sidecar,
     check_whole,
     encode_block,
     read_receipt,
@@ -122,12 +122,12 @@ class Spool:
         with self._whole(name):
             return read_rejects(read_file(self._path(name, REJECTS)), name)
 
-    def sidecars(self, names: Sequence[str]) -> list[Rows]:
+    def sidecars(self, names: Sequence[str]) -> list[Sidecar]:
         """Sidecars of several blocks, fetched at the same time."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(self._sidecar, names))
 
-    def _sidecar(self, name: str) -> Rows:
+    def _sidecar(self, name: str) -> Sidecar:
         with self._whole(name):
             return read_sidecar(read_file(self._path(name, SIDECAR)), name)
 

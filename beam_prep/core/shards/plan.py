@@ -480,7 +480,7 @@ def make_plan(
 
     Args:
         receipts: all blocks.
-        fetch: names of spooled blocks -> their sidecars (`formats.spool.Rows`), in that order.
+        fetch: names of spooled blocks -> their sidecars (`formats.spool.Sidecar`), in that order.
         max_tokens: a shard is flushed when the tokens since the last flush reach this.
         max_items: kept records, at most.
     """

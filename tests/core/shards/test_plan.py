@@ -18,7 +18,7 @@ from beam_prep.core.shards import plan as module
 from beam_prep.core.shards.plan import Plan, Receipts, SpoolReceipt, make_plan, pack_receipts
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import RunError
-from beam_prep.formats.spool import ROWS, SIDECAR, Rows, encode_block, read_receipt, read_sidecar
+from beam_prep.formats.spool import ROWS, SIDECAR, Sidecar, encode_block, read_receipt, read_sidecar
 
 COLUMN = Column("sequence", "int32", 1, "ids")
 LINE_BYTES = 10
@@ -45,10 +45,10 @@ class Made:
     """Blocks as they lie in the spool."""
 
     receipts: list[SpoolReceipt] = field(default_factory=list)
-    sidecars: dict[str, Rows] = field(default_factory=dict)
+    sidecars: dict[str, Sidecar] = field(default_factory=dict)
     fetched: list[list[str]] = field(default_factory=list)
 
-    def fetch(self, names: list[str]) -> list[Rows]:
+    def fetch(self, names: list[str]) -> list[Sidecar]:
         self.fetched.append(names)
         return [self.sidecars[name] for name in names]
 
