@@ -11,7 +11,7 @@ import apache_beam as beam
 import numpy as np
 
 from beam_prep.core.data.block import InputFile, Ledger, Split
-from beam_prep.core.data.columns import Kind, Wanted
+from beam_prep.core.data.columns import RecordKind, Wanted
 from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.reading.blocks import RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
@@ -156,15 +156,15 @@ class ReadJSONL(beam.PTransform):
     inputs: Sequence[str | InputFile]
     block_bytes: int = BLOCK_BYTES
     spool: Spool | None = None
-    columns: tuple[Kind, str] | None = None
+    columns: tuple[RecordKind, str] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
         if not CHUNK <= self.block_bytes < 1 << 31 or self.block_bytes % CHUNK:
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK} below 2 GiB")
         if self.columns is not None:
-            if self.columns[0] not in get_args(Kind):
-                kinds = " or ".join(get_args(Kind))
+            if self.columns[0] not in get_args(RecordKind):
+                kinds = " or ".join(get_args(RecordKind))
                 raise ValueError(f"columns is {self.columns!r}, wanted (KIND, FIELD), KIND {kinds}")
             self.columns = Wanted(*self.columns)
         if not self.inputs or not isinstance(self.inputs[0], InputFile):
