@@ -20,7 +20,8 @@ from beam_prep.core.reading.json_list import is_json_file
 from beam_prep.core.reading.lost import Lost, lost_records
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.plan import ROLE_COUNTS, LedgerTotals, Plan
+from beam_prep.core.shards.plan import LedgerTotals, Plan
+from beam_prep.core.shards.receipts import ROLE_COUNTS
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Findings, failure, lines, warnings
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.settle import settle

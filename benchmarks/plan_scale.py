@@ -46,7 +46,9 @@ from beam_prep.core.data.block import BlockReceipt, InputFile, Ledger, Origin, S
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
+from beam_prep.core.shards.plan import Plan
+from beam_prep.core.shards.receipts import SpoolReceipt
+from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import REJECTS, SIDECAR, Sidecar, encode_block, read_rejects, read_sidecar

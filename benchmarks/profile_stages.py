@@ -39,7 +39,7 @@ STAGES = {
     "truncate, labels": ("core.tokens.truncate:truncate", "core.tokens.shift:to_labels", "core.tokens.settle:settle"),
     "spool": ("storage.spool:Spool.write",),
     "plan, write": (
-        "core.shards.plan:pack_receipts",
+        "core.shards.receipts:pack_receipts",
         "core.shards.plan:make_plan",
         "storage.publish:write_shard",
         "storage.publish:write_rejects",

@@ -13,8 +13,9 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.pack import PackStats
-from beam_prep.core.shards.plan import Plan, RejectSlice, RejectsPlan, ShardPlan, Slice
+from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.report import Asked, Findings, failure, nothing_trained, warnings
+from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.arrow import dataset_dict

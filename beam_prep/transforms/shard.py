@@ -19,17 +19,10 @@ from apache_beam.utils.windowed_value import WindowedValue
 from beam_prep.core.data.block import OF_THIS_RUN
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
-from beam_prep.core.shards.plan import (
-    Plan,
-    Receipts,
-    RejectsPlan,
-    ShardPlan,
-    SpoolReceipt,
-    first_lost,
-    make_plan,
-    pack_receipts,
-)
+from beam_prep.core.shards.plan import Plan, first_lost, make_plan
+from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.core.tokens.settle import settle

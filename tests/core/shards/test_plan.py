@@ -14,8 +14,9 @@ from beam_prep.core.data.block import ALIVE, BlockReceipt, InputFile, Ledger, Or
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
-from beam_prep.core.shards import plan as module
-from beam_prep.core.shards.plan import Plan, Receipts, SpoolReceipt, make_plan, pack_receipts
+from beam_prep.core.shards import borders, slices
+from beam_prep.core.shards.plan import Plan, make_plan
+from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import RunError
 from beam_prep.formats.spool import ROWS, SIDECAR, Sidecar, encode_block, read_receipt, read_sidecar
@@ -232,10 +233,10 @@ def test_the_plan_is_what_a_sequential_program_does(
     made = spool(files)
     wanted = Simulation(max_tokens, max_items, rejects_per_file).run(files, made)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "REJECTS_PER_FILE", rejects_per_file)
-        patch.setattr(module, "_PREFETCH", prefetch[0])
-        patch.setattr(module, "_PREFETCH_ROWS", prefetch[1])
-        patch.setattr(module, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
+        patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
+        patch.setattr(borders, "_PREFETCH", prefetch[0])
+        patch.setattr(borders, "_PREFETCH_ROWS", prefetch[1])
+        patch.setattr(borders, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
         plan = made.plan(max_tokens, max_items, blobs)
 
     assert rows_of(plan, made) == wanted.shards
@@ -311,7 +312,7 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
     sizes = np.random.default_rng(7).integers(1, 200, 20_000).tolist()
     lines = [Line("kept", "a", size) for size in sizes]
     made = spool([[lines[first : first + 10] for first in range(0, len(lines), 10)]])
-    monkeypatch.setattr(module, "_PREFETCH", 32)
+    monkeypatch.setattr(borders, "_PREFETCH", 32)
     shards = len(made.plan(5000).shards)
     assert shards > 350
     assert len(made.fetched) <= shards / 20
@@ -321,7 +322,7 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
 def test_sidecars_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block may hold a million short lines."""
     made = spool([[[Line("kept", "a", 10), Line("blank")] * 5 for _ in range(100)]])
-    monkeypatch.setattr(module, "_PREFETCH_ROWS", 60)
+    monkeypatch.setattr(borders, "_PREFETCH_ROWS", 60)
     assert len(made.plan(60).shards) == 84
     assert {len(names) for names in made.fetched[:-1]} <= {3, 4}
 
