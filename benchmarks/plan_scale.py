@@ -48,10 +48,11 @@ from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.receipts import SpoolReceipt
+from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.formats.spool import REJECTS, SIDECAR, Sidecar, encode_block, read_rejects, read_sidecar
+from beam_prep.formats.spool import REJECTS, SIDECAR, encode_block, read_rejects, read_sidecar
 from beam_prep.storage.spool import AT_ONCE, Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 

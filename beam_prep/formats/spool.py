@@ -9,19 +9,19 @@ Each is sealed (`formats.sealed`), with its name: no byte of it is used unproven
 rows proves only what it covers.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, OutcomeKind, count_outcomes
+from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, count_outcomes
 from beam_prep.core.data.ragged import Array, Ragged, narrow
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.reading.lost import Lost, lost_records
+from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
 from beam_prep.errors import FormatError
@@ -31,31 +31,6 @@ SPOOL_VERSION = 6
 """Goes up with every change of what a spool file holds; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
-
-
-@dataclass(frozen=True, slots=True)
-class Sidecar:
-    """What shard borders need to know of a block (its sidecar).
-
-    Attributes:
-        line: int32 [rows], the line of each kept row, ascending.
-        domain: int32 [rows], index into the receipt's domains.
-        tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
-        status: uint8 [lines], see `Ledger`.
-        outcomes: what the codes of `status` mean.
-        counters: name -> int64 [rows].
-        roles: who says what.
-        lost: the first records that were dropped with nothing to train on.
-    """
-
-    line: Array
-    domain: Array
-    tokens: Array
-    status: Array
-    outcomes: list[tuple[OutcomeKind, str]]
-    counters: dict[str, Array]
-    roles: RoleCounts = dataclasses.field(default_factory=RoleCounts)
-    lost: tuple[Lost, ...] = ()
 
 
 def encode_block(

@@ -9,6 +9,7 @@ from typing import Any
 
 from beam_prep.core.data.block import BlockReceipt
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import Trust
 from beam_prep.errors import FormatError, SpoolError
@@ -16,7 +17,6 @@ from beam_prep.formats.spool import (
     REJECTS,
     ROWS,
     SIDECAR,
-    Sidecar,
     check_whole,
     encode_block,
     read_receipt,

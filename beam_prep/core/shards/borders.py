@@ -1,18 +1,15 @@
 """Borders of shards: after which record of which block a shard is flushed, and where the input ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.shards.receipts import Receipts
+from beam_prep.core.shards.sidecars import Sidecar, Sidecars
 
 _PREFETCH = 512
-_PREFETCH_ROWS = 8_000_000
-"""Rows and lines of the sidecars that are held at a time: some 250 MB."""
 MIN_BORDERS_TO_EXTRAPOLATE = 32
 """Borders that must be known before the next ones are extrapolated from them."""
 
@@ -29,29 +26,7 @@ class Border:
     cut: tuple[int, ...]
 
 
-class Sidecars:
-    """Sidecars by block, fetched ahead of the borders that will need them."""
-
-    def __init__(self, fetch: Callable[[list[str]], list[Any]], receipts: Receipts) -> None:
-        self._fetch, self._receipts, self._found = fetch, receipts, dict[int, Any]()
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._found
-
-    def get(self, block: int, ahead: Sequence[int] = ()) -> Any:
-        """A block's sidecar. When it has to be fetched, so are those of the blocks `ahead`, as far as memory allows."""
-        if block not in self._found:
-            wanted = list(dict.fromkeys([block, *ahead]))
-            sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
-            wanted = wanted[: max(1, int(np.searchsorted(sizes, _PREFETCH_ROWS)))]
-            new = [each for each in wanted if each not in self._found]
-            found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
-            self._found = {each: self._found[each] for each in wanted if each in self._found}
-            self._found.update(zip(new, found, strict=True))
-        return self._found[block]
-
-
-def _border(sidecar: Any, block: int, rows: int, domains: int) -> Border:
+def _border(sidecar: Sidecar, block: int, rows: int, domains: int) -> Border:
     cut = np.bincount(sidecar.domain[:rows], minlength=domains)
     return Border(block, rows, tuple(cut.tolist()))
 

@@ -5,7 +5,7 @@ that has rows since then gets a shard. `max_items` ends the input behind that ma
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,9 @@ from beam_prep.core.data.block import count_outcomes
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.core.reading.lost import LOST, Lost
-from beam_prep.core.shards.borders import Border, Sidecars, input_end, shard_borders
+from beam_prep.core.shards.borders import Border, input_end, shard_borders
 from beam_prep.core.shards.receipts import ROLE_COUNTS, Receipts
+from beam_prep.core.shards.sidecars import FetchSidecars, Sidecar, Sidecars
 from beam_prep.core.shards.slices import Rejects, RejectsPlan, ShardPlan, Shards
 
 
@@ -90,7 +91,7 @@ class Plan:
 
 def make_plan(
     receipts: Receipts,
-    fetch: Callable[[list[str]], list[Any]],
+    fetch: FetchSidecars,
     max_tokens: int,
     max_items: int | None = None,
 ) -> Plan:
@@ -98,7 +99,7 @@ def make_plan(
 
     Args:
         receipts: all blocks.
-        fetch: names of spooled blocks -> their sidecars (`formats.spool.Sidecar`), in that order.
+        fetch: reads sidecars.
         max_tokens: a shard is flushed when the tokens since the last flush reach this.
         max_items: kept records, at most.
     """
@@ -122,7 +123,7 @@ def make_plan(
     )
 
 
-def _cut_line(sidecar: Any, rows: int) -> int:
+def _cut_line(sidecar: Sidecar, rows: int) -> int:
     """The first line behind the last kept row."""
     return int(sidecar.line[rows - 1]) + 1
 
@@ -156,7 +157,7 @@ def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dic
     return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
 
 
-def first_lost(receipts: Receipts, fetch: Callable[[list[str]], list[Any]]) -> tuple[tuple[str, int, Lost], ...]:
+def first_lost(receipts: Receipts, fetch: FetchSidecars) -> tuple[tuple[str, int, Lost], ...]:
     """The first records that were dropped with nothing to train on, for `Plan.lost`; of the first block with some."""
     some = np.flatnonzero(receipts.counted("dropped", LOST))[:1].tolist()
     return tuple(

@@ -14,12 +14,13 @@ from beam_prep.core.data.block import ALIVE, BlockReceipt, InputFile, Ledger, Or
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
-from beam_prep.core.shards import borders, slices
+from beam_prep.core.shards import borders, sidecars, slices
 from beam_prep.core.shards.plan import Plan, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import RunError
-from beam_prep.formats.spool import ROWS, SIDECAR, Sidecar, encode_block, read_receipt, read_sidecar
+from beam_prep.formats.spool import ROWS, SIDECAR, encode_block, read_receipt, read_sidecar
 
 COLUMN = Column("sequence", "int32", 1, "ids")
 LINE_BYTES = 10
@@ -235,7 +236,7 @@ def test_the_plan_is_what_a_sequential_program_does(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
         patch.setattr(borders, "_PREFETCH", prefetch[0])
-        patch.setattr(borders, "_PREFETCH_ROWS", prefetch[1])
+        patch.setattr(sidecars, "PREFETCH_ROWS", prefetch[1])
         patch.setattr(borders, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
         plan = made.plan(max_tokens, max_items, blobs)
 
@@ -322,7 +323,7 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
 def test_sidecars_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block may hold a million short lines."""
     made = spool([[[Line("kept", "a", 10), Line("blank")] * 5 for _ in range(100)]])
-    monkeypatch.setattr(borders, "_PREFETCH_ROWS", 60)
+    monkeypatch.setattr(sidecars, "PREFETCH_ROWS", 60)
     assert len(made.plan(60).shards) == 84
     assert {len(names) for names in made.fetched[:-1]} <= {3, 4}
 
