@@ -70,6 +70,14 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
 class Prepare(beam.PTransform):
     """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard, which packs and pads.
 
+    >>> config = bp.PipelineConfig.from_json("configs/sft_chat.json")
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     records = pipeline | bp.ReadJSONL(["examples/data/chat.jsonl"])
+    ...     batches = records | bp.Prepare(config, tokenizer)
+    ...     _ = batches | bp.testing.rows() | beam.combiners.Count.Globally() | beam.Map(print)
+    260
+
     Attributes:
         config: the config.
         tokenizer: its tokenizer.

@@ -1,4 +1,4 @@
-"""Pad: rows of equal length."""
+"""Pad: rows padded at their end."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,9 +15,11 @@ class Pad(BlockStep):
 
     `Layout.padding` does the same while shards are written, which takes far less memory where rows are short.
 
+    >>> pad = bp.Pad(2048, pad_id=0)
+
     Attributes:
         multiple: tokens; the maximum length for rows of one length.
-        pad_id: the id that fills up.
+        pad_id: the id of the tokens that are added.
     """
 
     multiple: int

@@ -51,6 +51,12 @@ def check_narrow(size: int, what: str) -> None:
 class Ragged:
     """n rows over one flat array: row i is `values[offsets[i]:offsets[i + 1]]`.
 
+    >>> rows = bp.Ragged.from_lists([[5, 6, 7], [], [8]])
+    >>> rows.flat.tolist(), rows.offsets.tolist()
+    ([5, 6, 7, 8], [0, 3, 3, 4])
+    >>> rows.take(rows.lengths > 0).to_lists()
+    [[5, 6, 7], [8]]
+
     Attributes:
         values: the rows one after the other: an array of any dtype, or a `Ragged` (rows of lists, as in rollouts).
         offsets: int64 [n + 1]; they rise from 0 to `len(values)`.

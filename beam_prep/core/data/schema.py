@@ -16,7 +16,11 @@ Action = Literal["train", "mask", "$role", "$last", "value"]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One field of a record, and what is done with it (DESIGN, "Masks").
+    """One field of a record, and what is done with it.
+
+    >>> prompt, answer = bp.Section("prompt", "mask"), bp.Section("response", "train")
+    >>> prompt.template is None
+    True
 
     Attributes:
         field: the record's key.
@@ -36,6 +40,10 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Output:
     """One sequence (or list of sequences, or list of values) of every row, and the name of its mask.
+
+    >>> messages = bp.Section("messages", "$role", template="conversation")
+    >>> bp.Output("sequence", "ids", (messages,), mask_name="loss_mask").trains
+    True
 
     Attributes:
         name: the column of the ids (or values).
@@ -70,12 +78,15 @@ class Output:
 class TextRules:
     """How text becomes pieces, beyond the sections.
 
+    >>> bp.TextRules(eos="if_missing", bos="strip").control_tokens
+    'keep'
+
     Attributes:
-        eos: end standard (text) rows with the EOS token's text: `never`, `if_missing`, `always`.
+        eos: rows of plain text end with the text of the EOS token: `never`, `if_missing`, `always`.
         bos: the BOS at the head of a rendered conversation: `keep` it, `strip` it, or strip it and let the
             `tokenizer` add its own special tokens.
-        implicit_prompt: (preference) the longest common beginning of both sides is the prompt.
-        chat_template: in place of the tokenizer's own.
+        implicit_prompt: (preference) the longest common prefix of both sides is the prompt.
+        chat_template: replaces the tokenizer's own.
         control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
         date: the day that a chat template is told when it asks (`strftime_now`), as "2026-11-22".
     """
@@ -91,6 +102,9 @@ class TextRules:
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a shard.
+
+    >>> bp.Column("loss_mask", "bool", 1, "mask", of="sequence").role
+    'mask'
 
     Attributes:
         name: its key in every format.

@@ -27,6 +27,15 @@ CUTTING = ("simple", "bfd")
 class Layout:
     """What becomes of a shard's rows before they are written.
 
+    >>> layout = bp.Layout("bfd", capacity=8, position_ids="doc_reset")
+    >>> columns = layout.columns([bp.Column("sequence", "int32", 1, "ids")])
+    >>> rows = {"sequence": bp.Ragged.from_lists([[1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11]])}
+    >>> packed, stats = next(layout.rows([(rows, None)], columns))
+    >>> packed["sequence"].to_lists(), packed["seq_lens"].to_lists()
+    ([[1, 2, 3, 4, 5, 10, 11], [6, 7, 8, 9]], [[5, 2], [4]])
+    >>> packed["position_ids"].to_lists()
+    [[0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 3]]
+
     Attributes:
         packing: see `plan_packs`; `none`: one document a row.
         capacity: tokens of a packed row.

@@ -16,6 +16,12 @@ from beam_prep.core.tokens.roles import Roles
 class Segments:
     """Where each piece of an output lies in its tokens; what mask policies look at. One entry a segment in each array.
 
+    A mask policy is a function of these, here one that trains what an assistant says in more than three tokens:
+
+    >>> def long_answers(segments):
+    ...     return segments.is_role("assistant") & (segments.stop - segments.start > 3)
+    >>> step = bp.BuildMask(long_answers)
+
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.
         sequence: int64, the sequence that it belongs to.
@@ -58,15 +64,24 @@ class Segments:
 class Batch(Block):
     """Rows of tokens of a block.
 
+    >>> from beam_prep.core.tokens.tokenized import from_tokens
+    >>> output = bp.Output("sequence", "ids", (bp.Section("input_ids", "train"),), mask_name="loss_mask")
+    >>> records = bp.testing.records([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
+    >>> batch = from_tokens(records, output, max_id=9)
+    >>> batch["sequence"].to_lists()
+    [[5, 6, 7], [8]]
+    >>> bp.testing.to_rows(batch.drop(batch["sequence"].lengths < 2, "short"))
+    [{'sequence': [5, 6, 7], 'loss_mask': [1, 1, 1]}]
+
     Attributes:
         outputs: what each row consists of.
         domain: one name a row.
         columns: column name -> rows. Ids are int32, masks uint8 (0, 1), labels int32, values float64, until `Shard`
             stores them with the dtypes of the config.
         schema: column name -> what it is. (`dtype` is how it is stored in the end.)
-        segments: output name -> its segments; gone after BuildMask.
+        segments: output name -> its segments; empty after BuildMask.
         counters: name -> int64 [rows], things worth counting that happened to kept rows.
-        roles: who says what, in all rows that there ever were.
+        roles: the messages and tokens of each role, also of rows that were dropped or rejected.
     """
 
     outputs: tuple[Output, ...] = ()

@@ -22,6 +22,15 @@ MaskPolicy = Callable[[Segments], Array]
 class RoleMask:
     """The mask policy of a config: a section's action, and for `$role` the message's role.
 
+    >>> rule = bp.RoleMask({"assistant": "last"}, default="mask")
+    >>> one, zero = np.ones(3, int), np.zeros(3, int)
+    >>> segments = bp.Segments(
+    ...     start=np.array([0, 4, 9]), stop=np.array([4, 9, 12]), sequence=zero, action=2 * one,
+    ...     role=np.array([0, 1, 1]), turn=np.array([0, 1, 2]), own=-one, proven=one > 0, roles=("user", "assistant"),
+    ... )
+    >>> rule(segments).tolist()
+    [False, False, True]
+
     Attributes:
         roles: role -> `train`, `mask`, or `last` (only the last message of that role).
         default: for roles that are not named.

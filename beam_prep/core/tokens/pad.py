@@ -19,6 +19,14 @@ TOKENS_AT_ONCE = 1 << 20
 class Padding:
     """How rows are padded.
 
+    >>> padding = bp.Padding(multiple=4, pad_id=0)
+    >>> ids = bp.Column("sequence", "int32", 1, "ids")
+    >>> padded = padding.rows({"sequence": bp.Ragged.from_lists([[5, 6, 7], [8]])}, {"sequence": ids})
+    >>> padded["sequence"].to_lists()
+    [[5, 6, 7, 0], [8, 0, 0, 0]]
+    >>> padded["attention_mask"].to_lists()
+    [[1, 1, 1, 0], [1, 0, 0, 0]]
+
     Attributes:
         multiple: tokens; a row is padded to the next multiple of it, an empty one to `multiple` tokens.
         pad_id: the id of the tokens that are added.
