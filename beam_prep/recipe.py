@@ -1,4 +1,4 @@
-"""A config -> the chain of PTransforms that it stands for."""
+"""A config -> its chain of PTransforms, its layout, and the facts that tell its output from others."""
 
 import dataclasses
 import hashlib
@@ -42,11 +42,11 @@ from beam_prep.transforms.template import ApplyTemplate, Render, check_voice
 from beam_prep.transforms.tokenize import AnyBackend, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
-# What makes tokens: with another version of these, an old block or output is another one.
+# What makes tokens: another version of these makes other blocks and outputs.
 _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
-# What a spooled block went through besides: with another version of these, it is made again, and an output stays the
-# same if it ends the same. orjson and pyarrow parse, numpy computes, pyarrow packs the block.
+# Used for spooled blocks besides: with another version of these a block is made again, but the output remains up to
+# date. orjson and pyarrow parse, numpy computes, pyarrow packs the block.
 _BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
 
@@ -163,7 +163,7 @@ def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
 
 
 def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
-    """What steps make of a block, without Beam."""
+    """Runs steps on a block, without Beam."""
     for step in steps:
         block = step.step()(block)
     return block
@@ -186,7 +186,7 @@ class CheckInFull(BlockStep):
 
 
 def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
-    """What records of a config need not become objects; None where a step looks at each."""
+    """The records of a config that are parsed as columns; None if a step needs every record as an object."""
     outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
     sections = outputs[0].sections
     if config.input.tokenized or config.input.adapter is not None or len(outputs) > 1 or len(sections) > 1:
@@ -202,7 +202,7 @@ _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
 
 
 def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile) -> list[str]:
-    """Some texts of the first records of a file, as they are encoded. None where it cannot be read: the run says so."""
+    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
     if config.input.tokenized:
         return []
     try:
@@ -227,7 +227,7 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
     """The batch, if the reference gives the same for every line of its block, from the bytes on.
 
     Lines are parsed one by one, chats rendered by jinja, texts and their offsets encoded by the Rust library of
-    transformers. What comes behind masks is the same code for all.
+    transformers. What follows the masks is the same code for all.
 
     Raises:
         RunError: it gives something else; the message names file and byte offset of the first line where it does.
@@ -244,7 +244,7 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
             offset = origin.first_byte + int(ledger.starts[line])
             raise RunError(
                 f"--check full: {origin.source.path} (byte offset {offset}) is not what transformers and jinja give: "
-                f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us of it"
+                f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us about it"
             )
         for way in ("jinja", "transformers"):
             if way == "transformers" or any(name.startswith("rendered_") for name in batch.made):
@@ -286,7 +286,7 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:
-    """The id that fills up rows.
+    """The id that pads rows.
 
     Raises:
         ConfigError: the tokenizer has none.
@@ -298,7 +298,7 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
 
 
 def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dict[str, Any]:
-    """What an output is a function of, besides its input: it stands in the manifest, and tells jobs apart."""
+    """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart."""
     versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
     return {
         "config": config.canonical(),

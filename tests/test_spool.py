@@ -169,9 +169,9 @@ def test_a_slice_of_rows_proves_what_it_covers_and_no_more(block: Block) -> None
 
 def test_rows_of_another_block_are_not_those_that_the_plan_knows(block: Block) -> None:
     rows = block.receipt.domains[0][1]
-    with pytest.raises(errors.FormatError, match="has not the rows"):
+    with pytest.raises(errors.FormatError, match="does not have the rows"):
         files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, 0, 0, rows + 1)
-    with pytest.raises(errors.FormatError, match="has not the rows"):
+    with pytest.raises(errors.FormatError, match="does not have the rows"):
         files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, len(block.receipt.domains), 0, 1)
 
 

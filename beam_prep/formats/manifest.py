@@ -97,7 +97,7 @@ def count_tokens(columns: Sequence[Column], rows: Mapping[str, Ragged | Array]) 
 
     Args:
         columns: what `rows` has.
-        rows: some rows, or a single one.
+        rows: one row or several.
     """
     counts: dict[str, dict[str, int]] = {"tokens": {}, "trained": {}}
     for column in columns:

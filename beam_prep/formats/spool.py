@@ -28,7 +28,7 @@ from beam_prep.errors import FormatError
 from beam_prep.formats.sealed import Data, Sealed, seal
 
 SPOOL_VERSION = 6
-"""Goes up with every change of what a spool file holds; older blocks are then not used again."""
+"""Rises with every change of the contents of a spool file; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
 
@@ -38,7 +38,7 @@ def encode_block(
 ) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
     """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
 
-    A file is its content and, behind it, its seal.
+    A file is its content, then its seal.
 
     Args:
         batch: rows with their final dtypes; masks may be uint8 where bool is stored.
@@ -96,7 +96,7 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tup
 
 
 def _body(content: pa.Buffer, message: int) -> int:
-    """Where the body of a record batch begins: behind a mark and the metadata's size, of 4 bytes each, and these."""
+    """Where the body of a record batch begins: after a mark and the size of the metadata (4 bytes each), and these."""
     return message + 8 + int.from_bytes(content[message + 4 : message + 8], "little")
 
 
@@ -181,19 +181,19 @@ def check_whole(source: pa.NativeFile, name: str, ending: str) -> None:
     Sealed(source, name + ending).check_all()
 
 
-def read_receipt(source: pa.NativeFile, name: str, whole: bool = False) -> BlockReceipt:
+def read_receipt(source: pa.NativeFile, name: str, entire: bool = False) -> BlockReceipt:
     """The receipt in the footer of a block's rows.
 
     Args:
         source: an open file or a memory map.
         name: of the block.
-        whole: prove the rows, too.
+        entire: prove the rows, too.
 
     Raises:
         FormatError: the file is cut or damaged, or it is another block's.
     """
     sealed = Sealed(source, name + ROWS)
-    if whole:
+    if entire:
         sealed.check_all()
     found = json.loads(sealed.open().metadata[b"receipt"])
     found["domains"] = [tuple(entry) for entry in found["domains"]]
@@ -211,10 +211,10 @@ def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: i
     """
     sealed = Sealed(source, name + ROWS)
     reader = sealed.open()
-    if domain >= reader.num_record_batches or stop > len(whole := reader.get_batch(domain)):
-        raise FormatError(f"the spool file {name} has not the rows that its receipt told of")
-    batch = whole.slice(start, stop - start)
-    are_all = len(batch) == len(whole) and reader.num_record_batches == 1
+    if domain >= reader.num_record_batches or stop > len(rows_of_domain := reader.get_batch(domain)):
+        raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
+    batch = rows_of_domain.slice(start, stop - start)
+    are_all = len(batch) == len(rows_of_domain) and reader.num_record_batches == 1
     rows = {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}
     for field in batch.schema:
         if field.metadata is not None and _OF in field.metadata:

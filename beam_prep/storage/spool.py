@@ -69,7 +69,7 @@ class Spool:
         except FileNotFoundError:
             return None
         try:
-            receipt = read_receipt(rows, name, whole=True)
+            receipt = read_receipt(rows, name, entire=True)
             for ending in (SIDECAR, REJECTS) if receipt.counts["rejected"] else (SIDECAR,):
                 check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a config asks for, in the words of the core: sections of a record, outputs of a row, columns of a shard."""
+"""The data model of a config: sections of a record, outputs of a row, columns of a shard."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
 
 RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
-"""Names that a user's column cannot have: those of columns that we add, and those that formats keep beside columns."""
+"""Names that a user's column cannot have: those of added columns, and those that formats use besides columns."""
 
 Action = Literal["train", "mask", "$role", "$last", "value"]
 
@@ -48,8 +48,8 @@ class Output:
     Attributes:
         name: the column of the ids (or values).
         kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row).
-        sections: where it comes from, in order.
-        mask_name: the column of the mask; None where the config makes a mask needless.
+        sections: its parts, in order.
+        mask_name: the column of the mask; None if the config needs no mask.
         joint: text sections are joined before they are encoded.
     """
 
@@ -65,12 +65,12 @@ class Output:
 
     @property
     def trains(self) -> bool:
-        """Whether any of its tokens can be trained on."""
+        """True if any of its tokens can be trained on."""
         return any(section.action in ("train", "$role", "$last") for section in self.sections)
 
     @property
     def conversation(self) -> bool:
-        """Whether its messages are rendered as one conversation."""
+        """True if its messages are rendered as one conversation."""
         return any(section.template == "conversation" for section in self.sections)
 
 
@@ -88,7 +88,7 @@ class TextRules:
         implicit_prompt: (preference) the longest common prefix of both sides is the prompt.
         chat_template: replaces the tokenizer's own.
         control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
-        date: the day that a chat template is told when it asks (`strftime_now`), as "2026-11-22".
+        date: the result of `strftime_now` in a chat template, as "2026-11-22".
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -114,7 +114,7 @@ class Column:
             `attention` (1 where there is a token, 0 where there is padding), `position`, `lengths` (of the documents
             in a packed row).
         of: for a mask or labels, the column of ids that it belongs to.
-        shifted: for labels: label i belongs to the token behind input i.
+        shifted: for labels: label i belongs to the token after input i.
     """
 
     name: str

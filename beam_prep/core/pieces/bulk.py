@@ -74,7 +74,7 @@ class BulkTexts(_Bulk):
 
     def others(self) -> Iterator[tuple[int, Record]]:
         """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
-        alone = ~self._columns.whole | self._doubtful()
+        alone = ~self._columns.plain | self._doubtful()
         if self._texts.voice.rules.eos == "never":
             begins, _ = self._columns.ends()  # else it may be blank
             alone |= ~begins
@@ -102,7 +102,7 @@ class BulkChats(_Bulk):
     def others(self) -> Iterator[tuple[int, Record]]:
         """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
         chats = self._columns
-        alone = ~chats.whole | (np.diff(chats.offsets) == 0) | self._doubtful()
+        alone = ~chats.plain | (np.diff(chats.offsets) == 0) | self._doubtful()
         begins, ends = chats.ends()
         for rows in chats.patterns():
             rows = rows[~alone[rows]]

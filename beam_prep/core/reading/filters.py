@@ -46,7 +46,7 @@ def _each_outside(
     assert isinstance(records.rows, Lines)
     # A character takes one to four bytes, so most need not be counted.
     in_bytes = sizes(columns.text)
-    unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.whole)
+    unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.plain)
     lengths = columns.text.take(unsure).characters
     places = unsure[(lengths < min_chars) | (lengths > max_chars)]
     if len(places):

@@ -10,15 +10,16 @@ from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.sidecars import Sidecar, Sidecars
 
 _PREFETCH = 512
+"""Borders whose blocks are fetched at a time."""
 MIN_BORDERS_TO_EXTRAPOLATE = 32
 """Borders that must be known before the next ones are extrapolated from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """A place between two records: behind the first `rows` kept rows of block `block`.
+    """A place between two records: after the first `rows` kept rows of block `block`; -1: after all of them.
 
-    `cut` says how many of these are of each domain of the block.
+    `cut` is the number of these rows in each domain of the block.
     """
 
     block: int

@@ -18,14 +18,14 @@ Rows = Mapping[str, Ragged]
 
 _PACKING = Literal["none", Strategy]
 CUT = "truncated_to_pack"
-"""The counter of the tokens that rows lost since a packed row does not hold them."""
+"""The counter of tokens that were cut because a packed row cannot hold them."""
 CUTTING = ("simple", "bfd")
-"""The strategies that keep of each row what one packed row holds; the others keep every token."""
+"""The strategies that cut each row to one packed row; the others keep every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What becomes of a shard's rows before they are written.
+    """How the rows of a shard are packed, padded and named before they are written.
 
     >>> layout = bp.Layout("bfd", capacity=8, position_ids="doc_reset")
     >>> columns = layout.columns([bp.Column("sequence", "int32", 1, "ids")])
@@ -42,8 +42,8 @@ class Layout:
         group: consecutive rows of the shard that are packed together. Over rows in input order, so that the result
             depends on neither workers nor blocks.
         position_ids: see `pack_columns`.
-        dtype: of the columns that are added; int32 where it does not say.
-        names: column -> the name under which it is written, where that is another one.
+        dtype: of the columns that are added; int32 by default.
+        names: column -> the name under which it is written, if that differs.
         truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
         padding: how rows are padded, which get an `attention_mask` then; None: not at all. Not with packing.
 
@@ -72,13 +72,13 @@ class Layout:
 
     @property
     def cuts(self) -> bool:
-        """Whether `fit` has anything to do."""
+        """True if `fit` cuts or drops rows."""
         return self.packing in CUTTING
 
     def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
-        """Rows that a packed row holds: before the plan, so that all that is decided by rows knows how they end.
+        """Cuts rows to the length of a packed row. Before the plan, which depends on the lengths of rows.
 
-        Counts what `truncate` counts, and `truncated_to_pack`: tokens that a row lost here.
+        Counts what `truncate` counts, and `truncated_to_pack`: the tokens cut from a row here.
 
         Raises:
             RunError: a row is longer, and the mode is `error`.
@@ -130,7 +130,7 @@ class Layout:
     def rows(
         self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
     ) -> Iterator[tuple[Rows, PackStats | None]]:
-        """The rows to write, and what packing did with each group.
+        """The rows to write, and statistics of the packing of each group.
 
         Args:
             parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
@@ -161,10 +161,10 @@ class Layout:
 
 
 def _untrained(columns: Sequence[Column], rows: Rows) -> int:
-    """Rows without a token that is trained. Where no column tells, all tokens are."""
+    """The number of rows without a trained token. Without masks or labels, all tokens are trained."""
     nothing = {"mask": 0, "labels": IGNORE_INDEX}
-    some = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
-    return int(np.count_nonzero(~np.all(some, axis=0))) if some else 0
+    trained = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
+    return int(np.count_nonzero(~np.all(trained, axis=0))) if trained else 0
 
 
 def _with_positions(part: Rows) -> Rows:

@@ -24,16 +24,16 @@ POSITION_IDS = "position_ids"
 
 @dataclass(frozen=True, slots=True)
 class PackStats:
-    """What packing did. Sums over groups and shards: `sum(parts, PackStats(capacity))`.
+    """Statistics of packing. They add up over groups and shards: `sum(parts, PackStats(capacity))`.
 
     Attributes:
         capacity: tokens that a pack may hold.
         rows: rows that came in.
         rows_empty: of these, without a token: in no pack.
-        rows_cut: of these, in a pack with some of their tokens only.
+        rows_cut: of these, in a pack with only a part of their tokens.
         rows_split: of these, in several packs.
         packs: rows that went out.
-        packs_untrained: of these, without a token that is trained; a plan alone does not know, and says 0.
+        packs_untrained: of these, without a trained token; 0 in the statistics of a plan, which does not know masks.
         tokens: in packs.
         tokens_cut: in no pack.
     """
@@ -69,7 +69,7 @@ class PackPlan:
 
     Attributes:
         lengths: int64 [rows], tokens of each row as it came.
-        cut: int64 [rows], tokens that it lost before, since no pack holds them.
+        cut: int64 [rows], tokens that were cut before, because no pack can hold them.
         capacity: tokens that a pack may hold.
         piece_row, piece_start, piece_stop: int64 [pieces], in output order.
         packs: int64 [packs + 1], borders of the packs, counted in pieces.
@@ -97,16 +97,16 @@ class PackPlan:
         rows = len(self.lengths)
         kept = np.zeros(rows, np.int64)
         np.add.at(kept, self.piece_row, self.piece_lengths)
-        tokens, whole = int(kept.sum()), self.lengths + self.cut
+        tokens, original = int(kept.sum()), self.lengths + self.cut
         return PackStats(
             capacity=self.capacity,
             rows=rows,
             rows_empty=int(np.count_nonzero(self.lengths == 0)),
-            rows_cut=int(np.count_nonzero(kept < whole)),
+            rows_cut=int(np.count_nonzero(kept < original)),
             rows_split=int(np.count_nonzero(np.bincount(self.piece_row, minlength=rows) > 1)),
             packs=len(self),
             tokens=tokens,
-            tokens_cut=int(whole.sum()) - tokens,
+            tokens_cut=int(original.sum()) - tokens,
         )
 
 
@@ -114,20 +114,20 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     """Plans the packs of one group of consecutive rows. Rows without tokens are in no pack.
 
     * `simple`: every row is its own pack, cut to its first `capacity` tokens.
-    * `bfd`: rows are cut to their first `capacity` tokens; the longest go first, as they were before that cut and
-      before what `cut` tells, equal ones in input order. Cut to `capacity` before they come, and `cut` not told,
-      their order is TRL's.
+    * `bfd`: rows are cut to their first `capacity` tokens. The longest row is placed first, by its length before that
+      cut and before `cut`; equal ones in input order. Without `cut`, and with rows that were cut to `capacity`
+      before, the order is that of TRL.
     * `bfd_split`: rows are cut into pieces of `capacity`, the last one shorter; `bfd` of the pieces. Nothing is lost.
     * `wrapped`: all rows one after the other, cut at every multiple of `capacity`; the last pack may be shorter.
       Nothing is lost, but any row may be split.
 
-    Packs stand in the order in which they were opened, pieces in the order in which they were added.
+    Packs are in the order in which they were opened, pieces in the order in which they were added.
 
     Args:
         lengths: integers [rows], tokens of each row.
         strategy: see above.
         capacity: tokens that a pack may hold.
-        cut: integers [rows], tokens that each row lost before it came, since no pack holds them; None: none did.
+        cut: integers [rows], tokens that were cut from each row before, because no pack can hold them; None: none.
 
     Time O(n log n) for n pieces, whatever the capacity; no loop over tokens.
 
@@ -280,7 +280,7 @@ def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Po
 def _join(values: Array, starts: Array, lengths: Array) -> Array:
     """`values[start:start + length]` of each, one after the other.
 
-    A copy of each piece as a whole: an index of all tokens would take several times the memory of the tokens, and
+    Copies piece by piece: an index of all tokens would take several times the memory of the tokens, and
     more time from about 100 tokens a piece on.
     """
     stops = starts + lengths

@@ -1,7 +1,7 @@
-"""The plan: which rows of which spooled blocks make which shard. Decided as a sequential program would decide it.
+"""The plan: which rows of which spooled blocks make which shard, as a sequential program would decide it.
 
 Records are taken in input order. When the tokens of all domains since the last flush reach `max_tokens`, every domain
-that has rows since then gets a shard. `max_items` ends the input behind that many kept records.
+that has rows since then gets a shard. `max_items` ends the input after that many kept records.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ class LedgerTotals:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of the second phase, decided.
+    """Everything that the second phase does.
 
     Attributes:
         shards, rejects: the work to do.
@@ -70,7 +70,7 @@ class Plan:
         made: how many records were made in which way, those of reused blocks too.
         roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
         lost: (file, its offset in bytes, record): the first records that were dropped with nothing to train on.
-        first_reject: the first reject, as it stands in the rejects.
+        first_reject: the first reject, as in the files of rejects.
     """
 
     shards: Sequence[ShardPlan]
@@ -124,15 +124,15 @@ def make_plan(
 
 
 def _cut_line(sidecar: Sidecar, rows: int) -> int:
-    """The first line behind the last kept row."""
+    """The line after the last kept row."""
     return int(sidecar.line[rows - 1]) + 1
 
 
 def _ledger(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[LedgerTotals, dict[str, int]]:
-    whole = end.block + 1 if end.rows < 0 else end.block
-    counts = {kind: Counter(receipts.counts(kind, whole)) for kind in ("blank", "dropped", "rejected", "counter")}
-    kept, lines = int(receipts.rows[:whole].sum()), int(receipts.lines.sum())
-    not_read = int(receipts.lines[whole:].sum())
+    complete = end.block + 1 if end.rows < 0 else end.block
+    counts = {kind: Counter(receipts.counts(kind, complete)) for kind in ("blank", "dropped", "rejected", "counter")}
+    kept, lines = int(receipts.rows[:complete].sum()), int(receipts.lines.sum())
+    not_read = int(receipts.lines[complete:].sum())
     if end.rows >= 0:
         sidecar = sidecars.get(end.block)
         cut = _cut_line(sidecar, end.rows)
@@ -147,8 +147,8 @@ def _ledger(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Ledger
 
 
 def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dict[str, int]]:
-    whole = end.block + 1 if end.rows < 0 else end.block
-    found = {what: Counter(receipts.counts(what, whole)) for what in ROLE_COUNTS}
+    complete = end.block + 1 if end.rows < 0 else end.block
+    found = {what: Counter(receipts.counts(what, complete)) for what in ROLE_COUNTS}
     if end.rows >= 0:
         sidecar = sidecars.get(end.block)
         for role, counts in sidecar.roles.sums(_cut_line(sidecar, end.rows)).items():
@@ -158,11 +158,11 @@ def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dic
 
 
 def first_lost(receipts: Receipts, fetch: FetchSidecars) -> tuple[tuple[str, int, Lost], ...]:
-    """The first records that were dropped with nothing to train on, for `Plan.lost`; of the first block with some."""
-    some = np.flatnonzero(receipts.counted("dropped", LOST))[:1].tolist()
+    """`Plan.lost`: the first records that were dropped with nothing to train on, of the first block that has any."""
+    blocks = np.flatnonzero(receipts.counted("dropped", LOST))[:1].tolist()
     return tuple(
         (receipts.path(block), int(receipts.first_byte[block]) + record.offset, record)
-        for block, sidecar in zip(some, fetch([receipts.names[block].as_py() for block in some]), strict=True)
+        for block, sidecar in zip(blocks, fetch([receipts.names[block].as_py() for block in blocks]), strict=True)
         for record in sidecar.lost
     )
 

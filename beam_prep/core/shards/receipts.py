@@ -18,13 +18,13 @@ from beam_prep.core.data.schema import Column
 from beam_prep.errors import RunError
 
 ROLE_COUNTS = ("messages", "tokens", "trained")
-"""What is counted of each role, in the order of `BlockReceipt.roles`."""
+"""The counts of each role, in the order of `BlockReceipt.roles`."""
 _AT_A_TIME = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolReceipt:
-    """A block that lies in the spool, and where it comes from.
+    """A block in the spool, and its source.
 
     Attributes:
         origin: its place in the input.
@@ -66,14 +66,14 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
 
 def _blob(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    # As a whole: a blob of few receipts is more schema than data.
+    # The schema is compressed too: it is most of a blob of few receipts.
     with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, _RECEIPTS) as writer:
         writer.write_table(table)
     return bytes(memoryview(sink.getvalue()))
 
 
 def _tables(blobs: Iterable[bytes]) -> Iterator[pa.Table]:
-    """Some of the receipts at a time; at last none, so that there always is a table."""
+    """The receipts, `_AT_A_TIME` or more at a time. The last table may be empty, so that there always is one."""
     found: list[pa.Table] = []
     rows = 0
     for blob in blobs:
@@ -181,7 +181,7 @@ class Receipts:
     """
 
     def __init__(self, blobs: Iterable[bytes]) -> None:
-        # Some at a time, so that texts which repeat are never all there at once.
+        # A few at a time, so that repeated texts are never all in memory at once.
         domains, counted, sources, columns = _Codes(), _Codes(), _Codes(), _Codes()
         parts: dict[str, list[Any]] = {}
         self.reused = 0
@@ -225,7 +225,7 @@ class Receipts:
 
     @property
     def distinct(self) -> bool:
-        """Whether no block occurs twice. Equal bytes are one block of the spool."""
+        """True if no block occurs twice. Equal bytes are one block of the spool."""
         return bool(pc.count_distinct(self.names).as_py() == len(self))
 
     def __len__(self) -> int:
@@ -238,7 +238,7 @@ class Receipts:
         apart = same_file & ((self.start[1:] != stops[:-1]) | (self.start[1:] == self.start[:-1]))
         for block in np.flatnonzero(apart)[:1]:
             raise _lost(
-                f"behind byte {stops[block]} of {self.path(block)} comes a block from {self.start[block + 1]} on"
+                f"after byte {stops[block]} of {self.path(block)} the next block begins at byte {self.start[block + 1]}"
             )
         for number, (first, stop) in enumerate(self._files()):
             path, size, plain = self._sources[self._source[first]]
@@ -247,7 +247,7 @@ class Receipts:
             if self.start[first] != 0:
                 raise _lost(f"the first block of {path} is missing")
             if plain and stops[stop - 1] < size:
-                raise _lost(f"the blocks behind byte {stops[stop - 1]} of {path} are missing")
+                raise _lost(f"the blocks after byte {stops[stop - 1]} of {path} are missing")
 
     def _files(self) -> Iterator[tuple[int, int]]:
         """The blocks [first, stop) of each file."""

@@ -1,4 +1,4 @@
-"""What a run, or a preview, says of what it found: who is trained, what is cut, and why it fails."""
+"""The report of a run or a preview: which roles are trained, what is cut, and why it fails."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ RoleTable = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of a config matters here.
+    """The part of a config that the report depends on.
 
     Attributes:
         fields: of a record, that are read.
@@ -54,7 +54,7 @@ class Asked:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> "Asked":
-        """Of a config as it stands in a manifest; None: it is not known."""
+        """From the config in a manifest; None: it is not known."""
         if config is None:
             return cls()
         given, step = config["input"], config["preprocessing"]
@@ -100,13 +100,13 @@ def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: flo
         files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
         return f"the input has no record, only {ledger.blank} blank lines: {files}"
     if ledger.kept == 0:
-        gone = {**ledger.dropped, **ledger.rejected}
-        most = max(gone, key=gone.__getitem__)
+        left_out = {**ledger.dropped, **ledger.rejected}
+        most = max(left_out, key=left_out.__getitem__)
         advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
         is_there = not any(_missing(record, asked) for _, _, record in plan.lost if record.reason == most)
         if most in ("untrained", "spans_unproven") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
-        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(gone)}): {advice}", plan, asked)
+        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, asked)
     lost = too_many_lost(ledger, max_drop_rate)
     return None if lost is None else _with_causes(lost, plan, asked)
 
@@ -237,7 +237,7 @@ def _messages(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an output holds, as its manifest says it; or some rows, in a preview.
+    """What an output holds, by its manifest; or the sampled rows of a preview.
 
     Attributes:
         roles: see `RoleTable`.
@@ -268,34 +268,34 @@ class Findings:
 
 
 def warnings(found: Findings, asked: Asked) -> list[str]:
-    """What a run should not pass over, one sentence each."""
-    told = role_warnings(found.roles, asked)
+    """The warnings of a run, one sentence each."""
+    texts = role_warnings(found.roles, asked)
     if found.cut_share > CUT_SHARE:
         now = "" if asked.longest is None else f" (now {asked.longest:,})"
         advice = f"raise preprocessing.{asked.limit}{now}"
         if asked.packs:
             advice += ", or cut longer records into several rows: packing_strategy 'wrapped' or 'bfd_split', with this "
             advice += "length as max_packed_len and a max_seq_len that no record exceeds"
-        told.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
-    return told
+        texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    return texts
 
 
 def lines(found: Findings, asked: Asked) -> list[str]:
-    """Who is trained, a line a role; and what was cut."""
-    told = []
+    """The trained tokens of each role, a line a role; and the tokens that were cut."""
+    texts = []
     for role, counts in _by_messages(found.roles)[:_ROLES]:
         text = f"{role!r}: {_messages(counts['messages'])}"
         if counts["trained"]:
-            whole = f" of {counts['tokens']:,}" if counts["tokens"] else ""
+            of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
             share = counts["trained"] / max(found.trained, 1)
-            text += f", {counts['trained']:,}{whole} tokens trained ({share:.1%} of what is trained)"
+            text += f", {counts['trained']:,}{of_all} tokens trained ({share:.1%} of what is trained)"
         elif counts["tokens"]:
             text += f", {counts['tokens']:,} tokens, none trained"
         if asked.mask is not None and role not in asked.mask:
             text += f"; not in `mask`, mask_default is {asked.mask_default!r}"
-        told.append(text)
+        texts.append(text)
     if len(found.roles) > _ROLES:
-        told.append(f"{len(found.roles) - _ROLES:,} more roles")
+        texts.append(f"{len(found.roles) - _ROLES:,} more roles")
     if found.cut:
-        told.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
-    return told
+        texts.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
+    return texts

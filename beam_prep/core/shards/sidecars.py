@@ -13,7 +13,7 @@ from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.tokens.roles import RoleCounts
 
 PREFETCH_ROWS = 8_000_000
-"""Rows and lines of the sidecars that are held at a time: some 250 MB."""
+"""Rows and lines of the sidecars that are held at a time: about 250 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Sidecar:
         status: uint8 [lines], see `Ledger`.
         outcomes: what the codes of `status` mean.
         counters: name -> int64 [rows].
-        roles: who says what.
+        roles: messages and tokens by role.
         lost: the first records that were dropped with nothing to train on.
     """
 

@@ -30,10 +30,10 @@ class ShardPlan:
     """One shard: its rows in order.
 
     Attributes:
-        domain, folder: where it belongs.
+        domain, folder: its domain and that domain's folder.
         shard, shards: its number, and how many its domain has.
-        slices: where its rows lie.
-        last: nobody else reads a block that it takes whole.
+        slices: its rows.
+        last: no other shard reads the blocks that this one uses completely.
         cut: rows of the plan lost tokens to `Layout.fit`.
     """
 
@@ -145,8 +145,8 @@ class Rejects(OnDemand[RejectsPlan]):
         begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
         blocks = np.arange(begin, end + 1)
         starts, stops = self._offsets[blocks], self._offsets[blocks + 1]
-        some = starts < stops
-        blocks, starts, stops = blocks[some], starts[some], stops[some]
+        used = starts < stops
+        blocks, starts, stops = blocks[used], starts[used], stops[used]
         columns = (
             self._receipts.names.take(pa.array(blocks)).to_pylist(),
             (np.maximum(starts, first) - starts).tolist(),

@@ -29,7 +29,7 @@ class Segments:
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
         own: int8, the message's own `train` or `weight` key (1, 0), -1 without.
-        proven: bool, False where it is not certain that this is what the message says.
+        proven: bool, False where it is not certain that these are the tokens of the message.
         roles: names of the roles.
     """
 
@@ -140,14 +140,14 @@ class Batch(Block):
         return left
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
-        """The batch without the rows of a bool mask, which go to the rejects."""
+        """The batch without the rows of a bool mask, which are rejected."""
         left = self._without(rows)
         for line in self.line[rows].tolist():
             left.ledger.reject(line, reason, message)
         return left
 
     def _without(self, rows: Array) -> "Batch":
-        """The other rows, with a ledger of their own: this batch may have a second consumer."""
+        """The other rows, with a copy of the ledger: another step may use this batch."""
         if not rows.any():
             return self
         left = self.take(~rows)

@@ -1,4 +1,4 @@
-"""Who says what: the messages of a block and their tokens, counted by role. For the ledger; no token depends on it."""
+"""The messages of a block and their tokens, counted by role. For reports only; no token depends on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from beam_prep.core.tokens.batch import Segments
 
 NAME_LIMIT = 64
-"""Characters of a role that are kept: it stands in every receipt."""
+"""Characters of a role's name that are kept: every receipt has it."""
 
 
 TOKENS, TRAINED, BOTH = 0, 1, 2
-"""What a span counts for: the tokens of its role, those that are trained, or both."""
+"""The counts to which a span adds: the tokens of its role, the trained ones, or both."""
 
 UNSET = -1
 
@@ -26,13 +26,13 @@ def _none() -> Array:
 
 
 class RoleSpans(NamedTuple):
-    """Spans of tokens of one role. No two that count for the same share a token.
+    """Spans of tokens of one role. No two that add to the same count share a token.
 
     Attributes:
         line, role: int64 [spans].
         start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
         size: int64 [spans]: the tokens of that sequence.
-        kind: int64 [spans]: what they count for: `TOKENS`, `TRAINED` or `BOTH`.
+        kind: int64 [spans]: the counts to which they add: `TOKENS`, `TRAINED` or `BOTH`.
     """
 
     line: Array
@@ -49,7 +49,7 @@ def _no_spans() -> RoleSpans:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The messages of a block, also of rows that leave later, and which tokens they are.
+    """The messages of a block and their tokens, also of rows that are dropped or rejected later.
 
     Attributes:
         names: of the roles.
@@ -62,19 +62,19 @@ class Roles:
     role: Array = field(default_factory=_none)
     spans: RoleSpans = field(default_factory=_no_spans)
 
-    def said(self, names: tuple[str, ...], line: Array, said: Ragged) -> "Roles":
-        """With the messages of another output.
+    def with_messages(self, names: tuple[str, ...], line: Array, messages: Ragged) -> "Roles":
+        """Adds the messages of another output.
 
         Args:
             names: of the roles, which all outputs share.
             line: int64 [rows].
-            said: int64, the role of every message, by row.
+            messages: int64, the role of every message, by row.
         """
-        lines = np.concatenate([self.line, np.repeat(line, said.lengths)])
-        return replace(self, names=names, line=lines, role=np.concatenate([self.role, said.flat]))
+        lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
+        return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
 
-    def spoken(self, line: Array, tokens: Ragged, segments: "Segments", trained: Array | None) -> "Roles":
-        """With the tokens of another output.
+    def with_tokens(self, line: Array, tokens: Ragged, segments: "Segments", trained: Array | None) -> "Roles":
+        """Adds the tokens of another output.
 
         Args:
             line: int64 [rows].
@@ -90,7 +90,7 @@ class Roles:
         start, stop = segments.start[known], segments.stop[known]
         parts = [(known, start, stop, kinds)]
         if (start[1:] < stop[:-1]).any():
-            # Some share a token: it counts for the first of them, and for the first that is trained.
+            # Segments share a token: it counts for the first of them, and for the first that is trained.
             picks = [(known, TOKENS), (known[kinds == BOTH], TRAINED)]
             parts = [(*_disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
         spans = [self.spans]
@@ -102,17 +102,17 @@ class Roles:
         return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
 
     def cut(self, length: int, keep_end: bool) -> "Roles":
-        """Of sequences cut to `length` tokens."""
+        """The same after sequences are cut to `length` tokens."""
         spans = self.spans
         before = np.maximum(spans.size - length, 0) if keep_end else 0
         start, stop = (np.clip(place - before, 0, length) for place in (spans.start, spans.stop))
         return replace(self, spans=spans._replace(start=start, stop=stop, size=np.minimum(spans.size, length)))
 
     def count(self, kept: Array, lines: int) -> "RoleCounts":
-        """Messages of all lines, tokens of those that are kept.
+        """Counts the messages of all lines, and the tokens of kept lines.
 
         Args:
-            kept: int32 [rows], their lines.
+            kept: int32 [rows], the lines of kept rows.
             lines: of the block.
         """
         roles = len(self.names)
@@ -146,7 +146,7 @@ _FEW = 1 << 16
 
 
 def _disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]:
-    """(some segments, in order, their starts, their stops), where a shared token is left to the first."""
+    """(segments in order, their starts, their stops); a shared token belongs to the first segment that has it."""
     places = places[np.argsort(segments.start[places], kind="stable")]
     start, stop = segments.start[places], segments.stop[places]
     before = np.maximum.accumulate(np.append(0, stop))[:-1]
@@ -154,13 +154,13 @@ def _disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]
 
 
 def _short(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that every receipt can hold: not long, and UTF-8."""
+    """Names fit for a receipt: cut to `NAME_LIMIT`, and valid UTF-8."""
     return tuple(name[:NAME_LIMIT].encode("utf-8", "backslashreplace").decode() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleCounts:
-    """What each role says in each line of a block.
+    """Messages and tokens of each role in each line of a block.
 
     Attributes:
         names: of the roles.

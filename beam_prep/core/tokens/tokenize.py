@@ -25,7 +25,7 @@ class _Encoded:
         start, stop: int64 [segments]: first token and one past the last of each segment, counted in its piece.
         prompted: int64: the pieces with a prompt, ascending.
         border: int64 [pieces]: tokens that a piece and its prompt text have in common, from the first on.
-        whole: bool [pieces]: the tokens of the prompt are the first of the piece.
+        is_prefix: bool [pieces]: the tokens of the prompt are the first of the piece.
     """
 
     ids: Ragged
@@ -33,7 +33,7 @@ class _Encoded:
     stop: Array
     prompted: Array
     border: Array
-    whole: Array
+    is_prefix: Array
 
 
 @step
@@ -47,8 +47,8 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         rendered: the pieces.
         encoder: encodes them.
         bos_id: id of the BOS token.
-        reference: encodes a sample of them too, the same whoever works on the block; where it gives anything else, it
-            encodes the whole block.
+        reference: encodes a sample of them too, the same on every worker; where it gives anything else, it encodes the
+            entire block.
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
     batch.made = dict(rendered.made)
@@ -78,7 +78,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         batch.columns[output.name] = rows
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
-        batch.roles = batch.roles.said(pieces.roles, rendered.line, pieces.said_by_row())
+        batch.roles = batch.roles.with_messages(pieces.roles, rendered.line, pieces.said_by_row())
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
     if any(len(each.prompted) for each in encoded.values()):
         _begin_after_prompts(batch, rendered, encoded)
@@ -90,7 +90,7 @@ _SAMPLED_SIZE = 16_384  # see `measure`
 
 
 def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> tuple[set[int], bool]:
-    """The rows of a sample of the pieces, some by a hash of block and place; whether the reference gives their same."""
+    """(rows of a sample of the pieces, True if the reference gives the same). The sample depends on the block alone."""
     sizes = measure(pieces.texts)
     order = sample(digest, len(sizes), 4 * _SAMPLED)
     picked = order[np.cumsum(sizes[order]) <= _SAMPLED_SIZE][:_SAMPLED]
@@ -108,7 +108,7 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
             (encoded.start[segments], theirs.start),
             (encoded.stop[segments], theirs.stop),
             (encoded.border[picked], theirs.border),
-            (encoded.whole[picked], theirs.whole),
+            (encoded.is_prefix[picked], theirs.is_prefix),
         )
     )
 
@@ -125,7 +125,7 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
     for name, each in encoded.items():
         if len(each.prompted):
             row = _row_of_piece(rendered.pieces[name])
-            short[row[each.prompted[~each.whole[each.prompted]]]] = 1
+            short[row[each.prompted[~each.is_prefix[each.prompted]]]] = 1
             texts = sorted(rendered.pieces[name].prompts)
             np.minimum.at(border, row[texts], each.border[texts])
     batch.count("prompt_not_prefix", short)
@@ -179,13 +179,13 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
         encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
     start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
     start[bounded], stop[bounded] = from_token[: len(bounded)], to_token[: len(bounded)]
-    prompted, border, whole = _borders(pieces, encoded, encoder)
+    prompted, border, is_prefix = _borders(pieces, encoded, encoder)
     # The last token of the prompt is not the first of what follows it.
-    whole[begun] = True
+    is_prefix[begun] = True
     after = pieces.borders[begun]
     followed = np.flatnonzero(after < pieces.borders[begun + 1])
-    whole[begun[followed]] = to_token[len(bounded) + followed] <= start[after[followed]]
-    return _Encoded(encoded, start, stop, prompted, border, whole)
+    is_prefix[begun[followed]] = to_token[len(bounded) + followed] <= start[after[followed]]
+    return _Encoded(encoded, start, stop, prompted, border, is_prefix)
 
 
 _SHORT = 1000  # see `measure`: longer texts are seldom equal, and take long to compare
@@ -201,21 +201,21 @@ def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragge
 
 
 def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array, Array]:
-    """The pieces with a prompt, and `border` and `whole` of `_Encoded`, an entry each piece.
+    """The pieces with a prompt, and `border` and `is_prefix` of `_Encoded`, an entry each piece.
 
     Where the prompt is a text, these are from the longest common beginning of its ids and the piece's.
     """
-    border, whole = np.zeros(len(pieces.special), np.int64), pieces.prompt_end == 0
+    border, is_prefix = np.zeros(len(pieces.special), np.int64), pieces.prompt_end == 0
     owners = np.array(sorted(pieces.prompts), np.int64)
     for special in (True, False):
-        some = owners[pieces.special[owners] == special]
-        if len(some):
-            prompts = _encode_once([pieces.prompts[place] for place in some.tolist()], special, encoder)
-            border[some] = _common(prompts, encoded.take(some))
-            whole[some] = border[some] == prompts.lengths
+        chosen = owners[pieces.special[owners] == special]
+        if len(chosen):
+            prompts = _encode_once([pieces.prompts[place] for place in chosen.tolist()], special, encoder)
+            border[chosen] = _common(prompts, encoded.take(chosen))
+            is_prefix[chosen] = border[chosen] == prompts.lengths
     has = pieces.prompt_end >= -1
     has[owners] = True
-    return np.flatnonzero(has), border, whole
+    return np.flatnonzero(has), border, is_prefix
 
 
 def _common(one: Ragged, other: Ragged) -> Array:
@@ -261,11 +261,11 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
 def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Array, bos_id: int) -> Array:
     """bool [sequences]: the first token is BOS, and a template rendered it (a text section's own does not count)."""
     brings = np.zeros(len(borders) - 1, bool)
-    some = np.flatnonzero(np.diff(borders) > 0)
-    first = borders[some]
+    filled = np.flatnonzero(np.diff(borders) > 0)
+    first = borders[filled]
     piece = np.searchsorted(piece_borders, first, side="right") - 1
     role = pieces.segments["role"][pieces.borders[piece]]
-    brings[some] = (values[first] == bos_id) & (role != UNSET)
+    brings[filled] = (values[first] == bos_id) & (role != UNSET)
     return brings
 
 
@@ -283,12 +283,12 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
         return batch
     text = np.array([output.kind != "value" for output in batch.outputs])
     nothing = ~enough[text].any(axis=0)
-    some = ~enough.all(axis=0) & ~nothing
-    keep = ~(nothing | some)
+    partial = ~enough.all(axis=0) & ~nothing
+    keep = ~(nothing | partial)
     segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
     batch.ledger = batch.ledger.copy()
     batch.ledger.drop(batch.line[nothing], "empty")
-    for row in np.flatnonzero(some).tolist():
+    for row in np.flatnonzero(partial).tolist():
         name = batch.outputs[int(np.argmin(enough[:, row]))].name
         batch.ledger.reject(int(batch.line[row]), "missing_source", f"{name!r} has no token")
     kept = batch.take(keep)
@@ -301,13 +301,13 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
     lists = np.diff(rows.offsets) if isinstance(rows.values, Ragged) else np.ones(len(rows), np.int64)
     keep_sequence = np.repeat(keep, lists)
     inner = rows.values if isinstance(rows.values, Ragged) else rows
-    gone = offsets_of(np.where(keep_sequence, 0, inner.lengths))
+    removed = offsets_of(np.where(keep_sequence, 0, inner.lengths))
     picked = keep_sequence[segments.sequence]
     sequence = segments.sequence[picked]
     new_sequence = offsets_of(keep_sequence)[sequence]
     return Segments(
-        segments.start[picked] - gone[sequence],
-        segments.stop[picked] - gone[sequence],
+        segments.start[picked] - removed[sequence],
+        segments.stop[picked] - removed[sequence],
         new_sequence,
         segments.action[picked],
         segments.role[picked],

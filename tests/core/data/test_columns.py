@@ -69,8 +69,8 @@ def assert_same_records(data: bytes) -> bool:
         assert stop - first == len(messages)
         plain = all(type(m.get("role")) is str and type(m.get("content")) is str for m in messages)
         seen = [record.get(name) for name in ("tools", "chat_template_kwargs")]
-        assert bool(chats.whole[row]) == (plain and seen == [None, None])
-        if chats.whole[row]:
+        assert bool(chats.plain[row]) == (plain and seen == [None, None])
+        if chats.plain[row]:
             assert contents[first:stop] == [message["content"] for message in messages]
             for code, message in zip(codes[first:stop], messages, strict=True):
                 assert names.setdefault(code, message["role"]) == message["role"]

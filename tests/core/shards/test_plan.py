@@ -363,8 +363,8 @@ def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
     ("lost", "message"),
     [
         ([0], "the first block of in/0.jsonl is missing"),
-        ([1], "behind byte 10 of in/0.jsonl comes a block from 30 on"),
-        ([2], "the blocks behind byte 30 of in/0.jsonl are missing"),
+        ([1], "after byte 10 of in/0.jsonl the next block begins at byte 30"),
+        ([2], "the blocks after byte 30 of in/0.jsonl are missing"),
         ([3, 4, 5], "all blocks of input file 2 are missing"),
     ],
 )
