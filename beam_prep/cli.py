@@ -204,7 +204,9 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     for column, trained in totals["trained"].items():
         of = totals["tokens"][ids_of[column]]
         lines.append(f"  {column}: {trained:,} trained tokens ({trained / of if of else 0:.1%} of {ids_of[column]})")
-    lines += [f"  {line}" for line in report.lines(report.Findings.of(manifest), report.Asked.of(manifest["config"]))]
+    lines += [
+        f"  {line}" for line in report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest["config"]))
+    ]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())

@@ -22,7 +22,7 @@ from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import LedgerTotals, Plan
 from beam_prep.core.shards.receipts import ROLE_COUNTS
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Findings, failure, lines, warnings
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.settle import settle
 from beam_prep.formats.manifest import count_tokens
@@ -81,7 +81,7 @@ def preview(
 
 @dataclass(frozen=True)
 class _Job:
-    """What `preview` was asked for."""
+    """The arguments of `preview`."""
 
     config: PipelineConfig
     name: str
@@ -191,7 +191,7 @@ def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
 def _report(job: _Job, sample: Sequence[Batch]) -> Text:
     """What a run would say, had it these records."""
     plan, found = _as_planned(job, sample)
-    asked, ledger = Asked.of(job.config.canonical()), plan.ledger
+    config, ledger = ConfigView.of(job.config.canonical()), plan.ledger
     where = (
         "all of the input" if len(sample) == 1 and _is_all(job.files, sample[0]) else f"{len(sample):,} places of it"
     )
@@ -201,12 +201,12 @@ def _report(job: _Job, sample: Sequence[Batch]) -> Text:
     for kind, counts in (("dropped", ledger.dropped), ("rejected", ledger.rejected)):
         if counts:
             text.append(f"\n{kind}: {', '.join(f'{count:,} {reason}' for reason, count in sorted(counts.items()))}")
-    for line in lines(found, asked):
+    for line in lines(found, config):
         text.append(f"\n{line}".translate(VISIBLE))
-    if (problem := failure(plan, asked, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
+    if (problem := failure(plan, config, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
         text.append(f"\na run on these would fail: {problem}".translate(VISIBLE), "bold red")
     else:
-        for warning in warnings(found, asked):
+        for warning in warnings(found, config):
             text.append(f"\nwarning: {warning}".translate(VISIBLE), "yellow")
     return text
 

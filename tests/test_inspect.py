@@ -750,7 +750,7 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
         assert text.startswith(wanted.partition("\n")[0])  # then what was cut
     assert len(texts) == len(ran)
     assert f"{ran.manifest['ledger']['read']:,} records looked at, all of the input\n{len(ran):,} kept, " in said
-    for line in report.lines(report.Findings.of(ran.manifest), report.Asked.of(ran.manifest["config"])):
+    for line in report.lines(report.Findings.of(ran.manifest), report.ConfigView.of(ran.manifest["config"])):
         assert f"\n{line}\n" in said
 
 

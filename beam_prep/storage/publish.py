@@ -14,7 +14,7 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.pack import PackStats
 from beam_prep.core.shards.plan import Plan
-from beam_prep.core.shards.report import Asked, Findings, failure, nothing_trained, warnings
+from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
@@ -186,7 +186,7 @@ class Publisher:
             plan = replace(plan, columns=self.layout.columns(plan.columns))
             masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
             if masks and not any(shard.trained[name] for shard in shards for name in masks):
-                problem = nothing_trained(plan, self._asked)
+                problem = nothing_trained(plan, self._config)
         if problem is not None:
             raise RunError(self._fail(plan, rejects, problem))
         others = self._others(plan)
@@ -223,12 +223,12 @@ class Publisher:
         return others
 
     @property
-    def _asked(self) -> Asked:
-        return Asked.of(self.facts.get("config"))
+    def _config(self) -> ConfigView:
+        return ConfigView.of(self.facts.get("config"))
 
     def problem(self, plan: Plan) -> str | None:
         """Why a plan must not be carried out, or None."""
-        return failure(plan, self._asked, self.max_reject_rate, self.max_drop_rate)
+        return failure(plan, self._config, self.max_reject_rate, self.max_drop_rate)
 
     def _run(self, plan: Plan, manifest: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -241,7 +241,7 @@ class Publisher:
             "encoders": {
                 name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
             },
-            "warnings": [*self.run.get("warnings", ()), *warnings(Findings.of(manifest), self._asked)],
+            "warnings": [*self.run.get("warnings", ()), *warnings(Findings.of(manifest), self._config)],
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:

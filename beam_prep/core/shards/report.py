@@ -33,7 +33,7 @@ RoleTable = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ConfigView:
     """The part of a config that the report depends on.
 
     Attributes:
@@ -53,7 +53,7 @@ class Asked:
     packs: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any] | None) -> "Asked":
+    def of(cls, config: Mapping[str, Any] | None) -> "ConfigView":
         """From the config in a manifest; None: it is not known."""
         if config is None:
             return cls()
@@ -86,7 +86,7 @@ def _adapted(adapter: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(adapter.get(option, default) for option, default in names[adapter["name"]])
 
 
-def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: float) -> str | None:
+def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rate: float) -> str | None:
     """Why a plan must not be carried out, or None."""
     ledger = plan.ledger
     if ledger.reject_rate > max_reject_rate:
@@ -95,7 +95,7 @@ def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: flo
             f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; "
             f"{_reasons(ledger.rejected)}), more than --max_reject_rate {max_reject_rate}"
         )
-        return _with_causes(problem, plan, asked)
+        return _with_causes(problem, plan, config)
     if ledger.lines == ledger.blank:
         files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
         return f"the input has no record, only {ledger.blank} blank lines: {files}"
@@ -103,12 +103,12 @@ def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: flo
         left_out = {**ledger.dropped, **ledger.rejected}
         most = max(left_out, key=left_out.__getitem__)
         advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
-        is_there = not any(_missing(record, asked) for _, _, record in plan.lost if record.reason == most)
+        is_there = not any(_missing(record, config) for _, _, record in plan.lost if record.reason == most)
         if most in ("untrained", "spans_unproven") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
-        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, asked)
+        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
     lost = too_many_lost(ledger, max_drop_rate)
-    return None if lost is None else _with_causes(lost, plan, asked)
+    return None if lost is None else _with_causes(lost, plan, config)
 
 
 def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
@@ -123,21 +123,21 @@ def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
     )
 
 
-def nothing_trained(plan: Plan, asked: Asked) -> str:
+def nothing_trained(plan: Plan, config: ConfigView) -> str:
     """What is wrong where rows are kept, and no token of them is trained."""
     problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
-    return _with_causes(problem, plan, asked)
+    return _with_causes(problem, plan, config)
 
 
 def _reasons(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
 
 
-def _with_causes(problem: str, plan: Plan, asked: Asked) -> str:
+def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
     """With what is known of the records that are missing: in one line, as runners pass on no more."""
-    causes = [*lost_causes(plan.lost, asked), *(_first_reject(plan.first_reject) if plan.first_reject else ())]
+    causes = [*lost_causes(plan.lost, config), *(_first_reject(plan.first_reject) if plan.first_reject else ())]
     if plan.roles:
-        causes += role_warnings(plan.roles, asked)
+        causes += role_warnings(plan.roles, config)
     return "; ".join([problem, *causes])
 
 
@@ -148,24 +148,24 @@ def _first_reject(reject: Mapping[str, Any]) -> Iterable[str]:
     yield f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
 
 
-def lost_causes(lost: Sequence[tuple[str, int, Lost]], asked: Asked) -> Iterable[str]:
+def lost_causes(lost: Sequence[tuple[str, int, Lost]], config: ConfigView) -> Iterable[str]:
     """For each reason, the fields of the first record that was dropped, beside those that the config asks for.
 
     Args:
         lost: see `Plan`.
-        asked: what the config asks for.
+        config: the fields and masks of the config.
     """
     for reason in LOST:
         found = next((each for each in lost if each[2].reason == reason), None)
         if found is None:
             continue
         path, offset, record = found
-        missing = _missing(record, asked)
-        bare = [name for name in asked.fields if name in record.bare]
+        missing = _missing(record, config)
+        bare = [name for name in config.fields if name in record.bare]
         text = f"the first {reason} record is {path} (byte offset {offset}), with the fields {_names(record.fields)}"
-        if asked.fields:
-            text += f"; the config asks for {_names(asked.fields)}"
-        near = {name: _near(name, [other for other in record.fields if other not in asked.fields]) for name in missing}
+        if config.fields:
+            text += f"; the config asks for {_names(config.fields)}"
+        near = {name: _near(name, [other for other in record.fields if other not in config.fields]) for name in missing}
         if missing:
             text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
             text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
@@ -174,8 +174,8 @@ def lost_causes(lost: Sequence[tuple[str, int, Lost]], asked: Asked) -> Iterable
         yield text
 
 
-def _missing(record: Lost, asked: Asked) -> list[str]:
-    return [name for name in asked.fields if name not in record.fields]
+def _missing(record: Lost, config: ConfigView) -> list[str]:
+    return [name for name in config.fields if name not in record.fields]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -192,34 +192,34 @@ def _near(name: str, known: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
-def role_warnings(roles: RoleTable, asked: Asked) -> list[str]:
+def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     """Roles of `mask` that no message has, and roles of messages that `mask` does not name and may be meant to."""
-    if asked.mask is None:
+    if config.mask is None:
         return []
     found = _listed([f"{role!r} ({_messages(counts['messages'])})" for role, counts in _by_messages(roles)])
     warnings = []
-    for role, rule in asked.mask.items():
+    for role, rule in config.mask.items():
         if role not in roles:
-            near = _near(role, [other for other in roles if other not in asked.mask])
+            near = _near(role, [other for other in roles if other not in config.mask])
             hint = f": did you mean {near!r}?" if near else ""
             warnings.append(f"`mask` names the role {role!r} ({rule}), which no message has{hint}; found: {found}")
-    strange = [each for each in _by_messages(roles) if each[0] not in asked.mask and not _is_usual(each[0], asked)]
+    strange = [each for each in _by_messages(roles) if each[0] not in config.mask and not _is_usual(each[0], config)]
     for role, counts in strange[:_ROLES]:
         known = [*_OFTEN_MASKED, "assistant"]
-        near = None if role in known else _near(role, dict.fromkeys([*known, *asked.mask]))
+        near = None if role in known else _near(role, dict.fromkeys([*known, *config.mask]))
         hint = f"; did you mean {near!r}?" if near else ""
         warnings.append(
             f"{_messages(counts['messages'])} with the role {role!r}, which `mask` does not name: mask_default is "
-            f"{asked.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
+            f"{config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
         )
     if len(strange) > _ROLES:
         warnings.append(f"{len(strange) - _ROLES:,} more roles that `mask` does not name")
     return warnings
 
 
-def _is_usual(role: str, asked: Asked) -> bool:
+def _is_usual(role: str, config: ConfigView) -> bool:
     """Whether a role is left to `mask_default` by most configs that do not name it."""
-    return role in _OFTEN_MASKED if asked.mask_default == "mask" else role == "assistant"
+    return role in _OFTEN_MASKED if config.mask_default == "mask" else role == "assistant"
 
 
 def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
@@ -267,20 +267,20 @@ class Findings:
         return self.cut / (self.tokens + self.cut) if self.cut else 0.0
 
 
-def warnings(found: Findings, asked: Asked) -> list[str]:
+def warnings(found: Findings, config: ConfigView) -> list[str]:
     """The warnings of a run, one sentence each."""
-    texts = role_warnings(found.roles, asked)
+    texts = role_warnings(found.roles, config)
     if found.cut_share > CUT_SHARE:
-        now = "" if asked.longest is None else f" (now {asked.longest:,})"
-        advice = f"raise preprocessing.{asked.limit}{now}"
-        if asked.packs:
+        now = "" if config.longest is None else f" (now {config.longest:,})"
+        advice = f"raise preprocessing.{config.limit}{now}"
+        if config.packs:
             advice += ", or cut longer records into several rows: packing_strategy 'wrapped' or 'bfd_split', with this "
             advice += "length as max_packed_len and a max_seq_len that no record exceeds"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
     return texts
 
 
-def lines(found: Findings, asked: Asked) -> list[str]:
+def lines(found: Findings, config: ConfigView) -> list[str]:
     """The trained tokens of each role, a line a role; and the tokens that were cut."""
     texts = []
     for role, counts in _by_messages(found.roles)[:_ROLES]:
@@ -291,8 +291,8 @@ def lines(found: Findings, asked: Asked) -> list[str]:
             text += f", {counts['trained']:,}{of_all} tokens trained ({share:.1%} of what is trained)"
         elif counts["tokens"]:
             text += f", {counts['tokens']:,} tokens, none trained"
-        if asked.mask is not None and role not in asked.mask:
-            text += f"; not in `mask`, mask_default is {asked.mask_default!r}"
+        if config.mask is not None and role not in config.mask:
+            text += f"; not in `mask`, mask_default is {config.mask_default!r}"
         texts.append(text)
     if len(found.roles) > _ROLES:
         texts.append(f"{len(found.roles) - _ROLES:,} more roles")
