@@ -135,15 +135,15 @@ def mask_steps(
     check: Check | None = None,
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
-    step, given = config.preprocessing, config.input
-    outputs, domain_key = given.outputs(joint=step.encode == "joint"), config.output.domain_key
+    preprocessing, given = config.preprocessing, config.input
+    outputs, domain_key = given.outputs(joint=preprocessing.encode == "joint"), config.output.domain_key
     if given.tokenized:
         return [FromTokens(outputs[0], tokenizer, domain_key)]
     steps: list[BlockStep] = []
     if given.adapter is not None:
         steps.append(AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
-        steps.append(FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields))
+        steps.append(FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
     sampled = check == "sample"
     return [
         *steps,
@@ -155,10 +155,10 @@ def mask_steps(
 
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     """The steps from ids and masks to the rows of a block."""
-    step = config.preprocessing
-    steps: list[BlockStep] = [Truncate(step.max_seq_len, step.truncation_mode, tokenizer)]
+    preprocessing = config.preprocessing
+    steps: list[BlockStep] = [Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer)]
     if config.output.columns == "labels":
-        steps.append(Shift() if step.shift else Labels())
+        steps.append(Shift() if preprocessing.shift else Labels())
     return steps
 
 
@@ -261,26 +261,26 @@ def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
 
 
 def text_rules(config: PipelineConfig) -> TextRules:
-    """How a config's text becomes pieces, beyond its sections."""
-    step, given = config.preprocessing, config.input
-    return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens, given.date)
+    """The rules of a config that turn text into pieces, beyond its sections."""
+    rules, given = config.preprocessing, config.input
+    return TextRules(rules.eos, rules.bos, given.implicit_prompt, given.chat_template, rules.control_tokens, given.date)
 
 
 def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
-    """How the rows of a config's shards are packed or padded.
+    """The packing, padding and names of a config's shards.
 
     Raises:
         ConfigError: see `pad_id_of`.
     """
-    step, multiple = config.preprocessing, config.pad_multiple
+    preprocessing, multiple = config.preprocessing, config.pad_multiple
     return Layout(
-        step.packing_strategy,
-        step.max_packed_len or step.max_seq_len,
-        step.packing_group,
+        preprocessing.packing_strategy,
+        preprocessing.max_packed_len or preprocessing.max_seq_len,
+        preprocessing.packing_group,
         config.position_ids_mode,
         config.columns(),
         config.names,
-        step.truncation_mode,
+        preprocessing.truncation_mode,
         None if multiple is None else Padding(multiple, pad_id_of(tokenizer)),
     )
 
@@ -311,11 +311,14 @@ def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dic
 def spool_recipe(job_facts: dict[str, Any]) -> str:
     """Digest of what a spooled block is a function of, besides its bytes: all but what only the plan and Write see."""
     config = json.loads(json.dumps(job_facts["config"]))
-    step = config["preprocessing"]
-    if step["packing_strategy"] not in CUTTING or (step["max_packed_len"] or math.inf) >= step["max_seq_len"]:
-        del step["max_packed_len"]  # no row is cut to it
+    preprocessing = config["preprocessing"]
+    if (
+        preprocessing["packing_strategy"] not in CUTTING
+        or (preprocessing["max_packed_len"] or math.inf) >= preprocessing["max_seq_len"]
+    ):
+        del preprocessing["max_packed_len"]  # no row is cut to it
     for key in ("max_items", "packing_strategy", "packing_group"):
-        del step[key]
+        del preprocessing[key]
     for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
         del config["output"][key]
     config["output"].pop("names", None)

@@ -76,7 +76,7 @@ def _file_name(shard: int, shards: int) -> str:
 
 
 def _features(columns: Sequence[Column]) -> dict[str, Any]:
-    """What `Features.from_dict` takes."""
+    """The argument of `Features.from_dict`."""
     found = {}
     for column in columns:
         feature: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}

@@ -1,4 +1,4 @@
-"""What a format is: one shard <-> bytes, and the checks that all formats share."""
+"""The contract of a format (one shard <-> bytes), and the checks that all formats share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 RUN = "run.json"
 FAILURE = "failure.json"
-"""What a failed run leaves in `OUTPUT.failed`, last."""
+"""The report of a failed run in `OUTPUT.failed`, written last."""
 FEATURES = "features.json"
 DATASET_DICT = "dataset_dict.json"
 TOKENIZER = "tokenizer"

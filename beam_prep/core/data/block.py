@@ -63,7 +63,7 @@ class Split:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of every line of a block.
+    """The outcome of every line of a block.
 
     Attributes:
         raw: the block's bytes; rejects quote them.
@@ -137,7 +137,7 @@ def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> di
 
 @dataclass(frozen=True, slots=True)
 class BlockReceipt:
-    """What a spooled block holds. A function of the block's content and the config: no paths, no times.
+    """The contents of a spooled block in numbers. A function of the block's content and the config: no paths, no times.
 
     Attributes:
         lines: lines of the block, blank ones too.
@@ -196,7 +196,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Block:
-    """What `Records`, `Rendered` and `Batch` share.
+    """The base of `Records`, `Rendered` and `Batch`.
 
     Attributes:
         origin: its source.

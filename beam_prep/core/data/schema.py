@@ -76,7 +76,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How text becomes pieces, beyond the sections.
+    """The rules that turn text into pieces, beyond the sections.
 
     >>> bp.TextRules(eos="if_missing", bos="strip").control_tokens
     'keep'
@@ -126,7 +126,7 @@ class Column:
 
 
 def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the names under which columns are to be written: (column, problem), in words.
+    """The problems of the names under which columns are to be written: (column, problem).
 
     Args:
         names: column -> its new name; columns that are not in it keep theirs.

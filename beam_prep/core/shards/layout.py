@@ -1,4 +1,4 @@
-"""How the rows of a shard become the rows that are written: as they are, packed, padded, with position ids, renamed."""
+"""The layout of a shard: its rows are written as they are, packed, or padded; with position ids; with other names."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ class Layout:
         dtype: of the columns that are added; int32 by default.
         names: column -> the name under which it is written, if that differs.
         truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
-        padding: how rows are padded, which get an `attention_mask` then; None: not at all. Not with packing.
+        padding: pads each row, and adds an `attention_mask`; None: no padding. Not with packing.
 
     Raises:
         ValueError: a value is not one of those allowed, or there is both packing and padding.

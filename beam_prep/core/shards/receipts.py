@@ -30,7 +30,7 @@ class SpoolReceipt:
         origin: its place in the input.
         name: its file in the spool, without ending.
         reused: it was there already: from an earlier run, or because the input has the same bytes twice.
-        block: what it holds.
+        block: its contents.
         made: how many of its records were made in which way, in whichever run: see `Block`.
     """
 
@@ -270,7 +270,7 @@ class Receipts:
         return path
 
     def counts(self, kind: str, blocks: int) -> dict[str, int]:
-        """What of a kind (`blank`, `dropped`, `rejected`, `counter`, `made`) the first blocks count: what -> sum."""
+        """Sums of one kind over the first blocks, by name: `blank`, `dropped`, `rejected`, `counter`, `made`, a role's."""
         stop = self._counts.offsets[blocks]
         sums = np.bincount(self._counted.flat[:stop], self._counts.flat[:stop], len(self._keys))
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}

@@ -37,12 +37,12 @@ class ConfigView:
     """The part of a config that the report depends on.
 
     Attributes:
-        fields: of a record, that are read.
-        mask: role -> rule; None: no section asks for roles.
+        fields: the fields of a record that are read.
+        mask: role -> rule; None: no section has the action `$role`.
         mask_default: the rule of other roles.
         longest: tokens of the longest row that is not cut; None: not known.
-        limit: the field of `preprocessing` that says so.
-        packs: whether rows could be packed, so that nothing need be cut.
+        limit: the field of `preprocessing` that sets it.
+        packs: True if rows can be packed instead of cut.
     """
 
     fields: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def _adapted(adapter: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rate: float) -> str | None:
-    """Why a plan must not be carried out, or None."""
+    """The reason why a run fails with this plan, or None."""
     ledger = plan.ledger
     if ledger.reject_rate > max_reject_rate:
         rejected = sum(ledger.rejected.values())
@@ -112,7 +112,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rat
 
 
 def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
-    """What is wrong where more records than allowed have nothing to train on, or None."""
+    """The problem if more records than allowed have nothing to train on, or None."""
     lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
     count = sum(lost.values())
     if count <= max_drop_rate * ledger.read:
@@ -124,7 +124,7 @@ def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
 
 
 def nothing_trained(plan: Plan, config: ConfigView) -> str:
-    """What is wrong where rows are kept, and no token of them is trained."""
+    """The problem if rows are kept and no token of them is trained."""
     problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
     return _with_causes(problem, plan, config)
 
@@ -218,7 +218,7 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
 
 
 def _is_usual(role: str, config: ConfigView) -> bool:
-    """Whether a role is left to `mask_default` by most configs that do not name it."""
+    """True if most configs leave this role to `mask_default`."""
     return role in _OFTEN_MASKED if config.mask_default == "mask" else role == "assistant"
 
 
@@ -237,7 +237,7 @@ def _messages(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an output holds, by its manifest; or the sampled rows of a preview.
+    """The counts that a report is about: of an output, by its manifest, or of the rows of a preview.
 
     Attributes:
         roles: see `RoleTable`.
@@ -252,7 +252,7 @@ class Findings:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
-        """Of a manifest."""
+        """From a manifest."""
         totals = manifest["totals"]
         return cls(
             manifest.get("roles", {}),

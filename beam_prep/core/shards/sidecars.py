@@ -18,7 +18,7 @@ PREFETCH_ROWS = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """What the plan reads of one block, beside its receipt: what it needs of the blocks in which shards end.
+    """The rows and lines of one block, which the plan needs where a shard, or the input, ends in the block.
 
     Attributes:
         line: int32 [rows], the line of each kept row, ascending.

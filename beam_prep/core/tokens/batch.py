@@ -14,7 +14,7 @@ from beam_prep.core.tokens.roles import Roles
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Where each piece of an output lies in its tokens; what mask policies look at. One entry a segment in each array.
+    """The place of each piece of an output in its tokens, for mask policies. One entry a segment in each array.
 
     A mask policy is a function of these, here one that trains what an assistant says in more than three tokens:
 
@@ -78,7 +78,7 @@ class Batch(Block):
         domain: one name a row.
         columns: column name -> rows. Ids are int32, masks uint8 (0, 1), labels int32, values float64, until `Shard`
             stores them with the dtypes of the config.
-        schema: column name -> what it is. (`dtype` is how it is stored in the end.)
+        schema: column name -> its description. (`dtype` is the one in which it is stored in the end.)
         segments: output name -> its segments; empty after BuildMask.
         counters: name -> int64 [rows], things worth counting that happened to kept rows.
         roles: the messages and tokens of each role, also of rows that were dropped or rejected.

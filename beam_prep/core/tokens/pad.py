@@ -17,7 +17,7 @@ TOKENS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How rows are padded.
+    """Pads rows at their end.
 
     >>> padding = bp.Padding(multiple=4, pad_id=0)
     >>> ids = bp.Column("sequence", "int32", 1, "ids")
@@ -81,7 +81,7 @@ class Padding:
         return Ragged(values, offsets)
 
     def in_parts(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> Iterator[dict[str, Ragged]]:
-        """What `rows` gives, in parts of `TOKENS_AT_ONCE`: short rows take a hundred times their memory when padded."""
+        """The same as `rows`, in parts of `TOKENS_AT_ONCE`: padded, short rows take a hundred times their memory."""
         ends = offsets_of(self.lengths(next(iter(columns.values())).lengths))
         start, count = 0, len(ends) - 1
         while start < count:
