@@ -270,7 +270,7 @@ class Receipts:
         return path
 
     def counts(self, kind: str, blocks: int) -> dict[str, int]:
-        """Sums of one kind over the first blocks, by name: `blank`, `dropped`, `rejected`, `counter`, `made`, a role's."""
+        """Sums of one kind over the first blocks, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""
         stop = self._counts.offsets[blocks]
         sums = np.bincount(self._counted.flat[:stop], self._counts.flat[:stop], len(self._keys))
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
