@@ -13,18 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from beam_prep.core.chat.end_tokens import end_of_answer
+from beam_prep.core.chat.frame import Frame, frame_of, has_data
 from beam_prep.core.chat.message import Message, for_template
+from beam_prep.core.chat.message_pieces import TEXT_KEYS, MessagePieces
+from beam_prep.core.chat.places import Characters, Place
 from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
-from beam_prep.core.chat.spans import (
-    TEXT_KEYS,
-    Characters,
-    Frame,
-    Place,
-    SpanFinder,
-    end_of_answer,
-    frame_of,
-    has_data,
-)
+from beam_prep.core.chat.spans import SpanFinder
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 
 
@@ -160,13 +155,9 @@ class Conversation:
         roles = [message["role"] for message in self.messages]
         messages = [for_template(message) for message in self.messages]
         finder = SpanFinder(
-            planned.layout,
-            planned.pieces,
-            roles,
+            MessagePieces(planned.layout, planned.pieces, roles, self.template.tokens),
             self._frame,
             self.template.generation_prompt(**self.variables),
-            self.controls,
-            self.template.tokens,
             messages,
             has_data(self.variables),
             self._otherwise,

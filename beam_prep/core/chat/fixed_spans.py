@@ -7,8 +7,11 @@ message says, there is no such table, and each text is looked at.
 
 import functools
 
+from beam_prep.core.chat.frame import frame_of
+from beam_prep.core.chat.message_pieces import MessagePieces
+from beam_prep.core.chat.places import Place, Span, Unclear
 from beam_prep.core.chat.recorded.layout import PieceLayout
-from beam_prep.core.chat.spans import Place, Span, SpanFinder, Unclear, frame_of
+from beam_prep.core.chat.spans import SpanFinder
 from beam_prep.core.chat.template import ChatTemplate
 
 
@@ -17,8 +20,8 @@ def _finder(
 ) -> SpanFinder:
     if layout.blind or layout.asked:
         raise Unclear
-    frame, prompt = frame_of(template, controls, {}), template.generation_prompt()
-    return SpanFinder(layout, layout.constants, roles, frame, prompt, controls, template.tokens)
+    pieces = MessagePieces(layout, layout.constants, roles, template.tokens)
+    return SpanFinder(pieces, frame_of(template, controls, {}), template.generation_prompt())
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,7 +19,8 @@ from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
 from beam_prep.core.chat.recorded.plans import Plans
 from beam_prep.core.chat.recorded.recorder import Recorder
-from beam_prep.core.chat.tracker import Tracker, guess_first_region, ignore, pass_on, regions_of
+from beam_prep.core.chat.regions import regions_of
+from beam_prep.core.chat.tracker import Tracker, ignore, pass_on
 from beam_prep.core.data.block import Reject
 
 # What data can make a template's own code raise. Anything else is a defect of ours and ends the run.
@@ -172,11 +173,11 @@ class ChatTemplate:
         text, marks, generations, blind = rendered
         if blind:
             return RenderedChat(text, [None] * messages, generations, planned=planned)
-        regions = regions_of(marks, messages, text, self._tokens.values())
-        guess = guess_first_region(regions, len(text))
-        if guess is None:
-            return RenderedChat(text, regions, generations, planned=planned)
-        return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True, planned=planned)
+        tokens = ("", *self._tokens.values())
+        regions, guessed = regions_of(
+            marks, messages, len(text), lambda start, stop: start < stop, lambda start: text[start:].strip() in tokens
+        )
+        return RenderedChat(text, regions, generations, guessed, planned)
 
     def provenance(self, messages: list[Message], text: str | None, /, **variables: Any) -> Planned | None:
         """The rendering in pieces, each with what it is computed from.

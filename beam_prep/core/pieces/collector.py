@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 
 from beam_prep.core.chat.conversation import Conversation, Said
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
+from beam_prep.core.chat.places import Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout
-from beam_prep.core.chat.spans import Place, Span
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.columns import Texts, concat

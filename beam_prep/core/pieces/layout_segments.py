@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.chat.spans import Place
+from beam_prep.core.chat.places import Place
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.pieces.rendered import WHOLE, Segment
 
