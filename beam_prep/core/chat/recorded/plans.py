@@ -17,7 +17,7 @@ from typing import Any
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
 from beam_prep.core.chat.recorded.recorder import Recorder
-from beam_prep.core.chat.recorded.recording import Plan
+from beam_prep.core.chat.recorded.recording import RenderPlan
 from beam_prep.core.chat.recorded.tracer import Refusal
 
 COMPARED_USES = 4  # first uses of a plan that jinja renders as well
@@ -35,7 +35,7 @@ DISAGREEING_TEMPLATES: set[str] = set()
 class _Pattern:
     """The plans of a pattern; `used` since the last look, `tries` at tracing it."""
 
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[RenderPlan, ...] = ()
     tries: int = 0
     used: bool = True
 
@@ -177,7 +177,9 @@ class Plans:
                 self._patterns = kept if len(kept) < MAX_PATTERNS else dict(islice(kept.items(), len(kept) // 2, None))
             return self._patterns.setdefault(key, _Pattern())
 
-    def _agrees(self, plan: Plan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]) -> bool:
+    def _agrees(
+        self, plan: RenderPlan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]
+    ) -> bool:
         """Renders with jinja as well; a difference ends all plans of the template."""
         try:
             rendered = self._reference(plain, variables)

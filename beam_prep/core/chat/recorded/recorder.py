@@ -11,7 +11,7 @@ from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.environment import CODE_GLOBALS, TracingEnvironment, globals_of, is_allowed
 from beam_prep.core.chat.recorded.layout import NO_SOURCES, Planned
 from beam_prep.core.chat.recorded.models import plan_functions
-from beam_prep.core.chat.recorded.recording import Plan, Recording
+from beam_prep.core.chat.recorded.recording import Recording, RenderPlan
 from beam_prep.core.chat.recorded.tracer import Outcomes, Refusal, Trace
 from beam_prep.core.chat.tracker import Tracker
 
@@ -46,7 +46,7 @@ class Recorder:
                 self.possible = self._prepared()
             return self.possible
 
-    def plan(self, plain: list[Message], variables: Mapping[str, Any]) -> Plan:
+    def plan(self, plain: list[Message], variables: Mapping[str, Any]) -> RenderPlan:
         """The plan of one conversation, of a template that can be traced.
 
         Args:
@@ -165,7 +165,7 @@ class Recorder:
 
     def _traced(
         self, plain: list[Message], variables: Mapping[str, Any], trace: Trace | None = None
-    ) -> "tuple[Planned, Callable[[], Plan]]":
+    ) -> "tuple[Planned, Callable[[], RenderPlan]]":
         """A conversation in pieces, and what compiles its plan."""
         environment, template = self._environment, self._traceable
         assert template is not None

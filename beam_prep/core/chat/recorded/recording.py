@@ -21,7 +21,7 @@ from beam_prep.core.chat.tracker import Tracker
 
 
 @dataclass(slots=True)
-class Plan:
+class RenderPlan:
     """A function that renders the conversations of a pattern; None from it: this one is none that it fits.
 
     Attributes:
@@ -60,7 +60,7 @@ class Recording:
         self._pieces += parts_of(part)
         self.tracker.written = len(self._pieces)
 
-    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], Plan]]:
+    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], RenderPlan]]:
         """How its pieces lie (constants side by side are one, but for marks between them), and what compiles them."""
         tracker = self.tracker
         if self._awaited is not None:
@@ -94,10 +94,10 @@ class Recording:
         )
         trace = self.trace
 
-        def compiled() -> Plan:
+        def compiled() -> RenderPlan:
             written = f"return ({''.join(expression_of(piece) + ', ' for piece in pieces)})"
             names = dict(trace.functions)
             exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
-            return Plan(names["plan"], layout)
+            return RenderPlan(names["plan"], layout)
 
         return Planned(tuple(map(real_value, pieces)), layout), compiled
