@@ -18,7 +18,7 @@ from beam_prep.core.chat.frame import Frame, frame_of, has_data
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.message_pieces import TEXT_KEYS, MessagePieces
 from beam_prep.core.chat.places import Characters, Place
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.spans import SpanFinder
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 
@@ -138,7 +138,7 @@ class Conversation:
         return frame_of(self.template, self.controls, self.variables)
 
     @functools.cached_property
-    def _planned(self) -> Planned | None:
+    def _planned(self) -> RenderedPieces | None:
         """The pieces of the text, with what each is computed from; None where that is not known."""
         return (
             self.chat.planned
@@ -164,7 +164,7 @@ class Conversation:
         )
         return finder, Characters(planned.pieces)
 
-    def _otherwise(self, messages: frozenset[int]) -> dict[int, list[Planned]]:
+    def _otherwise(self, messages: frozenset[int]) -> dict[int, list[RenderedPieces]]:
         """What the template writes where its tests of messages come out otherwise."""
         if messages not in self._ways:
             planned = self.chat.planned
@@ -174,11 +174,11 @@ class Conversation:
         return self._ways[messages]
 
     @functools.cached_property
-    def _ways(self) -> dict[frozenset[int], dict[int, list[Planned]]]:
+    def _ways(self) -> dict[frozenset[int], dict[int, list[RenderedPieces]]]:
         """By messages: see `_otherwise`."""
         return {}
 
-    def _fenced(self) -> Planned | None:
+    def _fenced(self) -> RenderedPieces | None:
         """The pieces as marks around the contents show them: see `ChatTemplate.contents`."""
         if any(
             message.get(key)
@@ -190,7 +190,7 @@ class Conversation:
         return None if places is None else _fenced(self.chat, places)
 
 
-def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> Planned:
+def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> RenderedPieces:
     """A rendering in pieces, from the ranges of its contents."""
     regions = chat.regions
     contents = [(start, stop, message) for message, ranges in enumerate(places) for start, stop in ranges]
@@ -227,4 +227,4 @@ def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> 
         stripped=frozenset(),
         assumed=True,
     )
-    return Planned(texts, layout)
+    return RenderedPieces(texts, layout)

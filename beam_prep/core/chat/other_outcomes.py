@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from beam_prep.core.chat.message_pieces import MessagePieces
 from beam_prep.core.chat.places import Place, Span
-from beam_prep.core.chat.recorded.layout import Planned
+from beam_prep.core.chat.recorded.layout import RenderedPieces
 
 
 class OtherOutcomes:
@@ -23,7 +23,7 @@ class OtherOutcomes:
     def __init__(
         self,
         pieces: MessagePieces,
-        renderings: Callable[[frozenset[int]], Mapping[int, Sequence[Planned]]] | None,
+        renderings: Callable[[frozenset[int]], Mapping[int, Sequence[RenderedPieces]]] | None,
     ) -> None:
         self._pieces, self._renderings = pieces, renderings
 

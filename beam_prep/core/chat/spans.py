@@ -24,7 +24,7 @@ from beam_prep.core.chat.message_pieces import MessagePieces
 from beam_prep.core.chat.other_outcomes import OtherOutcomes
 from beam_prep.core.chat.own_text import OwnText
 from beam_prep.core.chat.places import Place, Span
-from beam_prep.core.chat.recorded.layout import Planned
+from beam_prep.core.chat.recorded.layout import RenderedPieces
 from beam_prep.core.chat.span_end import SpanEnds
 
 
@@ -50,7 +50,7 @@ class SpanFinder:
         prompt: str,
         messages: Sequence[Message] | None = None,
         data: bool = False,
-        other_outcomes: Callable[[frozenset[int]], Mapping[int, Sequence[Planned]]] | None = None,
+        other_outcomes: Callable[[frozenset[int]], Mapping[int, Sequence[RenderedPieces]]] | None = None,
     ) -> None:
         self._pieces, self._frame, self._prompt = pieces, frame, prompt
         # A constant may be there because of what the record says: then the template has to write it always.

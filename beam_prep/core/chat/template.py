@@ -16,7 +16,7 @@ from jinja2 import nodes
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, compile_template
 from beam_prep.core.chat.fences import FENCES, NUMBERED_FENCE, content_ranges, generation_ranges, put_between_fences
 from beam_prep.core.chat.message import Message, for_template
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
 from beam_prep.core.chat.recorded.plans import Plans
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.regions import regions_of
@@ -52,7 +52,7 @@ class RenderedChat:
     regions: list[tuple[int, int] | None]
     generations: list[tuple[int, int]] | None
     guessed: bool = False
-    planned: Planned | None = field(default=None, compare=False)
+    planned: RenderedPieces | None = field(default=None, compare=False)
 
 
 class ChatTemplate:
@@ -82,7 +82,7 @@ class ChatTemplate:
         self._recorder = Recorder(self._compiled, self._tokens)
         self._plans = Plans(self._recorder, self._marked) if plans else None
         self.frames: dict[str, Any] = {}
-        self._ways: dict[Any, dict[int, list[Planned]]] = {}
+        self._ways: dict[Any, dict[int, list[RenderedPieces]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 
     @property
@@ -126,7 +126,7 @@ class ChatTemplate:
 
     def planned(
         self, messages: list[Message], /, add_generation_prompt: bool = False, **variables: Any
-    ) -> Planned | None:
+    ) -> RenderedPieces | None:
         """The conversation in pieces, where there is a plan for it.
 
         Returns:
@@ -163,13 +163,13 @@ class ChatTemplate:
             rendered = rendered._replace(generations=generation_ranges(fenced, rendered.text))
         return self._chat(rendered, len(messages))
 
-    def chat_of(self, planned: Planned) -> RenderedChat | None:
+    def chat_of(self, planned: RenderedPieces) -> RenderedChat | None:
         """A planned conversation as `render_chat` gives it; None where its generation blocks cannot be told."""
         if planned.layout.generations is None:
             return None
         return self._chat(in_characters(planned), planned.layout.messages, planned)
 
-    def _chat(self, rendered: RenderedText, messages: int, planned: Planned | None = None) -> RenderedChat:
+    def _chat(self, rendered: RenderedText, messages: int, planned: RenderedPieces | None = None) -> RenderedChat:
         text, marks, generations, blind = rendered
         if blind:
             return RenderedChat(text, [None] * messages, generations, planned=planned)
@@ -179,7 +179,7 @@ class ChatTemplate:
         )
         return RenderedChat(text, regions, generations, guessed, planned)
 
-    def provenance(self, messages: list[Message], text: str | None, /, **variables: Any) -> Planned | None:
+    def provenance(self, messages: list[Message], text: str | None, /, **variables: Any) -> RenderedPieces | None:
         """The rendering in pieces, each with what it is computed from.
 
         Args:
@@ -194,8 +194,8 @@ class ChatTemplate:
         return planned if planned is not None and text in (None, "".join(planned.pieces)) else None
 
     def with_other_outcomes(
-        self, messages: list[Message], about: frozenset[int], planned: Planned | None, /, **variables: Any
-    ) -> dict[int, list[Planned]]:
+        self, messages: list[Message], about: frozenset[int], planned: RenderedPieces | None, /, **variables: Any
+    ) -> dict[int, list[RenderedPieces]]:
         """The rendering as it is when tests of what messages say come out otherwise: see `Recorder`.
 
         Args:

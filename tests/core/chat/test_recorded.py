@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import plans, tracer
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
@@ -63,7 +63,7 @@ def by_plan(template: ChatTemplate, talk: list[Message], **variables: Any) -> bo
     """Whether a pattern gets a plan once it was seen a few times."""
     for _ in range(8):
         planned = outcome(template.planned, talk, **variables)
-    return isinstance(planned, Planned)
+    return isinstance(planned, RenderedPieces)
 
 
 # Real templates, real data

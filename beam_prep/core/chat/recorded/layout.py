@@ -46,7 +46,7 @@ class PieceLayout:
     assumed: bool = False
 
 
-class Planned(NamedTuple):
+class RenderedPieces(NamedTuple):
     """A conversation rendered by a plan: its text is `"".join(pieces)`."""
 
     pieces: tuple[str, ...]
@@ -62,7 +62,7 @@ class RenderedText(NamedTuple):
     blind: bool
 
 
-def in_characters(planned: Planned) -> RenderedText:
+def in_characters(planned: RenderedPieces) -> RenderedText:
     """A planned conversation as jinja's own rendering would report it."""
     pieces, layout = planned
     at = [0, *accumulate(map(len, pieces))]

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any
 
 from beam_prep.core.chat.message import Message, for_template
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.recorded.recording import RenderPlan
 from beam_prep.core.chat.recorded.tracer import Refusal
@@ -65,7 +65,7 @@ class Plans:
         self._traces = self._hits = 0
         self._lock = threading.Lock()
 
-    def render(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+    def render(self, messages: list[Message], variables: Mapping[str, Any]) -> RenderedPieces | None:
         """A conversation by its plan.
 
         Args:
@@ -100,7 +100,7 @@ class Plans:
                 if plan.compared < COMPARED_USES and not self._agrees(plan, pieces, plain, variables):
                     return None
                 self._hits += 1
-                return Planned(pieces, plan.layout)
+                return RenderedPieces(pieces, plan.layout)
         return self._recorded(pattern, plain, variables)
 
     def layout_of_pattern(self, messages: list[Message], uses: int) -> PieceLayout | None:
@@ -185,7 +185,7 @@ class Plans:
             rendered = self._reference(plain, variables)
             if self._compiled.captured:
                 rendered = rendered._replace(generations=None)
-            if in_characters(Planned(pieces, plan.layout)) == rendered:
+            if in_characters(RenderedPieces(pieces, plan.layout)) == rendered:
                 plan.compared += 1
                 return True
         except Exception:  # jinja refuses what the plan renders: that is a difference
@@ -193,7 +193,7 @@ class Plans:
         DISAGREEING_TEMPLATES.add(self._compiled.source)
         return False
 
-    def _recorded(self, pattern: _Pattern, plain: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+    def _recorded(self, pattern: _Pattern, plain: list[Message], variables: Mapping[str, Any]) -> RenderedPieces | None:
         """Traces a conversation that no plan fits."""
         if pattern.tries >= MAX_PLANS_PER_PATTERN or self._traces >= max(FREE_TRACES, self._hits // HITS_PER_TRACE):
             return None
@@ -219,7 +219,7 @@ class Plans:
         if pieces is None:  # it does not even fit its own conversation
             pattern.plans = tuple(other for other in pattern.plans if other is not plan)
             return None
-        return Planned(pieces, plan.layout) if self._agrees(plan, pieces, plain, variables) else None
+        return RenderedPieces(pieces, plan.layout) if self._agrees(plan, pieces, plain, variables) else None
 
 
 def _options(variables: Mapping[str, Any]) -> Any:

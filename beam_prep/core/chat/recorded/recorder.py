@@ -9,7 +9,7 @@ import jinja2
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, CompiledTemplate
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.environment import CODE_GLOBALS, TracingEnvironment, globals_of, is_allowed
-from beam_prep.core.chat.recorded.layout import NO_SOURCES, Planned
+from beam_prep.core.chat.recorded.layout import NO_SOURCES, RenderedPieces
 from beam_prep.core.chat.recorded.models import plan_functions
 from beam_prep.core.chat.recorded.recording import Recording, RenderPlan
 from beam_prep.core.chat.recorded.tracer import Outcomes, Refusal, Trace
@@ -59,7 +59,7 @@ class Recorder:
         with self._lock:
             return self._traced(plain, variables)[1]()
 
-    def provenance(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+    def provenance(self, messages: list[Message], variables: Mapping[str, Any]) -> RenderedPieces | None:
         """One conversation traced, for what each piece of its text is computed from. No plan is kept.
 
         Returns:
@@ -78,7 +78,7 @@ class Recorder:
 
     def with_other_outcomes(
         self, messages: list[Message], variables: Mapping[str, Any], about: Collection[int]
-    ) -> dict[int, list[Planned]]:
+    ) -> dict[int, list[RenderedPieces]]:
         """A conversation as it is written when tests of what messages say come out in any other way.
 
         Each test is taken both ways, whatever the words are (as in concolic testing: Sen, Marinov, Agha: CUTE, 2005).
@@ -98,7 +98,7 @@ class Recorder:
         """
         given = [for_template(each) for each in messages]
         plain = [_with_other_words(each) if place in about else each for place, each in enumerate(given)]
-        found: dict[int, list[Planned]] = {message: [] for message in about}
+        found: dict[int, list[RenderedPieces]] = {message: [] for message in about}
         ways: dict[int, list[Outcomes]] = {message: [()] for message in about}
         with self._lock:
             if self._traceable is None:
@@ -140,7 +140,7 @@ class Recorder:
         taken: Mapping[int, Outcomes],
         plain: list[Message],
         variables: Mapping[str, Any],
-        found: dict[int, list[Planned]],
+        found: dict[int, list[RenderedPieces]],
         ways: dict[int, list[Outcomes]],
     ) -> bool:
         """Adds a conversation that is written with given outcomes, and the ways that branch off; False: it fails."""
@@ -165,7 +165,7 @@ class Recorder:
 
     def _traced(
         self, plain: list[Message], variables: Mapping[str, Any], trace: Trace | None = None
-    ) -> "tuple[Planned, Callable[[], RenderPlan]]":
+    ) -> "tuple[RenderedPieces, Callable[[], RenderPlan]]":
         """A conversation in pieces, and what compiles its plan."""
         environment, template = self._environment, self._traceable
         assert template is not None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beam_prep.core.chat.message import Message
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.recorded.models import as_text
 from beam_prep.core.chat.recorded.tracer import (
     Refusal,
@@ -60,7 +60,7 @@ class Recording:
         self._pieces += parts_of(part)
         self.tracker.written = len(self._pieces)
 
-    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], RenderPlan]]:
+    def planned(self, messages: int, captured: bool) -> tuple[RenderedPieces, Callable[[], RenderPlan]]:
         """How its pieces lie (constants side by side are one, but for marks between them), and what compiles them."""
         tracker = self.tracker
         if self._awaited is not None:
@@ -100,4 +100,4 @@ class Recording:
             exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
             return RenderPlan(names["plan"], layout)
 
-        return Planned(tuple(map(real_value, pieces)), layout), compiled
+        return RenderedPieces(tuple(map(real_value, pieces)), layout), compiled
