@@ -58,7 +58,7 @@ class Encoder(Protocol):
         ...
 
 
-class Origin(Protocol):
+class TokenizerSource(Protocol):
     """Where a resolved tokenizer's files can be had by a process on another machine. Picklable."""
 
     def __hash__(self) -> int: ...
@@ -116,7 +116,7 @@ def _loaded(folder: str, fingerprint: str, digest: str) -> _Loaded:
 
 
 @functools.lru_cache(maxsize=4)
-def _fetched(fingerprint: str, digest: str, origin: Origin) -> str:
+def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     """The folder on this machine of a tokenizer that a launcher elsewhere resolved; copied here once.
 
     Whoever comes first copies; files take their names whole, and a folder counts only when all of it has the digest.
@@ -130,10 +130,10 @@ def _fetched(fingerprint: str, digest: str, origin: Origin) -> str:
         if resolve.digest_of(resolve.read(folder)) == digest:
             return str(folder)
     with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
-        origin.fetch(Path(made))
+        source.fetch(Path(made))
         contents = resolve.read(Path(made))
     if resolve.digest_of(contents) != digest:
-        raise TokenizerError(f"the tokenizer in {origin} is not the launcher's ({fingerprint}): launch again")
+        raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
     return str(resolve.keep(fingerprint, contents))
 
 
@@ -146,17 +146,17 @@ class Tokenizer:
         folder: where its files lie.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
         digest: of the bytes of its files: see `resolve.digest_of`. They are compared with it whenever they are read.
-        origin: where processes on other machines get its files from, which then lie in a folder of their own.
+        source: where processes on other machines get its files from, which then lie in a folder of their own.
     """
 
-    def __init__(self, folder: str, fingerprint: str, digest: str, origin: Origin | None = None) -> None:
+    def __init__(self, folder: str, fingerprint: str, digest: str, source: TokenizerSource | None = None) -> None:
         self._folder = folder
         self.fingerprint = fingerprint
         self._digest = digest
-        self._origin = origin
+        self._source = source
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._origin)
+        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._source)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
@@ -167,7 +167,7 @@ class Tokenizer:
     @property
     def folder(self) -> str:
         """Where its files lie on this machine."""
-        return self._folder if self._origin is None else _fetched(self.fingerprint, self._digest, self._origin)
+        return self._folder if self._source is None else _fetched(self.fingerprint, self._digest, self._source)
 
     def contents(self) -> dict[str, bytes]:
         """Its files by name, as they were when it was resolved.
@@ -177,9 +177,9 @@ class Tokenizer:
         """
         return _contents(self.folder, self.fingerprint, self._digest)
 
-    def from_origin(self, origin: Origin) -> "Tokenizer":
+    def from_source(self, source: TokenizerSource) -> "Tokenizer":
         """This tokenizer for processes on other machines, which get its files from there."""
-        return Tokenizer(self._folder, self.fingerprint, self._digest, origin)
+        return Tokenizer(self._folder, self.fingerprint, self._digest, source)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
