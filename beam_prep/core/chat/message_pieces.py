@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 
-from beam_prep.core.chat.places import Place, Unclear
+from beam_prep.core.chat.places import DependsOnContent, Place
 from beam_prep.core.chat.recorded.layout import PieceLayout
 from beam_prep.core.chat.regions import Region, regions_of
 
@@ -25,7 +25,7 @@ class MessagePieces:
         count: how many pieces there are.
 
     Raises:
-        Unclear: (any method) the answer depends on texts that are not known.
+        DependsOnContent: (any method) the answer depends on texts that are not known.
     """
 
     def __init__(
@@ -61,21 +61,21 @@ class MessagePieces:
         if any(texts):
             return True
         if None in texts:
-            raise Unclear
+            raise DependsOnContent
         return False
 
     def _is_token(self, start: int) -> bool:
         """Whether the text from a piece on is one special token, or nothing."""
         texts = self.texts[start:]
         if None in texts:
-            raise Unclear
+            raise DependsOnContent
         return "".join(text or "" for text in texts).strip() in ("", *self._tokens.values())
 
     def text(self, piece: int) -> str:
         """The text of a piece, which has to be known."""
         text = self.texts[piece]
         if text is None:
-            raise Unclear
+            raise DependsOnContent
         return text
 
     def is_own(self, piece: int, message: int) -> bool:

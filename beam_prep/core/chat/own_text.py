@@ -8,7 +8,7 @@ from beam_prep.core.chat.end_tokens import control_pattern
 from beam_prep.core.chat.frame import Frame
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.message_pieces import MessagePieces
-from beam_prep.core.chat.places import Place, Unclear
+from beam_prep.core.chat.places import DependsOnContent, Place
 
 
 class OwnText:
@@ -22,7 +22,7 @@ class OwnText:
         guarded: a constant may be there because of what the record says: then the template has to write it always.
 
     Raises:
-        Unclear: (any method) the answer depends on texts that are not known.
+        DependsOnContent: (any method) the answer depends on texts that are not known.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OwnText:
         if self._messages is None:
             # Contents that are not known may be blank, and are one piece each.
             if keys != {"content"} or len(own) != 1 or pieces.layout.mixed[own[0]]:
-                raise Unclear
+                raise DependsOnContent
             return True
         given = self._messages[message]
         content = given.get("content")

@@ -21,8 +21,8 @@ class Span(NamedTuple):
     stop: Place
 
 
-class Unclear(Exception):
-    """It depends on what the messages say, which is not known here."""
+class DependsOnContent(Exception):
+    """The answer depends on what the messages say, which is not known here."""
 
 
 class Characters:

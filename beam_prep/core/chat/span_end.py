@@ -20,7 +20,7 @@ class SpanEnds:
         guarded: a constant may be there because of what the record says: then the template has to write it always.
 
     Raises:
-        Unclear: (any method) the answer depends on texts that are not known.
+        DependsOnContent: (any method) the answer depends on texts that are not known.
     """
 
     def __init__(self, pieces: MessagePieces, frame: Frame, prompt: str, guarded: bool) -> None:

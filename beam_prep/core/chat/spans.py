@@ -40,7 +40,7 @@ class SpanFinder:
         other_outcomes: see `OtherOutcomes`.
 
     Raises:
-        Unclear: (any method) the answer depends on texts that are not known.
+        DependsOnContent: (any method) the answer depends on texts that are not known.
     """
 
     def __init__(

@@ -7,12 +7,12 @@ import numpy as np
 
 from beam_prep.core.chat.conversation import Conversation, Said
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
-from beam_prep.core.chat.places import Place, Span
+from beam_prep.core.chat.places import DependsOnContent, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.builder import PiecesBuilder
 from beam_prep.core.pieces.checks import are_plain, guarded_messages, variables_of
-from beam_prep.core.pieces.layout_segments import NOT_MADE, DependsOnContent, LayoutSegments, NoPlanOfPrompt
+from beam_prep.core.pieces.layout_segments import NOT_MADE, LayoutSegments, NoPlanOfPrompt
 from beam_prep.core.pieces.rendered import WHOLE, Segment
 from beam_prep.core.pieces.renderer import Renderer
 from beam_prep.core.pieces.trained_parts import TrainedParts

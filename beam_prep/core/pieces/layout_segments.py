@@ -10,10 +10,6 @@ from beam_prep.core.data.ragged import Array
 from beam_prep.core.pieces.rendered import WHOLE, Segment
 
 
-class DependsOnContent(Exception):
-    """What messages say depends on more than the layout."""
-
-
 class NoPlanOfPrompt(Exception):
     """There is no plan of the prompt, or none yet."""
 
