@@ -23,7 +23,7 @@ from beam_prep.core.chat.spans import SpanFinder
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 
 
-class Said(NamedTuple):
+class MessageSpan(NamedTuple):
     """What a message says, in characters of the whole rendering.
 
     Attributes:
@@ -56,18 +56,18 @@ class Conversation:
     messages: Sequence[Message]
     variables: dict[str, Any]
 
-    def spans(self) -> list[Said]:
+    def spans(self) -> list[MessageSpan]:
         """What each message says: one or more ranges a message, in order of the messages."""
         marks = self.template.has_generation
-        said: list[Said] = []
+        spans: list[MessageSpan] = []
         for place, message in enumerate(self.messages):
             if marks and message["role"] == "assistant":
-                said += self._marked.get(place, [Said(place, 0, 0, self.chat.generations is not None)])
+                spans += self._marked.get(place, [MessageSpan(place, 0, 0, self.chat.generations is not None)])
             else:
-                said.append(self._derived(place))
-        return said
+                spans.append(self._derived(place))
+        return spans
 
-    def after_prompt(self, first: int, prompt: str) -> Said:
+    def after_prompt(self, first: int, prompt: str) -> MessageSpan:
         """What follows the prompt: the messages from `first` on.
 
         Args:
@@ -81,20 +81,20 @@ class Conversation:
             finder, characters = self._finder
             span = finder.prompted(first, characters.place(len(prompt)) if begins else None)
             if span is not None:
-                return Said(last, characters.of(span.start), characters.of(span.stop), True)
+                return MessageSpan(last, characters.of(span.start), characters.of(span.stop), True)
         if not self.template.has_generation:
-            return Said(last, 0, len(text), False)
-        starts = [said.start for said in self._marked.get(first, ()) if said.proven]
-        stops = [said.stop for said in self._marked.get(last, ()) if said.proven]
+            return MessageSpan(last, 0, len(text), False)
+        starts = [span.start for span in self._marked.get(first, ()) if span.proven]
+        stops = [span.stop for span in self._marked.get(last, ()) if span.proven]
         if not starts or not stops:
-            return Said(last, 0, len(text), False)
+            return MessageSpan(last, 0, len(text), False)
         start = max(starts[0], len(prompt)) if begins else starts[0]
-        return Said(last, start, end_of_answer(text, stops[-1], self.controls, self._frame.eos), True)
+        return MessageSpan(last, start, end_of_answer(text, stops[-1], self.controls, self._frame.eos), True)
 
     @functools.cached_property
-    def _marked(self) -> dict[int, list[Said]]:
+    def _marked(self) -> dict[int, list[MessageSpan]]:
         """Generation blocks by the message in whose region they begin; by what they are computed from otherwise."""
-        found: dict[int, list[Said]] = {}
+        found: dict[int, list[MessageSpan]] = {}
         blocks = self.chat.generations or []
         turns = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
         starts = [(region[0], place) for place, region in enumerate(self.chat.regions) if region is not None]
@@ -107,8 +107,8 @@ class Conversation:
             else:
                 place = self._author(start, stop)
             if not certain and place not in turns:
-                return {turn: [Said(turn, 0, 0, False)] for turn in turns}
-            found.setdefault(place, []).append(Said(place, start, stop, True))
+                return {turn: [MessageSpan(turn, 0, 0, False)] for turn in turns}
+            found.setdefault(place, []).append(MessageSpan(place, start, stop, True))
         return found
 
     def _author(self, start: int, stop: int) -> int:
@@ -125,13 +125,13 @@ class Conversation:
         }
         return authors.pop() if len(authors) == 1 else -1
 
-    def _derived(self, place: int) -> Said:
+    def _derived(self, place: int) -> MessageSpan:
         if self._finder is not None:
             finder, characters = self._finder
             span = finder.derived(place)
             if span is not None:
-                return Said(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
-        return Said(place, *(self.chat.regions[place] or (0, 0)), False)
+                return MessageSpan(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
+        return MessageSpan(place, *(self.chat.regions[place] or (0, 0)), False)
 
     @functools.cached_property
     def _frame(self) -> Frame:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.chat.conversation import Conversation, Said
+from beam_prep.core.chat.conversation import Conversation, MessageSpan
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
 from beam_prep.core.chat.places import DependsOnContent, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout
@@ -120,7 +120,7 @@ class ConversationCollector:
         roles = tuple(message["role"] for message in messages)
         placed: list[Span] = []
         prompt: Place | None = None
-        answer: Said | None = None
+        answer: MessageSpan | None = None
         if (masked := self._parts.prompt_length(messages, actions)) is not None:
             planned = template.planned(messages[:masked], add_generation_prompt=True)
             if planned is None:
@@ -130,15 +130,15 @@ class ConversationCollector:
                 return None
             prompt, span = found
             placed.append(span)
-            answer = Said(span.message, 0, 0, True)
+            answer = MessageSpan(span.message, 0, 0, True)
 
-        def spans() -> list[Said]:
+        def spans() -> list[MessageSpan]:
             found = place_spans(layout, roles, template, self._voice.controls)
             if found is None:
                 raise DependsOnContent
             first = len(placed)
             placed.extend(found)
-            return [Said(span.message, number, number, True) for number, span in enumerate(found, first)]
+            return [MessageSpan(span.message, number, number, True) for number, span in enumerate(found, first)]
 
         try:
             segments = list(self._parts.segments(spans, messages, actions, answer))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from beam_prep.core.chat.conversation import Said
+from beam_prep.core.chat.conversation import MessageSpan
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.checks import trained_by_own_key
@@ -46,7 +46,11 @@ class TrainedParts:
         return masked
 
     def segments(
-        self, spans: Callable[[], list[Said]], messages: list[dict[str, Any]], actions: list[str], answer: Said | None
+        self,
+        spans: Callable[[], list[MessageSpan]],
+        messages: list[dict[str, Any]],
+        actions: list[str],
+        answer: MessageSpan | None,
     ) -> Iterator[Segment]:
         """What of the conversation can be trained: by message, or the whole."""
         own = [trained_by_own_key(message) for message in messages]
@@ -62,10 +66,10 @@ class TrainedParts:
             return
         if "$role" not in actions and set(own) == {UNSET}:
             return
-        for said in spans():
-            place = said.message
+        for span in spans():
+            place = span.message
             after = apart and masked is not None and place >= masked
             if (answer is not None and own[place] != 1 and not after) or actions[place] == "mask":
                 continue
             action = BY_ROLE if actions[place] == "$role" else TRAIN
-            yield Segment(said.start, said.stop, action, roles[place], place, own[place], int(said.proven))
+            yield Segment(span.start, span.stop, action, roles[place], place, own[place], int(span.proven))
