@@ -31,9 +31,9 @@ class PiecesBuilder:
         self._measured: dict[int, tuple[LayoutSegments, tuple[int, ...], int]] = {}
         self._in_bulk: list[tuple[LayoutSegments, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
         self._bulk: Texts | None = None  # texts after all others
-        self._said: list[int] = []
-        self._said_borders = [0]
-        self._said_in_bulk: list[Ragged] = []
+        self._message_roles: list[int] = []
+        self._message_roles_borders = [0]
+        self._message_roles_in_bulk: list[Ragged] = []
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -46,7 +46,7 @@ class PiecesBuilder:
         prompt: str | None = None,
         prompt_end: int | None = None,
         measured: "tuple[LayoutSegments, tuple[int, ...], int] | None" = None,
-        said: Sequence[int] = (),
+        message_roles: Sequence[int] = (),
     ) -> None:
         """Adds a piece to the present sequence.
 
@@ -57,7 +57,7 @@ class PiecesBuilder:
             prompt, prompt_end: see `Pieces`.
             measured: in place of its parts: the table that has them, the lengths of what the text consists of, and
                 how many characters were cut from its front.
-            said: the roles of its messages.
+            message_roles: the roles of its messages.
 
         Raises:
             Reject: `bad_text`: the text cannot be encoded.
@@ -74,8 +74,8 @@ class PiecesBuilder:
         self._special.append(special)
         self._segments += segments
         self._borders.append(len(self._segments))
-        self._said += said
-        self._said_borders.append(len(self._said))
+        self._message_roles += message_roles
+        self._message_roles_borders.append(len(self._message_roles))
 
     def end_sequence(self) -> None:
         self._sequences.append(len(self._texts))
@@ -94,8 +94,8 @@ class PiecesBuilder:
             self._measured.pop(piece, None)
         del self._texts[pieces:], self._special[pieces:], self._borders[pieces + 1 :]
         del self._segments[self._borders[-1] :]
-        del self._said_borders[pieces + 1 :]
-        del self._said[self._said_borders[-1] :]
+        del self._message_roles_borders[pieces + 1 :]
+        del self._message_roles[self._message_roles_borders[-1] :]
 
     def add_in_bulk(
         self, texts: Texts, special: bool, cuts: Array, groups: "list[tuple[LayoutSegments, Array]]"
@@ -114,10 +114,12 @@ class PiecesBuilder:
         for table, lengths in groups:
             pieces = np.arange(at, at := at + len(lengths))
             self._in_bulk.append((table, pieces, lengths, cuts[pieces - first]))
-            said = np.tile(np.array(table.said, np.int64), len(lengths))
-            self._said_in_bulk.append(Ragged.from_lengths(said, np.full(len(lengths), len(table.said))))
+            message_roles = np.tile(np.array(table.message_roles, np.int64), len(lengths))
+            self._message_roles_in_bulk.append(
+                Ragged.from_lengths(message_roles, np.full(len(lengths), len(table.message_roles)))
+            )
         if not groups:
-            self._said_in_bulk.append(Ragged(np.zeros(0, np.int64), np.zeros(count + 1, np.int64)))
+            self._message_roles_in_bulk.append(Ragged(np.zeros(0, np.int64), np.zeros(count + 1, np.int64)))
         self._bulk = texts
         self._special += [special] * count
         segments = [] if groups else [Segment(*WHOLE, TRAIN)] * count
@@ -135,7 +137,9 @@ class PiecesBuilder:
         texts: Sequence[str] = self._texts
         if self._bulk is not None:
             texts = concat(texts, self._bulk) if texts else self._bulk
-        said = Ragged(np.asarray(self._said, np.int64), np.asarray(self._said_borders, np.int64))
+        message_roles = Ragged(
+            np.asarray(self._message_roles, np.int64), np.asarray(self._message_roles_borders, np.int64)
+        )
         return Pieces(
             texts,
             np.asarray(self._special, bool),
@@ -147,7 +151,7 @@ class PiecesBuilder:
             sequences,
             np.asarray(self.rows, np.int64),
             np.full(len(sequences) - 1, bos),
-            Ragged.concat([said, *self._said_in_bulk]),
+            Ragged.concat([message_roles, *self._message_roles_in_bulk]),
         )
 
     def _by_table(self) -> "list[tuple[LayoutSegments, Array, Array, Array]]":

@@ -171,5 +171,5 @@ class TextCollector:
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
             code = self.roles.setdefault(role, len(self.roles))
             segment = Segment(*WHOLE, _ACTIONS[section.action], code, turn, trained_by_own_key(message))
-            self._builder.add_piece(text, False, segment, said=(code,))
+            self._builder.add_piece(text, False, segment, message_roles=(code,))
         return bool(messages)

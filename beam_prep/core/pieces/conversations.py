@@ -68,7 +68,9 @@ class ConversationCollector:
         segments = list(self._parts.segments(conversation.spans, messages, actions, answer))
         if cut:
             segments = [_moved(segment, cut) for segment in segments]
-        self._builder.add_piece(text, special, *segments, prompt_end=prompt_end, said=self._parts.codes(messages))
+        self._builder.add_piece(
+            text, special, *segments, prompt_end=prompt_end, message_roles=self._parts.codes(messages)
+        )
 
     def _add_plain(self, record: Record) -> bool:
         """The same for messages of a role and a content alone that a plan renders; says whether it did.
@@ -93,7 +95,9 @@ class ConversationCollector:
         if table is None:
             return False
         text, cut, special = self._voice.cut_bos("".join(pieces))
-        self._builder.add_piece(text, special, measured=(table, tuple(map(len, pieces)), cut), said=table.said)
+        self._builder.add_piece(
+            text, special, measured=(table, tuple(map(len, pieces)), cut), message_roles=table.message_roles
+        )
         return True
 
     def table_of(

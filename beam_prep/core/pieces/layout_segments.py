@@ -22,13 +22,13 @@ class LayoutSegments:
         spans: int64 [segments, 4]: piece and characters behind its begin, of a segment's begin and end; -1 = the whole.
         rest: int64 [segments, 5]: the other fields of `Segment`.
         prompt: where the prompt ends, if there is one.
-        said: the roles of the messages.
+        message_roles: the roles of the messages.
     """
 
     spans: Array
     rest: Array
     prompt: Place | None
-    said: tuple[int, ...]
+    message_roles: tuple[int, ...]
 
     def segments(self, lengths: Array, cuts: Array) -> Array:
         """int64 [conversations * segments, 7].
