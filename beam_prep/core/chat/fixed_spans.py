@@ -18,7 +18,7 @@ from beam_prep.core.chat.template import ChatTemplate
 def _finder(
     layout: PieceLayout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
 ) -> SpanFinder:
-    if layout.blind or layout.asked:
+    if layout.blind or layout.tested:
         raise DependsOnContent
     pieces = MessagePieces(layout, layout.constants, roles, template.tokens)
     return SpanFinder(pieces, frame_of(template, controls, {}), template.generation_prompt())
@@ -87,7 +87,7 @@ def place_answer(
 
 def _end_of_prompt(layout: PieceLayout, prompt: PieceLayout, added: str) -> Place:
     """Where a prompt ends that is the beginning of each conversation of a layout."""
-    if layout.asked or prompt.asked:
+    if layout.tested or prompt.tested:
         raise DependsOnContent
     texts, contents = _folded(prompt)
     others, other_contents = _folded(layout)

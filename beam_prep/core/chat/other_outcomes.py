@@ -35,7 +35,7 @@ class OtherOutcomes:
             header: what the turn begins with before the span; None: the span begins with the message's own text.
         """
         message, layout, roles = span.message, self._pieces.layout, self._pieces.roles
-        alike = frozenset(place for place in layout.asked if roles[place] == roles[message])
+        alike = frozenset(place for place in layout.tested if roles[place] == roles[message])
         for other in self._others(message, alike):
             if other is None:
                 return False
@@ -51,7 +51,7 @@ class OtherOutcomes:
             span: from the message `first` to the last one.
             first: index of the first message after the prompt.
         """
-        answer = self._pieces.layout.asked.intersection(range(first, span.message + 1))
+        answer = self._pieces.layout.tested.intersection(range(first, span.message + 1))
         for message in answer:
             for other in self._others(message, answer):
                 if other is None:

@@ -53,7 +53,7 @@ class OwnText:
     def is_proven(self, message: int, start: Place, own: Sequence[int]) -> bool:
         """Whether all from a place to a message's last piece is its own, or constants that begin and end no turn."""
         pieces, layout = self._pieces, self._pieces.layout
-        if message in layout.decided:
+        if message in layout.dependent:
             return False
         if not own:
             return True

@@ -54,7 +54,7 @@ class SpanFinder:
     ) -> None:
         self._pieces, self._frame, self._prompt = pieces, frame, prompt
         # A constant may be there because of what the record says: then the template has to write it always.
-        guarded = bool(pieces.layout.asked) or pieces.layout.assumed or data
+        guarded = bool(pieces.layout.tested) or pieces.layout.assumed or data
         self._own_text = OwnText(pieces, frame, prompt, messages, guarded)
         self._ends = SpanEnds(pieces, frame, prompt, guarded)
         self._other_outcomes = OtherOutcomes(pieces, other_outcomes)
@@ -143,7 +143,7 @@ class SpanFinder:
                 return None
             if not self._are_of(first, own[0], final[-1]):
                 return None
-            if not pieces.layout.decided.isdisjoint(range(first, last + 1)) or not self._are_bordered(first):
+            if not pieces.layout.dependent.isdisjoint(range(first, last + 1)) or not self._are_bordered(first):
                 return None
             own = final
         # What the template writes for a message that it puts after the last one ends nothing.

@@ -23,8 +23,8 @@ class PieceLayout:
             loop around it.
         generations: ranges of the `{% generation %}` blocks in pieces; None where they could not be told.
         blind: a loop whose text is captured came to a message: `marks` do not tell what is written for which.
-        asked: messages by whose words the template decides: the plan fits some contents only.
-        decided: messages in whose turn the template decides by what another message says.
+        tested: messages whose text the template tests: the plan fits only texts with the same outcomes.
+        dependent: messages in whose turn the template tests what another message says.
         messages: how many there are.
         simple: the text is constants and contents, and nothing else is looked at.
         stripped: messages whose content is stripped of white space, where the layout is simple.
@@ -38,8 +38,8 @@ class PieceLayout:
     marks: tuple[tuple[int, int], ...]
     generations: tuple[tuple[int, int], ...] | None
     blind: bool
-    asked: frozenset[int]
-    decided: frozenset[int]
+    tested: frozenset[int]
+    dependent: frozenset[int]
     messages: int
     simple: bool
     stripped: frozenset[int]

@@ -154,7 +154,7 @@ class Recorder:
             # Where the template refuses the conversation (`raise_exception`), there is nothing to compare.
             if type(error) is not jinja2.TemplateError or len(taken) > 1:
                 return False
-        if planned is not None and not planned.layout.decided.isdisjoint(taken):
+        if planned is not None and not planned.layout.dependent.isdisjoint(taken):
             return False
         for message, way in taken.items():
             if planned is not None:

@@ -321,8 +321,8 @@ class Trace:
         self.functions = functions
         self._outcomes = outcomes
         self.tests: dict[int, dict[str, bool]] = {message: {} for message in outcomes}  # expression -> outcome
-        self.asked: set[int] = set()
-        self.decided: set[int] = set()
+        self.tested: set[int] = set()
+        self.dependent: set[int] = set()
         self.turn: Callable[[], int] = lambda: -1  # the message that a loop came to
         self.simple = True
         self.stripped: set[str] = set()  # variables
@@ -396,10 +396,10 @@ class Trace:
     def guard(self, traced: Tracer, expression: str, wanted: bool) -> None:
         """Another outcome ends the plan."""
         self.simple = False
-        self.asked.update(message for message, _ in traced.sources)
+        self.tested.update(message for message, _ in traced.sources)
         turn = self.turn()
         if turn >= 0 and any(message != turn for message, _ in traced.sources):
-            self.decided.add(turn)
+            self.dependent.add(turn)
         line = f"if {'not ' if wanted else ''}({expression}): return None"
         if line not in self._guarded:
             self._guarded.add(line)
