@@ -160,22 +160,22 @@ class Conversation:
             self.template.generation_prompt(**self.variables),
             messages,
             has_data(self.variables),
-            self._otherwise,
+            self._other_outcomes,
         )
         return finder, Characters(planned.pieces)
 
-    def _otherwise(self, messages: frozenset[int]) -> dict[int, list[RenderedPieces]]:
+    def _other_outcomes(self, messages: frozenset[int]) -> dict[int, list[RenderedPieces]]:
         """What the template writes where its tests of messages come out otherwise."""
-        if messages not in self._ways:
+        if messages not in self._found_outcomes:
             planned = self.chat.planned
-            self._ways[messages] = self.template.with_other_outcomes(
+            self._found_outcomes[messages] = self.template.with_other_outcomes(
                 list(self.messages), messages, planned, **self.variables
             )
-        return self._ways[messages]
+        return self._found_outcomes[messages]
 
     @functools.cached_property
-    def _ways(self) -> dict[frozenset[int], dict[int, list[RenderedPieces]]]:
-        """By messages: see `_otherwise`."""
+    def _found_outcomes(self) -> dict[frozenset[int], dict[int, list[RenderedPieces]]]:
+        """By messages: see `_other_outcomes`."""
         return {}
 
     def _fenced(self) -> RenderedPieces | None:

@@ -82,7 +82,7 @@ class ChatTemplate:
         self._recorder = Recorder(self._compiled, self._tokens)
         self._plans = Plans(self._recorder, self._marked) if plans else None
         self.frames: dict[str, Any] = {}
-        self._ways: dict[Any, dict[int, list[RenderedPieces]]] = {}
+        self._other_outcomes: dict[Any, dict[int, list[RenderedPieces]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 
     @property
@@ -205,13 +205,13 @@ class ChatTemplate:
             variables: see `render`.
         """
         key = None if planned is None else (planned.layout, about)
-        if key in self._ways:
-            return self._ways[key]
+        if key in self._other_outcomes:
+            return self._other_outcomes[key]
         found = self._recorder.with_other_outcomes(messages, {**variables, "add_generation_prompt": False}, about)
         if key is not None:
-            if len(self._ways) > 1024:
-                self._ways.clear()
-            self._ways[key] = found
+            if len(self._other_outcomes) > 1024:
+                self._other_outcomes.clear()
+            self._other_outcomes[key] = found
         return found
 
     def turns(self, messages: list[Message], /, **variables: Any) -> list[str | None]:
