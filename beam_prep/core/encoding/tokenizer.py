@@ -95,10 +95,10 @@ def _contents(folder: str, fingerprint: str, digest: str) -> dict[str, bytes]:
 @functools.lru_cache(maxsize=4)
 def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
     contents = _contents(folder, fingerprint, digest)
-    mark = json.loads(contents[resolve.MARK])
+    facts = json.loads(contents[resolve.FACTS_FILE])
     template = contents.get("chat_template.jinja")
     text = None if template is None else template.decode("utf-8")
-    return _Facts(mark["special_tokens"], text, mark["max_id"])
+    return _Facts(facts["special_tokens"], text, facts["max_id"])
 
 
 class _Loaded(NamedTuple):
@@ -374,13 +374,13 @@ def _kept(folder: Path) -> Tokenizer | None:
     texts = _texts_of(contents)
     if texts != contents:
         return None
-    return Tokenizer(str(folder), json.loads(texts[resolve.MARK])["fingerprint"], resolve.digest_of(texts))
+    return Tokenizer(str(folder), json.loads(texts[resolve.FACTS_FILE])["fingerprint"], resolve.digest_of(texts))
 
 
 def fingerprint_of(contents: Mapping[str, bytes]) -> str | None:
     """The fingerprint of a resolved tokenizer, worked out from its files; None where they are none of a tokenizer."""
     texts = _texts_of(contents)
-    return None if texts is None else str(json.loads(texts[resolve.MARK])["fingerprint"])
+    return None if texts is None else str(json.loads(texts[resolve.FACTS_FILE])["fingerprint"])
 
 
 def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
@@ -389,7 +389,7 @@ def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
         template = contents.get("chat_template.jinja")
         return _texts(
             contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
-            json.loads(contents[resolve.MARK])["special_tokens"],
+            json.loads(contents[resolve.FACTS_FILE])["special_tokens"],
             None if template is None else template.decode("utf-8", "surrogatepass"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -403,7 +403,7 @@ def _largest_id(source: Any) -> int:
     return max(itertools.chain(ids, (token["id"] for token in source["added_tokens"])), default=0)
 
 
-def _resolve(path: str) -> resolve.Known:
+def _resolve(path: str) -> resolve.ResolvedTokenizer:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
@@ -463,17 +463,17 @@ def _texts(source: str, special_tokens: dict[str, str], template: str | None) ->
     parsed = json.loads(source)
     canonical = json.dumps([parsed, template, special_tokens], sort_keys=True, ensure_ascii=False)
     fingerprint = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
-    mark = {"fingerprint": fingerprint, "max_id": _largest_id(parsed), "special_tokens": special_tokens}
+    facts = {"fingerprint": fingerprint, "max_id": _largest_id(parsed), "special_tokens": special_tokens}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
     texts = {"tokenizer.json": source, "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n"}
     if template is not None:
         texts["chat_template.jinja"] = template
-    texts[resolve.MARK] = json.dumps(mark, ensure_ascii=False, indent=1) + "\n"
+    texts[resolve.FACTS_FILE] = json.dumps(facts, ensure_ascii=False, indent=1) + "\n"
     return {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
 
 
-def _write(source: str, special_tokens: dict[str, str], template: str | None) -> resolve.Known:
+def _write(source: str, special_tokens: dict[str, str], template: str | None) -> resolve.ResolvedTokenizer:
     """Puts the files where every process of this machine finds them."""
     texts = _texts(source, special_tokens, template)
-    fingerprint: str = json.loads(texts[resolve.MARK])["fingerprint"]
-    return resolve.Known(str(resolve.keep(fingerprint, texts)), fingerprint, resolve.digest_of(texts))
+    fingerprint: str = json.loads(texts[resolve.FACTS_FILE])["fingerprint"]
+    return resolve.ResolvedTokenizer(str(resolve.keep(fingerprint, texts)), fingerprint, resolve.digest_of(texts))
