@@ -14,7 +14,7 @@ from beam_prep.core.encoding import tokenizer_cache as resolve
 from beam_prep.errors import TokenizerError
 
 Ask = Callable[[], str]
-MessageSpan = Callable[[], list[str]]
+Said = Callable[[], list[str]]
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_note_of_somebody_else_is_none(ask: Ask, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MessageSpan]:
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Said]:
     """The messages of a process of its own, whose temporary files lie in `tmp`."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -138,7 +138,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_it_is_the_users_alone(folder: Path, tmp_path: Path, said: MessageSpan) -> None:
+def test_it_is_the_users_alone(folder: Path, tmp_path: Path, said: Said) -> None:
     before = os.umask(0)
     try:
         found = resolve.cache()
@@ -150,7 +150,7 @@ def test_it_is_the_users_alone(folder: Path, tmp_path: Path, said: MessageSpan) 
     assert said() == []
 
 
-def assert_private(said: MessageSpan, reason: str) -> None:
+def assert_private(said: Said, reason: str) -> None:
     """Another folder is used, of this user alone, that nobody could have made before; and that is said once."""
     first, second = resolve.cache(), resolve.cache()
     assert first == second
@@ -163,13 +163,13 @@ def assert_private(said: MessageSpan, reason: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [0o720, 0o702, 0o777, 0o1777])
-def test_a_folder_into_which_others_can_write_is_not_used(folder: Path, said: MessageSpan, bits: int) -> None:
+def test_a_folder_into_which_others_can_write_is_not_used(folder: Path, said: Said, bits: int) -> None:
     resolve.cache().chmod(bits)
     assert_private(said, "others may have written into")
 
 
 def test_a_folder_of_somebody_else_is_not_used(
-    folder: Path, said: MessageSpan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve.cache()
     stranger = os.stat_result((0o40700, 0, 0, 1, os.geteuid() + 1, 0, 0, 0, 0, 0))
@@ -179,7 +179,7 @@ def test_a_folder_of_somebody_else_is_not_used(
     assert_private(said, f"belongs to user {os.geteuid() + 1}, you are {os.geteuid()}")
 
 
-def test_a_link_is_not_followed(folder: Path, said: MessageSpan, tmp_path: Path) -> None:
+def test_a_link_is_not_followed(folder: Path, said: Said, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "beam_prep").symlink_to(folder)
     assert_private(said, "is a link")
@@ -190,7 +190,7 @@ def test_a_link_is_not_followed(folder: Path, said: MessageSpan, tmp_path: Path)
     [("/proc/self/exe", "Not a directory"), ("/proc/nowhere", "No such file")],
 )
 def test_without_a_home_folder_there_is_still_one(
-    folder: Path, said: MessageSpan, home: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, said: Said, home: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers on Flink and Dataflow may have none, or one that cannot be written."""
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -199,7 +199,7 @@ def test_without_a_home_folder_there_is_still_one(
 
 
 def test_a_home_folder_that_is_not_known_is_not_the_current_one(
-    folder: Path, said: MessageSpan, monkeypatch: pytest.MonkeyPatch
+    folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user without an entry in /etc/passwd, as containers have, may get `~/.cache` as it stands."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *names, **options: "~/.cache/beam_prep")
@@ -207,14 +207,12 @@ def test_a_home_folder_that_is_not_known_is_not_the_current_one(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_is_not_used(folder: Path, said: MessageSpan) -> None:
+def test_a_read_only_folder_is_not_used(folder: Path, said: Said) -> None:
     resolve.cache().chmod(0o500)
     assert_private(said, "cannot be written")
 
 
-def test_a_full_disk_is_said_and_another_one_used(
-    folder: Path, said: MessageSpan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_and_another_one_used(folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.write_bytes
 
     def write(path: Path, data: bytes) -> int:
