@@ -1,9 +1,9 @@
-"""Whole conversations: rendered once, and told apart into what each message says.
+"""Conversations that are rendered once, and the span of each message in the text.
 
-Where a template marks generation with `{% generation %}`, that is what the assistant says. Elsewhere it is derived,
-from what each piece of the text is computed from: see `spans`. A template that does something that cannot be traced is
-rendered once more, with marks around the contents; then a message is told apart where what the template writes around
-it is what it writes around any message.
+Where a template marks generation with `{% generation %}`, the blocks are the assistant's spans. Other spans are
+derived, from what each piece of the text is computed from: see `spans`. A template that does something that cannot be
+traced is rendered once more, with marks around the contents; then a message has a span only if the text around it is
+what the template writes around any message.
 """
 
 import bisect
@@ -24,7 +24,7 @@ from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 
 
 class MessageSpan(NamedTuple):
-    """What a message says, in characters of the whole rendering.
+    """The span of a message, in characters of the entire rendering.
 
     Attributes:
         message: its index.
@@ -57,7 +57,7 @@ class Conversation:
     variables: dict[str, Any]
 
     def spans(self) -> list[MessageSpan]:
-        """What each message says: one or more ranges a message, in order of the messages."""
+        """The spans of all messages, one or more a message, in order of the messages."""
         marks = self.template.has_generation
         spans: list[MessageSpan] = []
         for place, message in enumerate(self.messages):
@@ -68,14 +68,14 @@ class Conversation:
         return spans
 
     def after_prompt(self, first: int, prompt: str) -> MessageSpan:
-        """What follows the prompt: the messages from `first` on.
+        """The span after the prompt: the messages from `first` on.
 
         Args:
             first: index of the first message after the prompt.
             prompt: the messages before it, rendered with the generation prompt.
         """
         text, last = self.chat.text, len(self.messages) - 1
-        # A prompt that ends with what a message says may end within what another one says.
+        # A prompt that ends with the text of a message may end within the text of another one.
         begins = text.startswith(prompt) and prompt.endswith(self.template.generation_prompt(**self.variables))
         if self._finder is not None:
             finder, characters = self._finder
@@ -165,7 +165,7 @@ class Conversation:
         return finder, Characters(planned.pieces)
 
     def _other_outcomes(self, messages: frozenset[int]) -> dict[int, list[RenderedPieces]]:
-        """What the template writes where its tests of messages come out otherwise."""
+        """The renderings in which tests of messages come out otherwise."""
         if messages not in self._found_outcomes:
             planned = self.chat.planned
             self._found_outcomes[messages] = self.template.with_other_outcomes(

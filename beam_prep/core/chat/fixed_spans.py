@@ -1,8 +1,8 @@
-"""Spans found once for all conversations that a render plan writes in the same way.
+"""Spans that are found once for all conversations with the same layout.
 
-A `PieceLayout` tells which pieces of the text are constant and where the contents are, so the spans of `conversation`
-can be had as borders of pieces, for every conversation of that layout. Where anything of it could depend on what a
-message says, there is no such table, and each text is looked at.
+A `PieceLayout` says which pieces of the text are constant and where the contents are, so the spans of every
+conversation of that layout can be given as borders of pieces. If a span could depend on what a message says, there
+are none, and each conversation is examined on its own.
 """
 
 import functools
@@ -28,9 +28,9 @@ def _finder(
 def place_spans(
     layout: PieceLayout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
 ) -> list[Span] | None:
-    """What `Conversation.spans` gives for every conversation of a layout; all of it proven.
+    """The spans that `Conversation.spans` gives for every conversation of a layout, all of them proven.
 
-    It holds for messages of a role and a content alone.
+    They hold for messages that have only a role and a content.
 
     Args:
         layout: of the rendering.
@@ -67,7 +67,7 @@ def place_answer(
     prompt: PieceLayout,
     first: int,
 ) -> tuple[Place, Span] | None:
-    """What `Conversation.after_prompt` gives for every conversation of a layout.
+    """The span that `Conversation.after_prompt` gives for every conversation of a layout.
 
     Args:
         layout, roles, template, controls: see `place_spans`.

@@ -1,4 +1,4 @@
-"""The frame of a template: the constants that it writes around any message, whatever that says."""
+"""The frame of a template: the constants that it writes around any message, whatever the message says."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _PLAIN = (("plain", False), ("plain", True))
 
 
 class Frame:
-    """What a template writes around any message, learned from made-up conversations when it is first asked for.
+    """The constants that a template writes around any message, learned from made-up conversations at first use.
 
     Args:
         template: the chat template.
@@ -51,7 +51,7 @@ class Frame:
         return frozenset(gap for gap in gaps if not (blank and gap.strip()))
 
     def _holds(self, shape: tuple[str, bool], gap: str) -> bool:
-        """Whether a constant stays where messages begin with words that the template may ask for."""
+        """True if a constant does not change where messages begin with words that the template may test for."""
         for word in self._template.words:
             words = [f"{word} {text}" for text in MADE_UP[0]]
             turn = around_words(self._template, words, *shape, made_up_values(self._variables, words)).get("assistant")
@@ -61,7 +61,7 @@ class Frame:
 
     @functools.cached_property
     def leads(self) -> dict[str, frozenset[str]]:
-        """Role -> constants before what it says, from the beginning of its turn; for the assistant a plain answer."""
+        """Role -> constants from the beginning of its turn to its own text; for the assistant, of a plain answer."""
         found = {role: frozenset(self._constants(_PLAIN[:1], role, 0)) for role in ("user", "assistant")}
         one, other = self._other_roles
         both = one.keys() & other.keys()
@@ -76,7 +76,7 @@ class Frame:
 
     @functools.cached_property
     def repeats(self) -> bool:
-        """Whether a template writes the content of a plain answer in several places, or where that is not known."""
+        """True if a template writes the content of a plain answer in several places, or if that is not known."""
         for words in MADE_UP:
             messages: list[Message] = [
                 {"role": "user", "content": words[0]},
@@ -88,12 +88,12 @@ class Frame:
         return False
 
     def is_around_parts(self, text: str) -> bool:
-        """Whether a template writes a constant around reasoning and calls, whatever any message says."""
+        """True if a template writes a constant around reasoning and calls, whatever any message says."""
         return not text.strip() or all(any(text in written for written in each) for each in self._around_parts)
 
     @functools.cached_property
     def _around_parts(self) -> list[list[str]]:
-        """What is written around the words of answers with reasoning and calls, for each made-up conversation."""
+        """Constants around the parts of answers with reasoning and calls, for each made-up conversation."""
         return [
             around_parts_of_answers(self._template, words, made_up_values(self._variables, words)) for words in MADE_UP
         ]
@@ -104,7 +104,7 @@ class Frame:
         return {end + begin for end in ends for begin in self._constants(_PLAIN, following, 0)}
 
     def ends_turn(self, role: str, text: str) -> bool:
-        """Whether a text ends with what is written right after any content: white space and end tokens."""
+        """True if a text ends with the white space and end tokens that come right after any content."""
         for after in self._after_content(role):
             end = ending_pattern(self.controls).match(after)
             if end is not None and text.endswith(after[: after_end(after, end, self.eos)]):
@@ -112,12 +112,12 @@ class Frame:
         return False
 
     def ends_at_once(self, role: str) -> bool:
-        """Whether white space and an end token come right after any content."""
+        """True if white space and an end token come right after any content."""
         found = [*self._after_content(role)]
         return bool(found) and all(ending_pattern(self.controls).match(after) for after in found)
 
     def follows(self, role: str, text: str) -> bool:
-        """Whether a text ends what is written after any content."""
+        """True if a text ends what is written after any content."""
         return any(after.endswith(text) for after in self._after_content(role))
 
     def _after_content(self, role: str) -> Iterator[str]:
@@ -126,25 +126,25 @@ class Frame:
 
     @functools.cached_property
     def turns(self) -> frozenset[str]:
-        """Special tokens that begin or end a turn: any may, where it is not known what is written around an answer."""
+        """Special tokens that begin or end a turn; all of them, if the constants around an answer are not known."""
         if not any(True for side in (0, 1) for _ in self._constants(_PLAIN, "assistant", side)):
             return frozenset(self.controls)
         pattern = control_pattern(self.controls)
         values = [made_up_values(self._variables, words) for words in MADE_UP]
         begins = [self._template.generation_prompt(**each) for each in values]
         begins += self._constants(_PLAIN, "assistant", 0)
-        whole = [*self._constants(_PLAIN, "user", 0), *self._constants(_PLAIN, "user", 1)]
-        whole += self._constants(_PLAIN, "assistant", 1)
+        constants = [*self._constants(_PLAIN, "user", 0), *self._constants(_PLAIN, "user", 1)]
+        constants += self._constants(_PLAIN, "assistant", 1)
         for before, after in (turn for found in self._other_roles for turn in found.values()):
             begins.append(before)
-            whole.append(after)
+            constants.append(after)
         found = {first[0] for text in begins if (first := pattern.search(text)) is not None}
-        found.update(token for text in whole for token in pattern.findall(text))
+        found.update(token for text in constants for token in pattern.findall(text))
         named = {self._template.tokens.get(name, "") for name in ("bos_token", "eos_token")} - {""}
         return frozenset(found | named)
 
     def _constants(self, shapes: Sequence[tuple[str, bool]], role: str, side: int) -> Iterator[str]:
-        """What is written before (side 0) or after (1) the words of a role, where it is the same around other words."""
+        """Constants before (side 0) or after (1) the words of a role: those that are the same around other words."""
         for shape in shapes:
             one, other = self._turns(shape)
             if role in one and role in other and one[role][side] == other[role][side]:
@@ -159,7 +159,7 @@ class Frame:
 
 
 def frame_of(template: ChatTemplate, controls: tuple[str, ...], variables: Mapping[str, Any]) -> Frame:
-    """The frame of a template, kept with it: one for all values of a variable, but for true, false and null."""
+    """The frame of a template, kept with it. Values of a variable share one, except true, false and null."""
     given = {name: value for name, value in variables.items() if name != "documents"}
     shown = {name: value if isinstance(value, bool | None) else DATA for name, value in given.items()}
     key = repr((controls, sorted(shown.items())))
@@ -172,5 +172,5 @@ def frame_of(template: ChatTemplate, controls: tuple[str, ...], variables: Mappi
 
 
 def has_data(variables: Mapping[str, Any]) -> bool:
-    """Whether variables bring text or numbers of the record, which a template may write as it writes constants."""
+    """True if variables bring text or numbers of the record, which a template may write as it writes constants."""
     return not all(isinstance(value, bool | None) for value in variables.values())

@@ -1,4 +1,4 @@
-"""Made-up conversations, and what a template writes around their words."""
+"""Made-up conversations, and the text that a template writes around their words."""
 
 import itertools
 import re
@@ -8,8 +8,8 @@ from typing import Any
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.template import ChatTemplate
 
-# Two conversations as unlike as can be: what a template writes in both depends on no word of theirs. They share no
-# character, and the second has all others.
+# Two conversations as different as can be: what a template writes in both does not depend on their words. They share
+# no character, and the second has all others.
 _REST = "".join(chr(code) for code in range(33, 127) if chr(code) not in "vxzw<>{}|") + "\n"
 MADE_UP = (
     ("vxzw", "zxvw", "wxvz", "xwzv"),
@@ -17,7 +17,7 @@ MADE_UP = (
 )
 
 DATA = "data"
-"""In the variables of a frame: a value that is another one in each made-up conversation."""
+"""In the variables of a frame: a value that differs between the made-up conversations."""
 
 
 def made_up_values(variables: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
@@ -32,11 +32,11 @@ def made_up_values(variables: Mapping[str, Any], words: Sequence[str]) -> dict[s
 def around_words(
     template: ChatTemplate, words: Sequence[str], shape: str, history: bool, variables: Mapping[str, Any]
 ) -> dict[str, tuple[str, str]]:
-    """Role -> what is written before and after its words in its turn.
+    """Role -> the text before and after its words in its turn.
 
     Args:
         template: renders a question and an answer.
-        words: theirs.
+        words: what they say.
         shape: of the answer: `plain`, `reasoned`, or `embedded` (reasoning in the content).
         history: other messages follow.
         variables: for the template.
@@ -51,7 +51,7 @@ def around_words(
     found = {}
     for role, turn, texts in (("user", turns[0], (question,)), ("assistant", turns[1], (thought, answer))):
         text = next((text for text in texts if turn is not None and turn.count(text) == 1), None)
-        # Reasoning that is not told apart from its content makes that no other answer, only a longer one.
+        # If the template does not separate reasoning from content, this is a plain answer, only longer.
         if turn is not None and text is not None and (shape != "embedded" or embedded not in turn):
             before, _, after = turn.partition(text)
             found[role] = before, after
@@ -61,17 +61,17 @@ def around_words(
 def around_words_of_other_roles(
     template: ChatTemplate, words: Sequence[str], variables: Mapping[str, Any]
 ) -> dict[str, tuple[str, str]]:
-    """What is written before and after the words of roles that are neither user nor assistant."""
+    """Role -> the text before and after its words, for roles other than user and assistant."""
     found = {}
-    question, answer, said, _ = words
-    asked, answered = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+    question, answer, content, _ = words
+    user, assistant = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
     for role in ("system", "developer", "tool", "function"):
-        message: Message = {"role": role, "content": said}
+        message: Message = {"role": role, "content": content}
         leads = role in ("system", "developer")
-        talk = [message, asked, answered] if leads else [asked, answered, message, answered]
+        talk = [message, user, assistant] if leads else [user, assistant, message, assistant]
         turn = template.turns(talk, **variables)[0 if leads else 2]
-        if turn is not None and turn.count(said) == 1:
-            before, _, after = turn.partition(said)
+        if turn is not None and turn.count(content) == 1:
+            before, _, after = turn.partition(content)
             found[role] = before, after
     return found
 
@@ -80,7 +80,7 @@ def around_parts_of_answers(template: ChatTemplate, words: Sequence[str], variab
     """The texts between the words of made-up answers with reasoning and calls."""
     question, answer, name, thought = words
     embedded = f"<think>\n{thought}\n</think>\n\n{answer}"
-    asked: Message = {"role": "user", "content": question}
+    user: Message = {"role": "user", "content": question}
     plain: Message = {"role": "assistant", "content": answer}
     found = []
     options = itertools.product(
@@ -95,8 +95,8 @@ def around_parts_of_answers(template: ChatTemplate, words: Sequence[str], variab
         if calls:
             message["tool_calls"] = calls
         results: list[Message] = [{"role": "tool", "content": name, "tool_call_id": call["id"]} for call in calls]
-        later = [*results, plain, asked, plain] if history else []
-        turn = template.turns([asked, message, *later], **variables)[1]
+        later = [*results, plain, user, plain] if history else []
+        turn = template.turns([user, message, *later], **variables)[1]
         if turn is not None:
             found += re.split("|".join(map(re.escape, words)), turn)
     return found

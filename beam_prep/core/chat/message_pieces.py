@@ -65,7 +65,7 @@ class MessagePieces:
         return False
 
     def _is_token(self, start: int) -> bool:
-        """Whether the text from a piece on is one special token, or nothing."""
+        """True if the text from a piece on is one special token, or nothing."""
         texts = self.texts[start:]
         if None in texts:
             raise DependsOnContent
@@ -79,7 +79,7 @@ class MessagePieces:
         return text
 
     def is_own(self, piece: int, message: int) -> bool:
-        """Whether a piece is computed from a message's own text alone."""
+        """True if a piece is computed from a message's own text alone."""
         sources = self.layout.sources[piece]
         return bool(sources) and all(place == message and key in TEXT_KEYS for place, key in sources)
 
@@ -92,7 +92,7 @@ class MessagePieces:
         return {key for piece in pieces for _, key in self.layout.sources[piece]}
 
     def is_one_content(self, own: Sequence[int]) -> bool:
-        """Whether a content comes first, in one piece."""
+        """True if a content comes first, in one piece."""
         return self.keys(own[:1]) == {"content"} and "content" not in self.keys(own[1:])
 
     def constants_from(self, start: Place, stop: int) -> tuple[str, int]:
@@ -119,7 +119,7 @@ class MessagePieces:
         return "".join(texts)[head:]
 
     def _is_nothing(self, piece: int) -> bool:
-        """Whether a piece is blank, and no blank content: other conversations of the layout have text there."""
+        """True if a piece is blank, and no blank content: other conversations of the layout have text there."""
         return self.texts[piece] == "" and self.keys((piece,)).isdisjoint(("content", ""))
 
     def begin_of_turn(self, message: int, header: bool) -> Place | None:

@@ -28,7 +28,7 @@ class OtherOutcomes:
         self._pieces, self._renderings = pieces, renderings
 
     def keep_turn(self, span: Span, header: str | None) -> bool:
-        """Whether the constants of a span are in the message's turn in all other outcomes, too.
+        """True if the constants of a span are in the message's turn in all other outcomes, too.
 
         Args:
             span: of one message.
@@ -45,7 +45,7 @@ class OtherOutcomes:
         return True
 
     def keep_answer(self, span: Span, first: int) -> bool:
-        """Whether the constants of a span that follows a prompt are in the same place in all other outcomes, too.
+        """True if the constants of a span that follows a prompt are in the same place in all other outcomes, too.
 
         Args:
             span: from the message `first` to the last one.
@@ -78,7 +78,7 @@ class OtherOutcomes:
             yield self._pieces.rendered_otherwise(planned.layout, planned.pieces)
 
     def _keeps(self, other: MessagePieces, message: int, span: Span, begin: Place, header: str | None) -> bool:
-        """Whether a span holds the constants that are written in its place in another outcome.
+        """True if a span holds the constants that are written in its place in another outcome.
 
         Args:
             other: the other outcome.

@@ -32,7 +32,7 @@ class OwnText:
         self._messages, self._guarded = messages, guarded
 
     def is_written_once(self, message: int, own: Sequence[int]) -> bool:
-        """Whether the template writes a message's text: all of it once, in order."""
+        """True if the template writes a message's text: all of it once, in order."""
         pieces = self._pieces
         keys = pieces.keys(own)
         if self._messages is None:
@@ -51,7 +51,7 @@ class OwnText:
         return True
 
     def is_proven(self, message: int, start: Place, own: Sequence[int]) -> bool:
-        """Whether all from a place to a message's last piece is its own, or constants that begin and end no turn."""
+        """True if all text from a place to a message's last piece is its own, or constants within its turn."""
         pieces, layout = self._pieces, self._pieces.layout
         if message in layout.dependent:
             return False
@@ -83,7 +83,7 @@ class OwnText:
         return not tokens or self._frame.turns.isdisjoint(tokens)
 
     def _is_written_always(self, gap: str, own: Sequence[int]) -> bool:
-        """Whether the constants before and between the parts of a message's text depend on no message."""
+        """True if the constants before and between the parts of a message's text depend on no message."""
         pieces, frame = self._pieces, self._frame
         calls_first = "tool_calls" in pieces.keys(own[:1])
         blank = not self._prompt and not gap.strip()
@@ -96,7 +96,7 @@ class OwnText:
 
 
 def _are_parts(texts: Sequence[str], value: Any) -> bool:
-    """Whether texts are parts of a value, one after the other. A text that is written twice is none."""
+    """True if texts are parts of a value, one after the other. A text that is written twice is none."""
     if not isinstance(value, str):
         return False
     at = 0

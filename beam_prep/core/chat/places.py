@@ -14,7 +14,7 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a message says, between two places."""
+    """The span of a message, between two places."""
 
     message: int
     start: Place

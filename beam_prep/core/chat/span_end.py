@@ -69,7 +69,7 @@ class SpanEnds:
         return place
 
     def _is_last_of_turn(self, message: int, place: Place) -> bool:
-        """Whether no more comes in a message's turn than after any other end of an answer: no second header."""
+        """True if the rest of a message's turn is what follows any other answer: no second header."""
         region = self._pieces.regions[message]
         rest = "" if region is None else self._pieces.constants_between(place, Place(region[1], 0))
         return not rest.strip() or self._frame.follows(self._pieces.roles[message], rest)

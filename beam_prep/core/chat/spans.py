@@ -65,7 +65,7 @@ class SpanFinder:
         return self._pieces.regions
 
     def derived(self, message: int) -> Span | None:
-        """What a message says, within what the template wrote for it; None where that is not certain."""
+        """The span of a message, within the text that the template wrote for it; None where it is not certain."""
         pieces = self._pieces
         region = pieces.regions[message]
         if region is None:
@@ -113,12 +113,12 @@ class SpanFinder:
         return Place(first, max(map(len, known))) if known else None
 
     def prompted(self, first: int, prompt: Place | None) -> Span | None:
-        """What follows a prompt: the messages from `first` on; None where it is not certain that it is these alone.
+        """The span after a prompt: the messages from `first` on; None where it may hold anything else.
 
         Args:
             first: index of the first message after the prompt.
-            prompt: where the prompt ends; None: it is not the beginning of the text. Then the span begins where what
-                the first message says begins.
+            prompt: where the prompt ends; None: it is not the beginning of the text. Then the span begins where the
+                first message's own text begins.
         """
         pieces = self._pieces
         last = len(pieces.roles) - 1
@@ -159,7 +159,7 @@ class SpanFinder:
         return span if self._other_outcomes.keep_answer(span, first) else None
 
     def _are_bordered(self, first: int) -> bool:
-        """Whether only headers and ends are between messages from `first` on, where all may be constant."""
+        """True if only headers and ends are between messages from `first` on, where all may be constant."""
         pieces, roles = self._pieces, self._pieces.roles
         if not pieces.layout.assumed:
             return True
@@ -173,7 +173,7 @@ class SpanFinder:
         return True
 
     def _are_of(self, first: int, start: int, stop: int) -> bool:
-        """Whether pieces are constants, or computed from messages from `first` on."""
+        """True if pieces are constants, or computed from messages from `first` on."""
         pieces = self._pieces
         return all(
             pieces.layout.constants[piece] is not None

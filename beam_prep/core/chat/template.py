@@ -37,7 +37,7 @@ _RAISED_BY_TEMPLATES = (
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation as text, and where its parts lie (in characters).
+    """A conversation as text, with the ranges of its parts (in characters).
 
     Attributes:
         text: the entire rendering.
@@ -66,11 +66,11 @@ class ChatTemplate:
 
     Attributes:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
-        frames: what `conversation` knows of the template, by its variables.
+        frames: the frames of the template, by its variables: see `frame_of`.
 
     Raises:
         TokenizerError: the template has a syntax error, or what it writes would differ from run to run: it calls
-            `strftime_now`, and no date is given; or it draws lots.
+            `strftime_now`, and no date is given; or it uses chance.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class ChatTemplate:
 
     @property
     def has_generation(self) -> bool:
-        """Whether the template marks what the assistant says with `{% generation %}` blocks."""
+        """True if the template marks the assistant's text with `{% generation %}` blocks."""
         return self._compiled.generation
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """Short texts of its source that are no markup: what it may ask contents for."""
+        """Short texts in its source that are no markup: what it may test contents for."""
         found = {node.value for node in self._compiled.tree.find_all(nodes.Const) if isinstance(node.value, str)}
         return sorted(
             word for word in found if 0 < len(word) <= 20 and word.strip() and not set(word) & set("<>[]{}|%")
@@ -215,7 +215,7 @@ class ChatTemplate:
         return found
 
     def turns(self, messages: list[Message], /, **variables: Any) -> list[str | None]:
-        """What the template writes for each message; None where that is not known, or the template refuses them."""
+        """The text that the template writes for each message; None where that is not known, or where it raises."""
         try:
             given = [for_template(message) for message in messages]
             chat = self._chat(self._marked(given, {**variables, "add_generation_prompt": False}), len(messages))
@@ -247,7 +247,7 @@ class ChatTemplate:
         return None
 
     def generation_prompt(self, /, **variables: Any) -> str:
-        """What the template writes before an answer.
+        """The generation prompt: the text that the template writes before an answer.
 
         Raises:
             Reject: `template_error`: the template renders no lone user message.
@@ -263,7 +263,7 @@ class ChatTemplate:
         return self._prompts[key]
 
     def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> RenderedText:
-        given = [dict(message) for message in given]  # copies: one and the same may stand there twice
+        given = [dict(message) for message in given]  # copies: the same object may be in the list twice
         tracker = Tracker({id(message): place for place, message in enumerate(given)})
         text = self._run(given, tracker, variables)
         return RenderedText(text, tracker.marks, tracker.generations, tracker.blind)

@@ -1,4 +1,4 @@
-"""What one rendering reports while it runs."""
+"""Tracks a rendering while it runs: where messages and generation blocks are written."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +9,13 @@ from beam_prep.core.chat.regions import NO_MESSAGE
 
 @dataclass(slots=True)
 class Tracker:
-    """What one rendering reports while it runs.
+    """Tracks one rendering while it runs.
 
     Attributes:
         places: id of a message -> its index.
         fenced: generation blocks are put between fences, since their text is captured before it is written.
         written: characters written so far.
-        blind: a loop whose text is captured came to a message: what is written for which is not known.
+        blind: a loop whose text is captured came to a message: which text is whose is not known.
         marks: (characters written, message) whenever a loop comes to a message, or ends (then `NO_MESSAGE`, or the
             message of the loop around it).
         outer: the messages of the loops around the present one.
@@ -55,7 +55,7 @@ class Tracker:
 
 
 def ignore(*_: Any) -> None:
-    """A loop begins, ends, or comes to an item, and nobody asks."""
+    """Takes the reports of loops in a rendering that is not tracked."""
 
 
 def pass_on(caller: Any) -> Any:

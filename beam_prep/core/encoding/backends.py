@@ -71,7 +71,7 @@ class _TokenBytes:
     normalised: bool
 
     def keeps(self, text: str) -> bool:
-        """Whether the normaliser leaves a text alone."""
+        """True if the normaliser leaves a text alone."""
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
 

@@ -449,7 +449,7 @@ def _keep_offsets(part: Any) -> None:
 
 
 def _hub_answers() -> bool:
-    """Whether there is a network to the Hugging Face Hub. Its client would otherwise retry for a minute."""
+    """True if there is a network to the Hugging Face Hub. Its client would otherwise retry for a minute."""
     host = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         return bool(socket.getaddrinfo(host, 443))

@@ -12,7 +12,7 @@ from beam_prep.core.reading.records import Record
 
 
 def are_plain(messages: Any) -> bool:
-    """Whether these are messages of a role and a content alone, both text."""
+    """True if these are messages of a role and a content alone, both text."""
     try:
         texts = [message["role"] for message in messages]
         texts += [message["content"] for message in messages]

@@ -45,7 +45,7 @@ class TextCollector:
 
     @property
     def by_jinja(self) -> bool:
-        """Whether anything of the last record was not rendered by a plan."""
+        """True if anything of the last record was not rendered by a plan."""
         return self._renderer is not None and self._renderer.by_jinja
 
     @property

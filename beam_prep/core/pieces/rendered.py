@@ -79,7 +79,7 @@ class Pieces:
         return Ragged(self.message_roles.values, self.message_roles.offsets[self.sequences[self.rows]])
 
     def equals(self, other: "Pieces") -> bool:
-        """Whether both hold the same."""
+        """True if both hold the same."""
         if (self.texts, self.roles, self.prompts) != (other.texts, other.roles, other.prompts):
             return False
         names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")

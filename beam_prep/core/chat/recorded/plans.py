@@ -2,7 +2,7 @@
 
 Conversations come in few patterns: roles, keys and types in order. For each pattern the template runs once with
 tracers in place of the contents. What it does with them is written down and compiled to a straight-line function,
-which renders further conversations of the pattern. A tracer stands for a real value: every operation also runs on that,
+which renders further conversations of the pattern. A tracer replaces a real value: every operation also runs on that,
 and where the template decides by it (a truth test, a length, a type), the function gets a guard: another outcome, and
 it gives up. Whatever is not modelled here refuses, and jinja renders. So jinja stays the reference: it also renders
 the first conversations of every plan, and one difference switches the plans of the template off.
@@ -33,7 +33,7 @@ DISAGREEING_TEMPLATES: set[str] = set()
 
 @dataclass(slots=True)
 class _Pattern:
-    """The plans of a pattern; `used` since the last look, `tries` at tracing it."""
+    """The plans of a pattern; `used`: since old patterns were last removed; `tries`: how often it was traced."""
 
     plans: tuple[RenderPlan, ...] = ()
     tries: int = 0
@@ -131,7 +131,7 @@ class Plans:
         return self._recorder.possible is False or self._compiled.source in DISAGREEING_TEMPLATES
 
     def _shape(self, messages: list[Message]) -> tuple[Any, list[Message]]:
-        """What a plan may rely on: keys and types of all messages, and their roles. None: not plain data.
+        """The shape of messages, which a plan relies on: their keys, types and roles. None: not plain data.
 
         What lies deeper in them is guarded where the template looks at it.
         """
@@ -167,13 +167,13 @@ class Plans:
         return seen[name] >= SIGHTINGS_BEFORE_TRACE
 
     def _pattern(self, key: Any) -> _Pattern:
-        """A new entry; patterns that were not used for long make room."""
+        """A new entry; patterns that were not used recently are removed."""
         with self._lock:
             if len(self._patterns) >= MAX_PATTERNS:
                 kept = {name: pattern for name, pattern in self._patterns.items() if pattern.used}
                 for pattern in kept.values():
                     pattern.used = False
-                # All were used: the older half goes.
+                # All were used: the older half is removed.
                 self._patterns = kept if len(kept) < MAX_PATTERNS else dict(islice(kept.items(), len(kept) // 2, None))
             return self._patterns.setdefault(key, _Pattern())
 

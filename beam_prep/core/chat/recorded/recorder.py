@@ -27,7 +27,7 @@ class Recorder:
 
     Attributes:
         compiled: the template.
-        possible: see `can_trace`; None before it was asked for.
+        possible: see `can_trace`; None before its first call.
     """
 
     def __init__(self, compiled: CompiledTemplate, tokens: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ class Recorder:
         self._functions = plan_functions(compiled.template.environment)
 
     def can_trace(self) -> bool:
-        """Whether the template consists of what is modelled."""
+        """True if the template consists of what is modelled."""
         with self._lock:
             if self.possible is None:
                 self.possible = self._prepared()

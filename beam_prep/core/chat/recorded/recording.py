@@ -1,4 +1,4 @@
-"""What a traced rendering writes, and the plan that is compiled from it."""
+"""The recording of a traced rendering, and the plan that is compiled from it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from beam_prep.core.chat.tracker import Tracker
 
 @dataclass(slots=True)
 class RenderPlan:
-    """A function that renders the conversations of a pattern; None from it: this one is none that it fits.
+    """A function that renders the conversations of a pattern; it gives None for one that it does not fit.
 
     Attributes:
         run: messages and tools -> pieces.
         layout: of the pieces.
-        compared: how many of its texts jinja has given, too.
+        compared: how many of its texts were compared with jinja, and were equal.
     """
 
     run: Callable[[list[Message], Any], tuple[str, ...] | None]
@@ -36,7 +36,7 @@ class RenderPlan:
 
 
 class Recording:
-    """What a traced rendering writes. Its tracker counts pieces, not characters."""
+    """Records what a traced rendering writes. Its tracker counts pieces, not characters."""
 
     def __init__(self, trace: Trace, tracker: Tracker) -> None:
         self.trace = trace
@@ -61,7 +61,7 @@ class Recording:
         self.tracker.written = len(self._pieces)
 
     def planned(self, messages: int, captured: bool) -> tuple[RenderedPieces, Callable[[], RenderPlan]]:
-        """How its pieces lie (constants side by side are one, but for marks between them), and what compiles them."""
+        """The pieces (constants side by side are one, unless a mark is between them), and what compiles a plan."""
         tracker = self.tracker
         if self._awaited is not None:
             raise Refusal
