@@ -15,7 +15,7 @@ from beam_prep.core.data import columns
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
-from beam_prep.core.encoding.backends import GIGATOKEN, Fast
+from beam_prep.core.encoding.backends import GIGATOKEN, FastEncoder
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.pieces import bulk
 from beam_prep.core.tokens.batch import Batch
@@ -197,16 +197,16 @@ def seen_by_a_full_check_alone(run: Run, job: dict[str, Any], data: bytes, offse
 def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample misses it: this is what `--check full` is for."""
     data, offset = needle(TEXTS, "number 123,")
-    whole = Fast.encode
+    whole = FastEncoder.encode
 
-    def other(self: Fast, texts: Sequence[str], special: bool) -> Ragged:
+    def other(self: FastEncoder, texts: Sequence[str], special: bool) -> Ragged:
         ids = whole(self, texts, special)
         flat = ids.flat.copy()
         for place in (place for place, text in enumerate(texts) if "number 123," in text):
             flat[ids.offsets[place] + 2] += 1
         return ids.with_flat(flat)
 
-    monkeypatch.setattr(backend.Fast, "encode", other)
+    monkeypatch.setattr(backend.FastEncoder, "encode", other)
     seen_by_a_full_check_alone(run, TEXT, data, offset, r"column 'sequence': found \[.+\] from token 2 on, wanted")
 
 
@@ -214,14 +214,14 @@ def test_one_chat_whose_offsets_are_another_ones(run: Run, monkeypatch: pytest.M
     rows = [{"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
             for n in range(200)]  # fmt: skip
     data, offset = needle(rows, "Say 123!")
-    whole = Fast.encode_spans
+    whole = FastEncoder.encode_spans
 
-    def other(self: Fast, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
+    def other(self: FastEncoder, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
         ids, tokens = whole(self, texts, special, spans)
         mine = [place for place, text in enumerate(texts) if "Say 123!" in text]
         return ids, TokenSpans(tokens.start - np.isin(spans.text, mine), tokens.stop)
 
-    monkeypatch.setattr(backend.Fast, "encode_spans", other)
+    monkeypatch.setattr(backend.FastEncoder, "encode_spans", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'loss_mask': found \[1.+, wanted \[0")
 
 

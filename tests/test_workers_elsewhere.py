@@ -233,7 +233,7 @@ def test_a_folder_with_another_tokenizer_is_refused(
     tokenizer = Tokenizer.load(tokenizer_path)
     other = tokenizer.with_template("{{ messages }}").save(tmp_path / "other")
     monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
-    wrong = tokenizer.from_origin(TokenizerFolder(other.folder, tuple(other.contents())))
+    wrong = tokenizer.from_source(TokenizerFolder(other.folder, tuple(other.contents())))
     with pytest.raises(TokenizerError, match=r"the tokenizer in .+other is not the launcher's"):
         wrong.encode(["x"], False)
 

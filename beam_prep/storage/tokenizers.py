@@ -48,7 +48,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFolder:
-    """A tokenizer's files in a place that all workers reach: the `Origin` of a `Tokenizer`.
+    """A tokenizer's files in a place that all workers reach: the `TokenizerSource` of a `Tokenizer`.
 
     Attributes:
         path: the folder.
@@ -96,4 +96,4 @@ def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:
     contents = tokenizer.contents()
     for name, content in contents.items():
         write_file(join(place, name), content)  # also where one lies there: an earlier launch may have left it damaged
-    return tokenizer.from_origin(TokenizerFolder(place, tuple(contents)))
+    return tokenizer.from_source(TokenizerFolder(place, tuple(contents)))

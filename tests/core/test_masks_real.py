@@ -14,7 +14,7 @@ import pytest
 from beam_prep import testing
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.data.schema import Output, Section, TextRules
-from beam_prep.core.encoding.backends import Fast, choose
+from beam_prep.core.encoding.backends import FastEncoder, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
@@ -89,7 +89,7 @@ def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | s
 
 def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: bool) -> list[Row | str]:
     made = tokenizer(name)
-    encoder = Fast(made, choose(made, "auto")[0]) if fast else made
+    encoder = FastEncoder(made, choose(made, "auto")[0]) if fast else made
     tokens = made.special_tokens
     rules = TextRules(chat_template=source)
     voice = Voice(

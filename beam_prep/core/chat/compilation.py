@@ -35,7 +35,7 @@ _CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks give their content, and report where it lies."""
+    """`{% generation %}` blocks give their content, and report where it is written."""
 
     tags = {"generation"}  # noqa: RUF012  (as Extension declares it)
 
@@ -56,7 +56,7 @@ class CompiledTemplate:
         code: what jinja compiled it to.
         template: runs it.
         generation: it has generation blocks.
-        captured: some of these are inside a capture or macro.
+        captured: one or more of these are inside a capture or macro.
     """
 
     source: str

@@ -1,12 +1,12 @@
-"""The fast way to encode, behind a gate: gigatoken in place of the reference, byte lengths in place of its offsets.
+"""The fast encoder, used only after a check: gigatoken instead of the reference, offsets from byte lengths.
 
-What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `Fast` is used only where its
-ids equal the reference's on all probes, and `core.tokens.tokenize.tokenize` has the reference encode a sample of every
-block, too.
+What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `FastEncoder` is used only if
+its ids equal the reference's on all probes, and `core.tokens.tokenize.tokenize` has the reference encode a sample of
+every block, too.
 
-Neither fast path gives character offsets. Where every token stands for bytes of the text (byte-level vocabularies),
-they are running sums of the tokens' byte lengths. Equal sums prove nothing where a normaliser may change the text, so
-the text must be one that it leaves alone; else the reference encodes it.
+Neither fast path gives character offsets. Where every token represents bytes of the text (byte-level vocabularies),
+offsets are running sums of the tokens' byte lengths. Equal sums prove nothing where a normaliser may change the text.
+So the normaliser must leave the text unchanged; otherwise the reference encodes it.
 """
 
 import functools
@@ -60,7 +60,7 @@ PROBES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Bytes:
+class _TokenBytes:
     """How many bytes of text each token stands for.
 
     Attributes:
@@ -72,12 +72,12 @@ class _Bytes:
     normalised: bool
 
     def keeps(self, text: str) -> bool:
-        """Whether the normaliser leaves a text alone."""
+        """True if the normaliser leaves a text alone."""
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
 
 @functools.lru_cache(maxsize=4)
-def _bytes_of(tokenizer: Tokenizer) -> _Bytes | None:
+def _token_bytes(tokenizer: Tokenizer) -> _TokenBytes | None:
     """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
     backend = tokenizer.reference
     normaliser = _state(backend.normalizer)
@@ -95,7 +95,7 @@ def _bytes_of(tokenizer: Tokenizer) -> _Bytes | None:
     lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
     for number, token in backend.get_added_tokens_decoder().items():
         lengths[number] = len(token.content.encode())
-    return _Bytes(lengths, normaliser is not None)
+    return _TokenBytes(lengths, normaliser is not None)
 
 
 def _state(part: Any) -> Any:
@@ -135,7 +135,7 @@ class _Unsupported(Exception):
 
 
 @dataclass
-class Fast:
+class FastEncoder:
     """An `Encoder` that gives what `Tokenizer` gives, faster.
 
     Attributes:
@@ -162,7 +162,7 @@ class Fast:
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
     ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
-        table = _bytes_of(self.tokenizer)
+        table = _token_bytes(self.tokenizer)
         if table is None or not texts or (add_special_tokens and _around_text(self.tokenizer) is None):
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
@@ -291,7 +291,7 @@ def choose(
         TokenizerError: `gigatoken` was asked for, and cannot be used.
     """
     if spans:
-        _bytes_of(tokenizer)  # made once, for worker processes that are forked after this
+        _token_bytes(tokenizer)  # made once, for worker processes that are forked after this
     _chosen[tokenizer] = "transformers"
     if backend == "transformers":
         return backend, None
@@ -311,7 +311,7 @@ _chosen: dict[Tokenizer, str] = {}
 
 
 def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
-    fast = Fast(tokenizer, "gigatoken")
+    fast = FastEncoder(tokenizer, "gigatoken")
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
@@ -334,7 +334,7 @@ def name_of(backend: str) -> str:
     return f"{name} {importlib.metadata.version(name)}"
 
 
-def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
+def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
     """What encodes in a worker: the reference where this machine has no gigatoken."""
     if backend == INHERITED:
         backend = _chosen[tokenizer]
@@ -343,4 +343,4 @@ def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
             _gigatoken(tokenizer)
         except _Unsupported:
             backend = "transformers"
-    return Fast(tokenizer, "gigatoken" if backend == "gigatoken" else "transformers")
+    return FastEncoder(tokenizer, "gigatoken" if backend == "gigatoken" else "transformers")

@@ -56,7 +56,7 @@ class Encoder(Protocol):
         ...
 
 
-class Origin(Protocol):
+class TokenizerSource(Protocol):
     """Where a resolved tokenizer's files can be had by a process on another machine. Picklable."""
 
     def __hash__(self) -> int: ...
@@ -93,10 +93,10 @@ def _contents(folder: str, fingerprint: str, digest: str) -> dict[str, bytes]:
 @functools.lru_cache(maxsize=4)
 def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
     contents = _contents(folder, fingerprint, digest)
-    mark = json.loads(contents[resolve.MARK])
+    facts = json.loads(contents[resolve.FACTS_FILE])
     template = contents.get("chat_template.jinja")
     text = None if template is None else template.decode("utf-8")
-    return _Facts(mark["special_tokens"], text, mark["max_id"])
+    return _Facts(facts["special_tokens"], text, facts["max_id"])
 
 
 class _Loaded(NamedTuple):
@@ -114,7 +114,7 @@ def _loaded(folder: str, fingerprint: str, digest: str) -> _Loaded:
 
 
 @functools.lru_cache(maxsize=4)
-def _fetched(fingerprint: str, digest: str, origin: Origin) -> str:
+def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     """The folder on this machine of a tokenizer that a launcher elsewhere resolved; copied here once.
 
     Whoever comes first copies; files take their names whole, and a folder counts only when all of it has the digest.
@@ -128,10 +128,10 @@ def _fetched(fingerprint: str, digest: str, origin: Origin) -> str:
         if resolve.digest_of(resolve.read(folder)) == digest:
             return str(folder)
     with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
-        origin.fetch(Path(made))
+        source.fetch(Path(made))
         contents = resolve.read(Path(made))
     if resolve.digest_of(contents) != digest:
-        raise TokenizerError(f"the tokenizer in {origin} is not the launcher's ({fingerprint}): launch again")
+        raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
     return str(resolve.keep(fingerprint, contents))
 
 
@@ -144,17 +144,17 @@ class Tokenizer:
         folder: where its files lie.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
         digest: of the bytes of its files: see `resolve.digest_of`. They are compared with it whenever they are read.
-        origin: where processes on other machines get its files from, which then lie in a folder of their own.
+        source: where processes on other machines get its files from, which then lie in a folder of their own.
     """
 
-    def __init__(self, folder: str, fingerprint: str, digest: str, origin: Origin | None = None) -> None:
+    def __init__(self, folder: str, fingerprint: str, digest: str, source: TokenizerSource | None = None) -> None:
         self._folder = folder
         self.fingerprint = fingerprint
         self._digest = digest
-        self._origin = origin
+        self._source = source
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._origin)
+        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._source)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
@@ -165,7 +165,7 @@ class Tokenizer:
     @property
     def folder(self) -> str:
         """Where its files lie on this machine."""
-        return self._folder if self._origin is None else _fetched(self.fingerprint, self._digest, self._origin)
+        return self._folder if self._source is None else _fetched(self.fingerprint, self._digest, self._source)
 
     def contents(self) -> dict[str, bytes]:
         """Its files by name, as they were when it was resolved.
@@ -175,9 +175,9 @@ class Tokenizer:
         """
         return _contents(self.folder, self.fingerprint, self._digest)
 
-    def from_origin(self, origin: Origin) -> "Tokenizer":
+    def from_source(self, source: TokenizerSource) -> "Tokenizer":
         """This tokenizer for processes on other machines, which get its files from there."""
-        return Tokenizer(self._folder, self.fingerprint, self._digest, origin)
+        return Tokenizer(self._folder, self.fingerprint, self._digest, source)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
@@ -374,13 +374,13 @@ def _kept(folder: Path) -> Tokenizer | None:
     texts = _texts_of(contents)
     if texts != contents:
         return None
-    return Tokenizer(str(folder), json.loads(texts[resolve.MARK])["fingerprint"], resolve.digest_of(texts))
+    return Tokenizer(str(folder), json.loads(texts[resolve.FACTS_FILE])["fingerprint"], resolve.digest_of(texts))
 
 
 def fingerprint_of(contents: Mapping[str, bytes]) -> str | None:
     """The fingerprint of a resolved tokenizer, worked out from its files; None where they are none of a tokenizer."""
     texts = _texts_of(contents)
-    return None if texts is None else str(json.loads(texts[resolve.MARK])["fingerprint"])
+    return None if texts is None else str(json.loads(texts[resolve.FACTS_FILE])["fingerprint"])
 
 
 def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
@@ -389,7 +389,7 @@ def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
         template = contents.get("chat_template.jinja")
         return _texts(
             contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
-            json.loads(contents[resolve.MARK])["special_tokens"],
+            json.loads(contents[resolve.FACTS_FILE])["special_tokens"],
             None if template is None else template.decode("utf-8", "surrogatepass"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -403,7 +403,7 @@ def _largest_id(source: Any) -> int:
     return max(itertools.chain(ids, (token["id"] for token in source["added_tokens"])), default=0)
 
 
-def _resolve(path: str) -> resolve.Known:
+def _resolve(path: str) -> resolve.ResolvedTokenizer:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
@@ -449,7 +449,7 @@ def _keep_offsets(part: Any) -> None:
 
 
 def _hub_answers() -> bool:
-    """Whether there is a network to the Hugging Face Hub. Its client would otherwise retry for a minute."""
+    """True if there is a network to the Hugging Face Hub. Its client would otherwise retry for a minute."""
     host = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         return bool(socket.getaddrinfo(host, 443))
@@ -463,17 +463,17 @@ def _texts(source: str, special_tokens: dict[str, str], template: str | None) ->
     parsed = json.loads(source)
     canonical = json.dumps([parsed, template, special_tokens], sort_keys=True, ensure_ascii=False)
     fingerprint = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
-    mark = {"fingerprint": fingerprint, "max_id": _largest_id(parsed), "special_tokens": special_tokens}
+    facts = {"fingerprint": fingerprint, "max_id": _largest_id(parsed), "special_tokens": special_tokens}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
     texts = {"tokenizer.json": source, "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n"}
     if template is not None:
         texts["chat_template.jinja"] = template
-    texts[resolve.MARK] = json.dumps(mark, ensure_ascii=False, indent=1) + "\n"
+    texts[resolve.FACTS_FILE] = json.dumps(facts, ensure_ascii=False, indent=1) + "\n"
     return {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
 
 
-def _write(source: str, special_tokens: dict[str, str], template: str | None) -> resolve.Known:
+def _write(source: str, special_tokens: dict[str, str], template: str | None) -> resolve.ResolvedTokenizer:
     """Puts the files where every process of this machine finds them."""
     texts = _texts(source, special_tokens, template)
-    fingerprint: str = json.loads(texts[resolve.MARK])["fingerprint"]
-    return resolve.Known(str(resolve.keep(fingerprint, texts)), fingerprint, resolve.digest_of(texts))
+    fingerprint: str = json.loads(texts[resolve.FACTS_FILE])["fingerprint"]
+    return resolve.ResolvedTokenizer(str(resolve.keep(fingerprint, texts)), fingerprint, resolve.digest_of(texts))

@@ -27,8 +27,8 @@ from beam_prep.errors import TokenizerError
 
 log = logging.getLogger("beam_prep")
 
-MARK = "beam_prep.json"
-FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", MARK)
+FACTS_FILE = "beam_prep.json"
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", FACTS_FILE)
 """The files of a resolved tokenizer; it need not have a template."""
 
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf", "mistral-common", "jinja2")
@@ -38,7 +38,7 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 _MOST_BYTES = 256 << 20
 
 
-class Known(NamedTuple):
+class ResolvedTokenizer(NamedTuple):
     """A resolved tokenizer.
 
     Attributes:
@@ -88,8 +88,8 @@ def cache() -> Path:
     problem = _problem(wanted)
     if problem is None:
         return wanted
-    _say(f"resolved tokenizers are kept for this run only: {problem}")
-    return _private()
+    _warn_once(f"resolved tokenizers are kept for this run only: {problem}")
+    return _folder_of_process()
 
 
 def bundles() -> Path:
@@ -106,11 +106,11 @@ def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
     try:
         return put(bundles() / fingerprint, contents)
     except OSError as error:  # a full disk
-        _say(f"resolved tokenizers are kept for this run only: {error}")
+        _warn_once(f"resolved tokenizers are kept for this run only: {error}")
     try:
-        return put(_private() / "tokenizers" / fingerprint, contents)
+        return put(_folder_of_process() / "tokenizers" / fingerprint, contents)
     except OSError as error:
-        raise _nowhere(error) from None
+        raise _no_folder_error(error) from None
 
 
 def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
@@ -162,12 +162,12 @@ def _problem(folder: Path) -> str | None:
 _made: list[Path] = []  # folders of this process, the last one in use
 
 
-def _private() -> Path:
+def _folder_of_process() -> Path:
     if not _made or _problem(_made[-1]) is not None:
         try:
             _made.append(Path(tempfile.mkdtemp(prefix="beam_prep-")))
         except OSError as error:
-            raise _nowhere(error) from None
+            raise _no_folder_error(error) from None
         atexit.register(_remove, _made[-1], os.getpid())
     return _made[-1]
 
@@ -177,17 +177,17 @@ def _remove(folder: Path, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _nowhere(error: OSError) -> TokenizerError:
+def _no_folder_error(error: OSError) -> TokenizerError:
     return TokenizerError(f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written")
 
 
 @functools.cache
-def _say(problem: str) -> None:
+def _warn_once(problem: str) -> None:
     """Once a process."""
     log.warning("%s", problem)
 
 
-def remembered(folder: str, ask: Callable[[], Known]) -> Known:
+def remembered(folder: str, ask: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
     """A folder's resolved tokenizer: the one that is remembered, or what `ask` gives.
 
     Args:
@@ -236,18 +236,18 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _recall(note: Path) -> Known | None:
+def _recall(note: Path) -> ResolvedTokenizer | None:
     try:
         if note.lstat().st_uid != os.geteuid():
             return None
         kept = json.loads(note.read_bytes())
-        known = Known(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
+        known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
         return known if digest_of(read(Path(known.folder))) == known.digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _remember(note: Path, known: Known) -> None:
+def _remember(note: Path, known: ResolvedTokenizer) -> None:
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         made = note.with_suffix(f".{uuid.uuid4().hex}")

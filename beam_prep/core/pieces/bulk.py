@@ -130,7 +130,7 @@ class BulkChats(_Bulk):
                 if layout is None:
                     template.planned(messages)  # which may record a plan, or have jinja confirm it
                     continue
-                table = texts._table_of(layout, messages, (len(messages),))
+                table = texts.conversations.table_of(layout, messages, (len(messages),))
             except Reject:  # so is each of them, for its own reason
                 return None
             if table is not None:

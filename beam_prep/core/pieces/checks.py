@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from beam_prep.core.chat.control import Guard
 from beam_prep.core.data.block import Reject
 from beam_prep.core.pieces.rendered import UNSET
 from beam_prep.core.reading.adapters import flatten_content, template_kwargs, tools
@@ -11,7 +12,7 @@ from beam_prep.core.reading.records import Record
 
 
 def are_plain(messages: Any) -> bool:
-    """Whether these are messages of a role and a content alone, both text."""
+    """True if these are messages of a role and a content alone, both text."""
     try:
         texts = [message["role"] for message in messages]
         texts += [message["content"] for message in messages]
@@ -52,6 +53,12 @@ def check_messages(value: Any, where: str) -> tuple[list[dict[str, Any]], list[s
         raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")
     messages = [flatten_content(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
     return messages, [check_message(message, f"{where}[{turn}]") for turn, message in enumerate(messages)]
+
+
+def guarded_messages(guard: Guard, value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """(messages, their roles), as `check_messages` gives them, with the rule for control tokens applied."""
+    messages, roles = check_messages(value, where)
+    return guard(messages), guard(roles)
 
 
 def variables_of(record: Record) -> dict[str, Any]:

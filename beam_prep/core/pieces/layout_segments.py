@@ -5,13 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.chat.spans import Place
+from beam_prep.core.chat.places import Place
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.pieces.rendered import WHOLE, Segment
-
-
-class DependsOnContent(Exception):
-    """What messages say depends on more than the layout."""
 
 
 class NoPlanOfPrompt(Exception):
@@ -27,14 +23,14 @@ class LayoutSegments:
         character: int64 [segments, 2]: its first character and one past the last, each counted in its piece.
         others: int64 [segments, 5]: the fields of `Segment` after `start` and `stop`.
         prompt: where the prompt ends, if there is one.
-        said: the roles of the messages.
+        message_roles: the roles of the messages.
     """
 
     piece: Array
     character: Array
     others: Array
     prompt: Place | None
-    said: tuple[int, ...]
+    message_roles: tuple[int, ...]
 
     def __len__(self) -> int:
         """Segments of a conversation."""

@@ -68,7 +68,7 @@ class Pieces:
         sequences: int64 [sequences + 1]: borders of sequences, in pieces.
         rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
         bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
-        said: int64, the role of every message, one row a piece.
+        message_roles: int64, the role of every message, one row a piece.
     """
 
     texts: Sequence[str]
@@ -81,14 +81,14 @@ class Pieces:
     sequences: Array
     rows: Array
     bos: Array
-    said: Ragged
+    message_roles: Ragged
 
-    def said_by_row(self) -> Ragged:
+    def message_roles_by_row(self) -> Ragged:
         """int64, the role of every message of each row."""
-        return Ragged(self.said.values, self.said.offsets[self.sequences[self.rows]])
+        return Ragged(self.message_roles.values, self.message_roles.offsets[self.sequences[self.rows]])
 
     def equals(self, other: "Pieces") -> bool:
-        """Whether both hold the same."""
+        """True if both hold the same."""
         if (self.texts, self.roles, self.prompts) != (other.texts, other.roles, other.prompts):
             return False
         names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")
@@ -109,7 +109,7 @@ class Pieces:
             each,
             each,
             np.zeros(len(places), bool),
-            self.said.take(places),
+            self.message_roles.take(places),
         )
 
 

@@ -27,6 +27,12 @@ class Voice:
     rules: TextRules = field(default_factory=TextRules)
     reference: ChatTemplate | None = None
 
+    def cut_bos(self, text: str) -> tuple[str, int, bool]:
+        """(text, characters cut, with the tokenizer's special tokens), by the rule for BOS."""
+        rule, bos = self.rules.bos, self.bos
+        cut = len(bos) if rule != "keep" and bos and text.startswith(bos) else 0
+        return text[cut:], cut, rule == "tokenizer"
+
     @property
     def guard(self) -> Guard:
         """What becomes of special tokens in what users wrote."""

@@ -50,7 +50,7 @@ _DEPTHS = np.array([0, 0, 0, 0, 1, -1], np.int64)
 
 
 def is_json_file(path: str) -> bool:
-    """Whether a file is read as a list: its name ends in `.json`, compressed or not."""
+    """True if a file is read as a list: its name ends in `.json`, compressed or not."""
     stem, ending = os.path.splitext(path.lower())
     return (os.path.splitext(stem)[1] if ending in _COMPRESSED else ending) == ".json"
 

@@ -78,7 +78,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         batch.columns[output.name] = rows
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
-        batch.roles = batch.roles.with_messages(pieces.roles, rendered.line, pieces.said_by_row())
+        batch.roles = batch.roles.with_messages(pieces.roles, rendered.line, pieces.message_roles_by_row())
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
     if any(len(each.prompted) for each in encoded.values()):
         _begin_after_prompts(batch, rendered, encoded)

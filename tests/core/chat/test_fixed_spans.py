@@ -109,7 +109,7 @@ def test_plain_chats_need_no_look_at_the_text(name: str, action: str, monkeypatc
         )
     wanted = rendered(name, rows, action, False)
     rendered(name, rows, action, True)  # plans are recorded, and compared with jinja
-    monkeypatch.setattr("beam_prep.core.pieces.collector.Conversation.spans", None)
+    monkeypatch.setattr("beam_prep.core.pieces.conversations.Conversation.spans", None)
     monkeypatch.setattr(ChatTemplate, "render", None)
     assert_same(rendered(name, rows, action, True), wanted)
 

@@ -18,7 +18,7 @@ from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Texts, Wanted, concat, join
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Action, Output, Section, TextRules
-from beam_prep.core.encoding.backends import Fast
+from beam_prep.core.encoding.backends import FastEncoder
 from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.pieces import bulk, collector
 from beam_prep.core.pieces.apply import apply_template
@@ -379,7 +379,7 @@ def test_ids_of_one_array_are_those_of_its_texts() -> None:
     texts = [*SPACED, *SAID, "", "a" * 2000]
     array = pa.concat_arrays([pa.array(["before"]), pa.array(texts)])[1:]
     spans = CharSpans.of((at, 0, len(text)) for at, text in enumerate(texts) if text)
-    for encoder in (Fast(tokenizer, "gigatoken"), Fast(tokenizer, "transformers"), tokenizer):
+    for encoder in (FastEncoder(tokenizer, "gigatoken"), FastEncoder(tokenizer, "transformers"), tokenizer):
         for special in (False, True):
             one, other = (encoder.encode(each, special) for each in (Texts(array), texts))
             assert one.to_lists() == other.to_lists()

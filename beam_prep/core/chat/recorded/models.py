@@ -230,7 +230,7 @@ TEST_MODELS: dict[str, Callable[[Any], bool]] = {
 
 
 def plan_functions(environment: jinja2.Environment) -> dict[str, Any]:
-    """What plans call."""
+    """The functions that plans call, by name."""
     functions = {f"filter_{name}": environment.filters[name] for name in ("upper", "lower", "capitalize", "title")}
     tojson = environment.filters["tojson"]
 

@@ -1,4 +1,4 @@
-"""Tracers stand for the values of a conversation while a template runs once. A trace notes what it does with them.
+"""Tracers replace the values of a conversation while a template runs once; a trace records what it does with them.
 
 The danger is code that asks for the type of a tracer instead of operating on it. A tracer is therefore no subclass of
 anything, every protocol method and `__class__` itself refuse by default, and only arguments of known types go into
@@ -46,7 +46,7 @@ SCALAR_KINDS = {str, int, float, bool, type(None)}
 
 
 class Tracer:
-    """Stands for a value of the conversation, or for what the template computed from some.
+    """Replaces a value of the conversation, or a value that the template computed from others.
 
     Attributes:
         trace: the recording it belongs to.
@@ -260,7 +260,7 @@ def sources_of(*values: Any) -> frozenset[Source]:
 
 
 def is_mixed(*values: Any) -> bool:
-    """Whether text of the template, more than white space, goes into what is made of these."""
+    """True if text of the template, other than white space, becomes part of what is made of these."""
     return any(map(_has_constant, values))
 
 
@@ -321,8 +321,8 @@ class Trace:
         self.functions = functions
         self._outcomes = outcomes
         self.tests: dict[int, dict[str, bool]] = {message: {} for message in outcomes}  # expression -> outcome
-        self.asked: set[int] = set()
-        self.decided: set[int] = set()
+        self.tested: set[int] = set()
+        self.dependent: set[int] = set()
         self.turn: Callable[[], int] = lambda: -1  # the message that a loop came to
         self.simple = True
         self.stripped: set[str] = set()  # variables
@@ -396,10 +396,10 @@ class Trace:
     def guard(self, traced: Tracer, expression: str, wanted: bool) -> None:
         """Another outcome ends the plan."""
         self.simple = False
-        self.asked.update(message for message, _ in traced.sources)
+        self.tested.update(message for message, _ in traced.sources)
         turn = self.turn()
         if turn >= 0 and any(message != turn for message, _ in traced.sources):
-            self.decided.add(turn)
+            self.dependent.add(turn)
         line = f"if {'not ' if wanted else ''}({expression}): return None"
         if line not in self._guarded:
             self._guarded.add(line)
