@@ -30,7 +30,7 @@ from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner
 from beam_prep.running import job_id_of, quiet_beam, raised_by_worker, wait_until_done
 from beam_prep.storage.files import join, list_inputs, open_input, total_size
-from beam_prep.storage.output import normal
+from beam_prep.storage.output import normal, output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.spool import Spool
@@ -216,6 +216,7 @@ class Pipeline:
                 self.apply(pipeline, about, once=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
+            output_at(self.output, self.staging).claim()
             with progress, quiet_beam():
                 running = pipeline.run()
                 if not here and not wait:

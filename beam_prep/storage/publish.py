@@ -115,7 +115,8 @@ class Publisher:
         formats, layout, max_reject_rate, max_drop_rate, tokenizer, overwrite: see `Shard`.
         facts: for the manifest.
         run: for `run.json`.
-        remove_staging: the launch's folder goes with the last step; where no launcher does it.
+        launched: a launcher claims the output before the run, and removes the launch's folder after it. Without one,
+            as in a chain written by hand, the steps do both: `prepare` and `publish`.
     """
 
     output: str
@@ -128,7 +129,7 @@ class Publisher:
     overwrite: bool
     facts: Mapping[str, Any]
     run: Mapping[str, Any]
-    remove_staging: bool = False
+    launched: bool = False
 
     @property
     def place(self) -> Output:
@@ -167,6 +168,8 @@ class Publisher:
         if self.problem(plan) is not None:
             return False
         self.layout.columns(plan.columns)
+        if not self.launched:
+            self.place.claim()
         self.place.prepare(is_ours, self.overwrite)
         return True
 
@@ -200,7 +203,7 @@ class Publisher:
             place.tell(self._run(plan, manifest))
         place.tidy(manifest)
         place.release()
-        if self.remove_staging:
+        if not self.launched:
             self.staging.remove()
         return self.output
 

@@ -247,7 +247,7 @@ class Shard(beam.PTransform):
             raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
         self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
         self.pack.check_names([*self.pack.names])  # which columns there are is known once blocks are
-        launched = self.staging is not None  # a launcher cleans up by itself, and shows progress
+        launched = self.staging is not None  # by a launcher, which claims, shows progress and cleans up
         self.staging = self.staging or Staging.beside(self.output)
         if self.spool is None:
             # Nothing is known of the steps before, so no other run may use these blocks.
@@ -263,12 +263,11 @@ class Shard(beam.PTransform):
             self.overwrite,
             dict(self.facts),
             {"started": time.time(), **self.run},
-            remove_staging=not launched,
+            launched=launched,
         )
         self.progress = self.staging.path("progress") if launched and self.staging.local else None
         if problem := self.publisher.refuse():
             raise OutputError(problem)
-        self.publisher.place.claim()
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
         assert self.spool is not None

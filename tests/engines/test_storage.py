@@ -362,14 +362,14 @@ def test_of_two_jobs_at_once_the_first_gives_way(
 ) -> None:
     first, second = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
     launched = store.job(tokenizer_path, first)
-    create = shard.Shard.expand
+    claim = _output.StoredOutput.claim
 
-    def claimed(self: Any, batches: Any) -> Any:
-        monkeypatch.setattr(shard.Shard, "expand", create)
+    def claimed(self: Any) -> None:
+        claim(self)
+        monkeypatch.setattr(_output.StoredOutput, "claim", claim)
         store.run(tokenizer_path, second)
-        return create(self, batches)
 
-    monkeypatch.setattr(shard.Shard, "expand", claimed)
+    monkeypatch.setattr(_output.StoredOutput, "claim", claimed)
     with pytest.raises(OutputError, match=r"the claim of this job is gone|another job has claimed"):
         launched.run()
     assert store.tree() == local(tmp_path, tokenizer_path, second)
