@@ -1,19 +1,19 @@
 """The command line: `beam-prep run | inspect | cat | verify | schema`. Heavy imports wait until they are needed."""
 
 import argparse
+import contextlib
 import difflib
 import gc
 import importlib
-import importlib.abc
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import beam_prep
-from beam_prep import options, worker
+from beam_prep import options, patches, worker
 from beam_prep.errors import BeamPrepError
 
 RUN_EXAMPLE = """\
@@ -103,47 +103,46 @@ def _set_up_log(verbose: bool) -> None:
     logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-_UNUSED = ("pandas", "pymongo", "apache_beam.io.gcp.bigquery")
-
-
-class _Absent(importlib.abc.MetaPathFinder):
-    """Finds that some libraries are not installed."""
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname in _UNUSED:
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-
-
 def _import_beam() -> None:
-    """Imports Beam; in a program of our own, as it is where some libraries are not installed.
+    """Imports Beam; in the command line's own process without the libraries that no job needs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # Beam warns of every cloud extra that is not installed
+    try:
+        if worker.is_own_program():
+            with patches.without_unused_libraries():
+                importlib.import_module("apache_beam")
+                importlib.import_module("pyarrow").array([])
+        else:
+            importlib.import_module("apache_beam")
+    finally:
+        logging.disable(before)
 
-    With them it takes half as long again, for types and connectors that no job of ours has. So does pyarrow, which
-    looks for pandas with the first array that it makes, and asks only once.
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Around imports, of which nothing is garbage: to look for garbage would take a tenth of the time.
+
+    Only in the command line's own process: garbage collection elsewhere is the caller's.
     """
-    logging.disable(logging.WARNING)  # Beam complains of what its cloud extras would bring
-    if worker.is_own_program():
-        absent = _Absent()
-        sys.meta_path.insert(0, absent)
-        importlib.import_module("apache_beam")
-        importlib.import_module("pyarrow").array([])
-        sys.meta_path.remove(absent)
-    else:
-        importlib.import_module("apache_beam")
-    logging.disable(logging.NOTSET)
+    if not worker.is_own_program():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
-    gc.disable()  # nothing that is imported is garbage, and to look for some takes a tenth of the time
-    try:
+    with _without_collections():
         _import_beam()
         if problem := unknown_beam_options(beam_options):
             print(f"beam-prep run: {problem}", file=sys.stderr)
             return 2
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
-    finally:
-        gc.freeze()
-        gc.enable()
     in_line = given.config_json is not None
     result = Pipeline(
         PipelineConfig.from_text(given.config_json, "--config_json") if in_line else given.config,
@@ -296,9 +295,13 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     try:
         if "://" in given.output:
             _import_beam()
+            from apache_beam.io.filesystems import FileSystems
+            from apache_beam.options.pipeline_options import PipelineOptions
+
             from beam_prep.storage.stored import StoredFiles
 
-            stored = StoredFiles(given.output, beam_options)
+            FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
+            stored = StoredFiles(given.output)
             files: Files = stored
             text = stored.manifest()
         else:

@@ -27,7 +27,7 @@ from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
-from beam_prep.runners import choose_runner
+from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
 from beam_prep.running import job_id_of, quiet_beam, raised_by_worker, wait_until_done
 from beam_prep.storage.files import join, list_inputs, open_input, total_size
 from beam_prep.storage.output import normal, output_at
@@ -217,7 +217,7 @@ class Pipeline:
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             output_at(self.output, self.staging).claim()
-            with progress, quiet_beam():
+            with progress, quiet_beam(), prepared_process(runner, options):
                 running = pipeline.run()
                 if not here and not wait:
                     return Result(self.output, None, False, job_id_of(running))
@@ -245,7 +245,7 @@ class Pipeline:
             return "transformers", None
         columns = recipe.columns_of(self.config, self.render)
         spans = columns is None or columns.kind != "texts"
-        with _single_threaded():
+        with single_threaded_tokenizers():
             texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
             return choose(self.tokenizer, self.tokenizer_backend, texts, spans)
 
@@ -375,16 +375,3 @@ def digest_of(source: InputFile) -> str:
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:
     return given if isinstance(given, PipelineOptions) else PipelineOptions(list(given or []))
-
-
-@contextlib.contextmanager
-def _single_threaded() -> Iterator[None]:
-    """No threads of the Rust tokenizers: a process that has some cannot be forked, and a few texts need none."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        del os.environ["TOKENIZERS_PARALLELISM"]
-        if before is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = before

@@ -1,12 +1,13 @@
 """Which runner a job runs on, and what each runner is told where the user does not say otherwise."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from apache_beam.options.pipeline_options import (
@@ -22,7 +23,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.version import __version__ as BEAM
 
-from beam_prep import worker
+from beam_prep import patches, worker
 from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
@@ -79,17 +80,38 @@ def choose_runner(
         direct.direct_num_workers = 1 if small else cores
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:
         direct.direct_running_mode = "multi_processing"
-    worker.sample_often()
     if direct.direct_running_mode == "in_memory":
         return FnApiRunner(), options, "runner: in-process"
-    # The Rust tokenizers would start a thread a core in every worker.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     workers = direct.direct_num_workers = direct.direct_num_workers or worker.cores()
     if direct.direct_running_mode == "multi_threading":
         return FnApiRunner(), options, f"runner: {workers} worker threads"
     environment = worker.environment(workers, prepare)
     direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
     return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
+
+
+@contextlib.contextmanager
+def prepared_process(runner: Any, options: PipelineOptions) -> Iterator[None]:
+    """Changes this process for a run by `choose_runner`'s runner, and changes it back: see `beam_prep.patches`."""
+    if not isinstance(runner, FnApiRunner):
+        yield
+        return
+    threads = options.view_as(DirectOptions).direct_running_mode == "multi_threading"
+    with patches.frequent_sampling(), single_threaded_tokenizers() if threads else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def single_threaded_tokenizers() -> Iterator[None]:
+    """The Rust tokenizers start no threads: a process that has some cannot be forked, and workers have a core each."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _given(options: PipelineOptions) -> set[str]:

@@ -6,7 +6,6 @@ then forks the others. Elsewhere they are started: `python -m beam_prep.worker`.
 """
 
 import contextlib
-import functools
 import gc
 import json
 import logging
@@ -18,13 +17,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from beam_prep import errors
+from beam_prep import errors, patches
 from beam_prep.errors import BeamPrepError
 
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """The Rust tokenizers would start a thread a core in every worker."""
-
-_SAMPLING_MS = 10
 
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_Crew | None" = None
@@ -112,8 +109,7 @@ def _forked(workers: int, prepare: Prepare | None) -> Any:
 
     if _waiting is not None:  # for a run that failed before it began
         _waiting.wait()
-    environments.Environment.register_urn(_URN, None, lambda payload, *given: Environment(*given[:-1]))
-    worker_handlers.WorkerHandler.register_environment(_URN, bytes)(Handler)
+    patches.register_environment(_URN, Environment, Handler)
     gc.freeze()  # a collection would write to, and so copy, all that is shared
     crew = _waiting = _Crew(workers, sdk_worker_main.main, prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
@@ -228,17 +224,6 @@ def _work_when_told(reading: int, main: Any) -> None:
         _work(main)
 
 
-@functools.cache
-def sample_often() -> None:
-    """Has Beam look every few milliseconds at what a bundle does. By default that comes to be a fifth of a second.
-
-    Each bundle ends with the next look, so of the run of a few seconds that would be a tenth.
-    """
-    from apache_beam.runners.worker.statesampler import StateSampler
-
-    StateSampler.__init__ = functools.partialmethod(StateSampler.__init__, sampling_period_ms=_SAMPLING_MS)
-
-
 def _be_silent() -> None:
     # Beam adds a handler that shows everything, unless there is one.
     logging.getLogger().handlers[:] = [logging.NullHandler()]
@@ -254,8 +239,8 @@ def _work(main: Any) -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(200_000, 20, 100)
-    sample_often()
-    main(None)
+    with patches.frequent_sampling():
+        main(None)
 
 
 if __name__ == "__main__":

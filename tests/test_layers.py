@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
     - {"core.chat"},
     "progress": {"core.data"},
-    "runners": {"core.data", "errors", "options", "storage", "transforms", "worker"},
+    "runners": {"core.data", "errors", "options", "patches", "storage", "transforms", "worker"},
     "running": {"errors"},
     "pipeline": {
         *ROOMS_OF_CORE,
@@ -67,7 +67,8 @@ MAY_IMPORT = {
         "worker",
     }
     - {"core.chat"},
-    "worker": {"errors"},
+    "patches": set(),
+    "worker": {"errors", "patches"},
     "options": set(),
     "cli": {
         "__init__",
@@ -78,6 +79,7 @@ MAY_IMPORT = {
         "formats",
         "inspect",
         "options",
+        "patches",
         "pipeline",
         "preview",
         "readers",

@@ -5,9 +5,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions
-
 from beam_prep.errors import FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST
 from beam_prep.storage.stores import objects
@@ -20,15 +17,13 @@ class StoredFiles:
 
     Args:
         output: on `gs://` or `s3://`.
-        beam_options: that say where the store is (`--s3_endpoint_url=...`).
 
     Raises:
         FormatError: there is no output.
         StorageError: the store does not answer, or refuses.
     """
 
-    def __init__(self, output: str, beam_options: Sequence[str] = ()) -> None:
-        FileSystems.set_options(PipelineOptions(list(beam_options)))
+    def __init__(self, output: str) -> None:
         base = output.rstrip("/")
         found = {each.path[len(base) + 1 :]: each for each in objects.listed(f"{base}/")}
         # A console's "folder" is an empty object of such a name.

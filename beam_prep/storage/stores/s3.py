@@ -1,13 +1,21 @@
 """S3, by boto3."""
 
-import logging
+import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.storage.stores.client import SHA256, Changed, Found, StoreUnavailable, bucket_and_name, metadata, refused
+from beam_prep.storage.stores.client import (
+    CONNECTIONS,
+    SHA256,
+    Changed,
+    Found,
+    StoreUnavailable,
+    bucket_and_name,
+    metadata,
+    refused,
+)
 
 
 class S3Client:
@@ -17,10 +25,12 @@ class S3Client:
         from apache_beam.io.aws.clients.s3 import boto3_client
 
         self._s3 = boto3_client.Client(options).client
-        # Threads beyond ten get a connection for one request alone, which is nothing to warn of.
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+        # Else connections beyond ten are thrown away after each request, with a warning.
+        with contextlib.suppress(AttributeError):  # botocore's own names, which another version may not have
+            http = self._s3._endpoint.http_session
+            http._max_pool_connections = http._manager.connection_pool_kw["maxsize"] = 2 * CONNECTIONS
 
-    @contextmanager
+    @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
         from boto3.exceptions import S3UploadFailedError
         from botocore import exceptions
