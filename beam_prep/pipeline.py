@@ -216,7 +216,7 @@ class Pipeline:
                 self.apply(pipeline, about, once=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
-            output_at(self.output, self.staging).claim()
+            output_at(self.output, self.staging).claim(time.time())
             with progress, quiet_beam(), prepared_process(runner, options):
                 running = pipeline.run()
                 if not here and not wait:

@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from beam_prep.storage.files import join, write_file
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.staging import Files, Staging, temporary_files
 from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import parts, read_bytes
 
 log = logging.getLogger("beam_prep")
@@ -37,8 +37,15 @@ _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 class Output(Protocol):
     """An output that is being made."""
 
-    def claim(self) -> None:
-        """Says that this launch now makes it, and no other."""
+    def claim(self, started: float) -> None:
+        """Says that this launch now makes it, and no other.
+
+        Args:
+            started: when this launch began, in seconds since the epoch.
+
+        Raises:
+            OutputError: another launch has claimed the output at the same moment, or later than this one began.
+        """
         ...
 
     def release(self) -> None:
@@ -139,7 +146,7 @@ class LocalOutput:
     path: str
     staging: Staging
 
-    def claim(self) -> None:
+    def claim(self, started: float) -> None:
         """The launcher's lock does it."""
 
     def release(self) -> None:
@@ -235,13 +242,26 @@ class StoredOutput:
     def _claim(self) -> str:
         return join(self._beside, "claim.json")
 
-    def claim(self) -> None:
-        if (other := self._claimed_by()) not in (None, self.staging.launch):
-            log.warning(
-                "%s was claimed by another launch (%s), which did not end well, or will fail now", self.path, other
-            )
-        claim = {"launch": self.staging.launch, "host": platform.node(), "started": time.time()}
-        objects.put(self._claim, dump(claim))
+    def claim(self, started: float) -> None:
+        claim = dump({"launch": self.staging.launch, "host": platform.node(), "started": started})
+        try:
+            found = objects.find(self._claim)
+            if found is None:
+                objects.put_if_absent(self._claim, claim)
+                return
+            other = json.loads(objects.get(self._claim, 0, found.size, found.version))
+            if other["launch"] != self.staging.launch and other["started"] <= started:
+                log.warning(
+                    "%s was claimed by another launch (%s), which did not end well, or will fail now",
+                    self.path,
+                    other["launch"],
+                )
+                objects.put_if_version(self._claim, claim, found.version)
+                return
+        except (PreconditionFailed, Changed, FileNotFoundError):
+            pass  # another launch was faster; or this one, and the answer was lost
+        if (launch := self._claimed_by()) != self.staging.launch:
+            raise self._lost(launch)
 
     def release(self) -> None:
         if self._claimed_by() == self.staging.launch:
@@ -256,11 +276,14 @@ class StoredOutput:
         if other is None and self._published():
             return  # a step that runs again behind the last one
         if other != self.staging.launch:
-            what = "another job has claimed" if other is not None else "the claim of this job is gone from"
-            raise OutputError(
-                f"{what} {self.path} (see {self._claim}): one job at a time may make an output; wait for the other to "
-                "end and run again, or choose another output"
-            )
+            raise self._lost(other)
+
+    def _lost(self, other: str | None) -> OutputError:
+        what = "another job has claimed" if other is not None else "the claim of this job is gone from"
+        return OutputError(
+            f"{what} {self.path} (see {self._claim}): one job at a time may make an output; wait for the other to "
+            "end and run again, or choose another output"
+        )
 
     def manifest(self) -> bytes | None:
         return _read(join(self.path, MANIFEST))

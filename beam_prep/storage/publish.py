@@ -169,7 +169,7 @@ class Publisher:
             return False
         self.layout.columns(plan.columns)
         if not self.launched:
-            self.place.claim()
+            self.place.claim(self.run["started"])
         self.place.prepare(is_ours, self.overwrite)
         return True
 

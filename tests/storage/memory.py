@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from beam_prep.storage.stores.client import Changed, Found
+from beam_prep.storage.stores.client import Changed, Found, PreconditionFailed
 
 
 class MemoryStore:
@@ -32,6 +32,11 @@ class MemoryStore:
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
         self._writes += 1
         self._objects[path] = bytes(data), str(self._writes), sha256
+
+    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+        if version != (self.find(path).version if path in self._objects else None):
+            raise PreconditionFailed(path)
+        self.put(path, data, None)
 
     def upload(self, path: str, file: str, sha256: str) -> None:
         self.put(path, Path(file).read_bytes(), sha256)

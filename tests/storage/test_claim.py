@@ -1,5 +1,7 @@
 """One job makes an output: the claim that says which, in a store that lies in memory."""
 
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,9 +9,12 @@ import apache_beam as beam
 import pytest
 
 import beam_prep as bp
+from beam_prep.errors import OutputError
 from beam_prep.storage.output import StoredOutput
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import StoreUnavailable
+from beam_prep.storage.stores.reader import read_bytes
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
 
@@ -24,6 +29,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
     objects.client_for.cache_clear()
     yield made
     objects.client_for.cache_clear()
+
+
+def launch() -> StoredOutput:
+    return StoredOutput(OUTPUT, Staging.beside(OUTPUT))
+
+
+def claimed_by() -> str:
+    (path,) = claims()
+    return str(json.loads(read_bytes(path))["launch"])
 
 
 def names(prefix: str = "mem://bucket/") -> list[str]:
@@ -79,10 +93,59 @@ def test_of_two_chains_written_by_hand_the_one_that_loses_its_claim_gives_way(
 
     def meanwhile(self: StoredOutput) -> None:
         monkeypatch.setattr(StoredOutput, "_check_claim", check)
-        StoredOutput(OUTPUT, Staging.beside(OUTPUT)).claim()
+        launch().claim(time.time())
         check(self)
 
     monkeypatch.setattr(StoredOutput, "_check_claim", meanwhile)
     with pytest.raises(Exception, match=f"another job has claimed {OUTPUT}"):
         run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
     assert names(f"{OUTPUT}/") == []
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["first", "after_a_crash"])
+def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, claimed: bool
+) -> None:
+    if claimed:
+        launch().claim(1.0)
+    first, second = launch(), launch()
+    put_if = store.put_if
+
+    def beaten(*given: Any) -> None:
+        monkeypatch.setattr(store, "put_if", put_if)
+        first.claim(2.0)
+        put_if(*given)
+
+    monkeypatch.setattr(store, "put_if", beaten)
+    with pytest.raises(OutputError, match=f"another job has claimed {OUTPUT}"):
+        second.claim(2.0)
+    assert claimed_by() == first.staging.launch
+
+
+def test_a_later_launch_takes_the_claim_over_and_an_earlier_one_never_takes_it_back(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier, later = launch(), launch()
+    earlier.claim(1.0)
+    earlier.claim(1.0)  # as a step that runs again
+    assert caplog.messages == []
+    later.claim(2.0)
+    (warning,) = caplog.messages
+    assert f"claimed by another launch ({earlier.staging.launch})" in warning
+    with pytest.raises(OutputError, match="another job has claimed"):
+        earlier.claim(1.0)
+    assert claimed_by() == later.staging.launch
+
+
+def test_a_claim_whose_answer_was_lost_is_this_launchs_own(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_if = store.put_if
+
+    def lost(*given: Any) -> None:
+        monkeypatch.setattr(store, "put_if", put_if)
+        put_if(*given)
+        raise StoreUnavailable("the connection was closed")
+
+    monkeypatch.setattr(store, "put_if", lost)
+    mine = launch()
+    mine.claim(1.0)
+    assert claimed_by() == mine.staging.launch

@@ -38,7 +38,11 @@ class StoreUnavailable(Exception):
 
 
 class Changed(Exception):
-    """An object is there in another version than asked for, or where none should be."""
+    """An object was read in another version than asked for."""
+
+
+class PreconditionFailed(Exception):
+    """A conditional put wrote nothing: the object is there, or no longer there, or in another version."""
 
 
 class StoreClient(Protocol):
@@ -58,6 +62,14 @@ class StoreClient(Protocol):
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
         """Writes an object, whole or not at all."""
+        ...
+
+    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+        """Writes an object only if it is of this version; None: only if there is none. Else `PreconditionFailed`.
+
+        Servers that ignore preconditions (gcp-storage-emulator) always write. On S3 the version is a digest of the
+        content: the same content written again is the same version.
+        """
         ...
 
     def upload(self, path: str, file: str, sha256: str) -> None:

@@ -12,6 +12,7 @@ from beam_prep.storage.stores.client import (
     SHA256,
     Changed,
     Found,
+    PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
     metadata,
@@ -90,6 +91,16 @@ class GCSClient:
         blob.metadata = metadata(sha256)
         with self._errors(path):
             blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", retry=None)
+
+    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+        wanted = 0 if version is None else int(version)  # no object has generation 0
+        try:
+            with self._errors(path):
+                self._blob(path).upload_from_file(
+                    io.BytesIO(data), size=len(data), checksum="crc32c", if_generation_match=wanted, retry=None
+                )
+        except Changed:
+            raise PreconditionFailed(path) from None
 
     def upload(self, path: str, file: str, sha256: str) -> None:
         blob = self._blob(path)

@@ -86,6 +86,28 @@ def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
         patiently(lambda: _client(path).put(path, data, sha256), path)
 
 
+def put_if_absent(path: str, data: bytes) -> None:
+    """Writes an object if there is none of this path.
+
+    A request whose answer was lost is made again, and fails then because of its own success: what must know whether
+    the object is its own has to look.
+
+    Raises:
+        PreconditionFailed: there is one.
+    """
+    with _bucket_is_there(path):
+        patiently(lambda: _client(path).put_if(path, data, None), path)
+
+
+def put_if_version(path: str, data: bytes, version: str) -> None:
+    """Writes an object if it is of the version that `find` told. Of lost answers see `put_if_absent`.
+
+    Raises:
+        PreconditionFailed: it is of another version, or no longer there.
+    """
+    patiently(lambda: _client(path).put_if(path, data, version), path)
+
+
 def upload(path: str, file: str, sha256: str) -> None:
     """Writes an object from a local file, whole or not at all."""
     with _bucket_is_there(path):

@@ -11,6 +11,7 @@ from beam_prep.storage.stores.client import (
     SHA256,
     Changed,
     Found,
+    PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
     metadata,
@@ -56,7 +57,8 @@ class S3Client:
             return FileNotFoundError(path)
         if status == 412:
             return Changed(path)
-        if status >= 500 or status in (408, 429) or code in ("SlowDown", "RequestTimeout"):
+        # 409: another conditional put on the object is under way.
+        if status >= 500 or status in (408, 409, 429) or code in ("SlowDown", "RequestTimeout"):
             return StoreUnavailable(str(error))
         return refused(path, error)
 
@@ -83,6 +85,19 @@ class S3Client:
         bucket, name = bucket_and_name(path)
         with self._errors(path):
             self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
+
+    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+        bucket, name = bucket_and_name(path)
+        wanted = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        try:
+            with self._errors(path):
+                self._s3.put_object(Bucket=bucket, Key=name, Body=data, **wanted)
+        except Changed:
+            raise PreconditionFailed(path) from None
+        except FileNotFoundError:
+            if version is None:
+                raise
+            raise PreconditionFailed(path) from None
 
     def upload(self, path: str, file: str, sha256: str) -> None:
         bucket, name = bucket_and_name(path)
