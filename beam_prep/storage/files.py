@@ -22,7 +22,7 @@ from beam_prep.core.reading.json_list import ListAsLines, is_json_file
 from beam_prep.errors import InputError, StorageError
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, Found
+from beam_prep.storage.stores.client import Changed, ObjectInfo
 from beam_prep.storage.stores.reader import Reader, read_bytes
 
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
@@ -157,7 +157,7 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
         except OSError as error:
             raise InputError(f"cannot read {source.path!r}: {error}") from None
     else:
-        listed = Found(source.path, source.size, source.version or "", "", source.updated)
+        listed = ObjectInfo(source.path, source.size, source.version or "", "", source.updated)
         stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
     try:
         content = _Input(source, stream)

@@ -8,7 +8,7 @@ from pathlib import Path
 from beam_prep.errors import FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, Found
+from beam_prep.storage.stores.client import Changed, ObjectInfo
 from beam_prep.storage.stores.reader import parts
 
 
@@ -59,7 +59,7 @@ class StoredFiles:
             yield Path(folder)
 
 
-def _copy(found: Found, path: Path) -> None:
+def _copy(found: ObjectInfo, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:

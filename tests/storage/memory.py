@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from beam_prep.storage.stores.client import Changed, Found, PreconditionFailed
+from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed
 
 
 class MemoryStore:
@@ -14,11 +14,11 @@ class MemoryStore:
         self._objects: dict[str, tuple[bytes, str, str | None]] = {}
         self._writes = 0
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         if path not in self._objects:
             raise FileNotFoundError(path)
         data, version, sha256 = self._objects[path]
-        return Found(path, len(data), version, hashlib.md5(data).hexdigest(), 0.0, sha256)
+        return ObjectInfo(path, len(data), version, hashlib.md5(data).hexdigest(), 0.0, sha256)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         if version not in (None, self.find(path).version):
@@ -44,5 +44,5 @@ class MemoryStore:
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)
 
-    def listed(self, prefix: str) -> Iterator[Found]:
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         return (self.find(path) for path in sorted(self._objects) if path.startswith(prefix))

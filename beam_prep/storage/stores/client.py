@@ -13,7 +13,7 @@ CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ObjectInfo:
     """An object as a store tells of it.
 
     Attributes:
@@ -48,7 +48,7 @@ class PreconditionFailed(Exception):
 class StoreClient(Protocol):
     """A store. Each call may raise `StoreUnavailable`, `FileNotFoundError`, and `StorageError` where it is refused."""
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         """What is there."""
         ...
 
@@ -80,7 +80,7 @@ class StoreClient(Protocol):
         """Removes an object; one that is not there is no error."""
         ...
 
-    def listed(self, prefix: str) -> Iterator[Found]:
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         """The objects whose paths begin so."""
         ...
 

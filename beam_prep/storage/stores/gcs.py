@@ -11,7 +11,7 @@ from beam_prep.storage.stores.client import (
     CONNECTIONS,
     SHA256,
     Changed,
-    Found,
+    ObjectInfo,
     PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
@@ -66,7 +66,7 @@ class GCSClient:
         bucket, name = bucket_and_name(path)
         return self._gcs.bucket(bucket).blob(name, generation=None if version is None else int(version))
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         blob = self._blob(path)
         with self._errors(path):
             blob.reload(retry=None)
@@ -115,14 +115,14 @@ class GCSClient:
         except FileNotFoundError:
             return
 
-    def listed(self, prefix: str) -> Iterator[Found]:
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for blob in self._gcs.list_blobs(bucket, prefix=name, retry=None):
                 yield _of_gcs(blob)
 
 
-def _of_gcs(blob: Any) -> Found:
+def _of_gcs(blob: Any) -> ObjectInfo:
     path = f"gs://{blob.bucket.name}/{blob.name}"
     sha256 = (blob.metadata or {}).get(SHA256)
-    return Found(path, int(blob.size), str(blob.generation), blob.crc32c, blob.updated.timestamp(), sha256)
+    return ObjectInfo(path, int(blob.size), str(blob.generation), blob.crc32c, blob.updated.timestamp(), sha256)

@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import StorageError
-from beam_prep.storage.stores.client import CONNECTIONS, Found, StoreClient
+from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient
 from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.retry import patiently
 from beam_prep.storage.stores.s3 import S3Client
@@ -45,7 +45,7 @@ def client_for(scheme: str, process: int, options: PipelineOptions | None) -> St
         raise StorageError(f"{scheme}:// needs libraries ({error}): pip install 'beam-prep[{extra}]'") from None
 
 
-def find(path: str) -> Found | None:
+def find(path: str) -> ObjectInfo | None:
     """What a store says of an object; None: there is none."""
     try:
         return patiently(lambda: _client(path).find(path), path)
@@ -53,7 +53,7 @@ def find(path: str) -> Found | None:
         return None
 
 
-def find_all(paths: Iterable[str]) -> list[Found | None]:
+def find_all(paths: Iterable[str]) -> list[ObjectInfo | None]:
     """`find`, several at the same time."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         return list(pool.map(find, paths))
@@ -128,14 +128,14 @@ def delete(paths: Iterable[str]) -> None:
         list(pool.map(lambda path: patiently(lambda: _client(path).delete(path), path), paths))
 
 
-def listed(prefix: str) -> list[Found]:
+def listed(prefix: str) -> list[ObjectInfo]:
     """The objects whose paths begin so, in order."""
     with _bucket_is_there(prefix):
         found = patiently(lambda: list(_client(prefix).listed(prefix)), prefix)
     return sorted(found, key=lambda each: each.path.encode())
 
 
-def matched(pattern: str) -> list[Found]:
+def matched(pattern: str) -> list[ObjectInfo]:
     """The objects that a path or a glob names (`*` ends at a "/", `**` does not), in order."""
     magic = re.search(r"[*?\[]", pattern)
     if magic is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.stores.client import Found
+from beam_prep.storage.stores.client import ObjectInfo
 from beam_prep.storage.stores.objects import find, get, tail
 
 _PART = 8 << 20
@@ -22,7 +22,7 @@ class Reader(io.RawIOBase):
         Changed, FileNotFoundError: (when read) it is no longer there as it was.
     """
 
-    def __init__(self, found: Found, ahead: int = 256 * 1024) -> None:
+    def __init__(self, found: ObjectInfo, ahead: int = 256 * 1024) -> None:
         self._found, self._ahead = found, ahead
         self._at = 0
         self._first, self._window = 0, b""
@@ -36,7 +36,7 @@ class Reader(io.RawIOBase):
         """
         data, whole = tail(path, size)
         # Written once, so any version is the one.
-        reader = cls(Found(path, whole, "", "", 0.0), 0)
+        reader = cls(ObjectInfo(path, whole, "", "", 0.0), 0)
         reader._first, reader._window = whole - len(data), data
         return reader
 
@@ -75,7 +75,7 @@ class Reader(io.RawIOBase):
         return have
 
 
-def parts(found: Found) -> Iterator[bytes]:
+def parts(found: ObjectInfo) -> Iterator[bytes]:
     """An object's content, some of it at a time.
 
     Raises:

@@ -10,7 +10,7 @@ from beam_prep.storage.stores.client import (
     CONNECTIONS,
     SHA256,
     Changed,
-    Found,
+    ObjectInfo,
     PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
@@ -62,7 +62,7 @@ class S3Client:
             return StoreUnavailable(str(error))
         return refused(path, error)
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         bucket, name = bucket_and_name(path)
         with self._errors(path):
             return _of_s3(path, self._s3.head_object(Bucket=bucket, Key=name), "ContentLength")
@@ -109,7 +109,7 @@ class S3Client:
         with self._errors(path):
             self._s3.delete_object(Bucket=bucket, Key=name)
 
-    def listed(self, prefix: str) -> Iterator[Found]:
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
@@ -117,6 +117,6 @@ class S3Client:
                     yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
 
 
-def _of_s3(path: str, found: Mapping[str, Any], size: str) -> Found:
+def _of_s3(path: str, found: Mapping[str, Any], size: str) -> ObjectInfo:
     etag, updated = found["ETag"], found["LastModified"].timestamp()
-    return Found(path, int(found[size]), etag, etag, updated, found.get("Metadata", {}).get(SHA256))
+    return ObjectInfo(path, int(found[size]), etag, etag, updated, found.get("Metadata", {}).get(SHA256))
