@@ -286,7 +286,7 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.dataset import open_dataset
-    from beam_prep.verify import Files, LocalFiles, numbers, problems
+    from beam_prep.verify import LocalFiles, OutputFiles, numbers, problems
 
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep verify: {problem}", file=sys.stderr)
@@ -302,7 +302,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
 
             FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
             stored = StoredFiles(given.output)
-            files: Files = stored
+            files: OutputFiles = stored
             text = stored.manifest()
         else:
             folder = open_dataset(given.output).path

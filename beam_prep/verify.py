@@ -34,7 +34,7 @@ from beam_prep.formats.manifest import (
 )
 
 
-class Files(Protocol):
+class OutputFiles(Protocol):
     """The files of an output, wherever they lie."""
 
     def names(self) -> Iterable[str]:
@@ -53,12 +53,12 @@ class LocalFiles:
         self._folder = Path(folder)
 
     def names(self) -> Iterator[str]:
-        """See `Files.names`."""
+        """See `OutputFiles.names`."""
         for folder, _, names in os.walk(self._folder):
             yield from (Path(folder, name).relative_to(self._folder).as_posix() for name in names)
 
     def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """See `Files.local`."""
+        """See `OutputFiles.local`."""
         return nullcontext(self._folder)
 
 
@@ -82,7 +82,7 @@ def numbers(text: bytes) -> dict[str, Any]:
     }
 
 
-def problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
+def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Every way in which an output is not as its manifest says, one line each: the file, what is found, what is wanted.
 
     Hidden files (the name or a folder begins with a dot) are nobody's business; any other that the manifest does not
@@ -97,7 +97,7 @@ def problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
         raise FormatError(f"{MANIFEST} is damaged ({error!r}): make the output again") from None
 
 
-def _problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     shards = receipts_of(manifest)
     others = [WrittenFile(**file) for file in [*manifest["rejects"], *manifest["files"]]]
     listed = [*(file for shard in shards for file in shard.files), *others]
@@ -134,7 +134,7 @@ def _problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
             yield f"rejects: found {reasons[reason]} lines of {reason!r}, the ledger says {wanted.get(reason, 0)}"
 
 
-def _tokenizer(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _tokenizer(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Whether the tokenizer that lies in the output is the one that made it."""
     names = [file["path"] for file in manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
     if not names or "tokenizer" not in manifest:  # of a chain written by hand

@@ -13,7 +13,7 @@ from beam_prep.storage.stores.reader import parts
 
 
 class StoredFiles:
-    """See `verify.Files`. The objects are those that are there when this is made.
+    """See `verify.OutputFiles`. The objects are those that are there when this is made.
 
     Args:
         output: on `gs://` or `s3://`.
@@ -42,12 +42,12 @@ class StoredFiles:
             return (folder / MANIFEST).read_bytes()
 
     def names(self) -> Iterable[str]:
-        """See `verify.Files`."""
+        """See `verify.OutputFiles`."""
         return self._found
 
     @contextlib.contextmanager
     def local(self, names: Sequence[str]) -> Iterator[Path]:
-        """See `verify.Files`. Takes their size in the folder of temporary files (`TMPDIR`).
+        """See `verify.OutputFiles`. Takes their size in the folder of temporary files (`TMPDIR`).
 
         Raises:
             FormatError: one was replaced or removed meanwhile.
