@@ -24,7 +24,7 @@ from beam_prep.errors import OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.staging import Files, Staging, temporary_files
+from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import parts, read_bytes
@@ -76,11 +76,11 @@ class Output(Protocol):
         """
         ...
 
-    def files(self) -> contextlib.AbstractContextManager[Files]:
+    def files(self) -> contextlib.AbstractContextManager[HashedFiles]:
         """Files of a shard, which count when the context ends without an error."""
         ...
 
-    def rejects(self) -> contextlib.AbstractContextManager[Files]:
+    def rejects(self) -> contextlib.AbstractContextManager[HashedFiles]:
         """The same for files of rejects, which a failed run has too."""
         ...
 
@@ -171,15 +171,15 @@ class LocalOutput:
         """Nothing: no file is written into the output's place before all are there."""
 
     @contextmanager
-    def files(self) -> Iterator[Files]:
-        yield Files(self.staging.path("output"))
+    def files(self) -> Iterator[HashedFiles]:
+        yield HashedFiles(self.staging.path("output"))
 
     rejects = files
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
     ) -> None:
-        files = Files(self.staging.path("output"))
+        files = HashedFiles(self.staging.path("output"))
         for name, data in others.items():
             files.write(name, data)
         files.write(RUN, dump(run))
@@ -326,19 +326,19 @@ class StoredOutput:
         objects.delete([join(self.path, MANIFEST)])
 
     @contextmanager
-    def files(self) -> Iterator[Files]:
+    def files(self) -> Iterator[HashedFiles]:
         with temporary_files() as files:
             yield files
             self._check_claim()
             self._upload(files, self.path)
 
     @contextmanager
-    def rejects(self) -> Iterator[Files]:
+    def rejects(self) -> Iterator[HashedFiles]:
         with temporary_files() as files:
             yield files
             self._upload(files, self.staging.path("output"))
 
-    def _upload(self, files: Files, folder: str) -> None:
+    def _upload(self, files: HashedFiles, folder: str) -> None:
         for file in files.written():
             target = join(folder, file.path)
             if is_local(target):  # --staging

@@ -99,7 +99,7 @@ _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
 """Files are written and hashed beside the work on the next rows: a shard is one worker's, whatever cores are idle."""
 
 
-class Hashed:
+class HashedFile:
     """A file that is hashed while it is written; it takes its name when it is closed, whole."""
 
     def __init__(self, path: str) -> None:
@@ -133,16 +133,16 @@ class Hashed:
         return WrittenFile(name, self._size, self._digest.hexdigest())
 
 
-class Files:
+class HashedFiles:
     """Files that are written beside each other below one local folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._files: dict[str, Hashed] = {}
+        self._files: dict[str, HashedFile] = {}
 
     def open(self, name: str) -> BinaryIO:
         """A new file, by its path in the folder."""
-        self._files[name] = Hashed(os.path.join(self.folder, name))
+        self._files[name] = HashedFile(os.path.join(self.folder, name))
         return self._files[name]  # type: ignore[return-value]
 
     def write(self, name: str, data: bytes) -> None:
@@ -157,7 +157,7 @@ class Files:
 
 
 @contextmanager
-def temporary_files() -> Iterator[Files]:
+def temporary_files() -> Iterator[HashedFiles]:
     """Files that go when they have been uploaded."""
     with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
-        yield Files(folder)
+        yield HashedFiles(folder)
