@@ -34,7 +34,7 @@ log = logging.getLogger("beam_prep")
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 
 
-class Output(Protocol):
+class OutputTarget(Protocol):
     """An output that is being made."""
 
     def claim(self, started: float) -> None:
@@ -109,7 +109,7 @@ class Output(Protocol):
         ...
 
 
-def output_at(path: str, staging: Staging) -> Output:
+def output_at(path: str, staging: Staging) -> OutputTarget:
     """An output on a local disk or in an object store."""
     return LocalOutput(path, staging) if is_local(path) else StoredOutput(path, staging)
 

@@ -33,7 +33,7 @@ from beam_prep.formats.manifest import (
     load,
 )
 from beam_prep.formats.tfrecord import features
-from beam_prep.storage.output import Output, is_manifest, output_at
+from beam_prep.storage.output import OutputTarget, is_manifest, output_at
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
@@ -41,7 +41,9 @@ _ENCODER = "encoder: "
 """Before the name of an encoder and its version, among the ways in which records were made."""
 
 
-def write_shard(plan: ShardPlan, spool: Spool, output: Output, formats: Sequence[str], layout: Layout) -> ShardReceipt:
+def write_shard(
+    plan: ShardPlan, spool: Spool, output: OutputTarget, formats: Sequence[str], layout: Layout
+) -> ShardReceipt:
     """Streams a shard's slices from the spool into every format.
 
     Memory: one slice (a block's rows of one domain) and one packing group, whatever the size of the shard.
@@ -75,7 +77,7 @@ def _slice(piece: Slice, plan: ShardPlan, spool: Spool) -> tuple[Mapping[str, Ra
     return spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last), cut
 
 
-def write_rejects(plan: RejectsPlan, spool: Spool, output: Output) -> WrittenFile:
+def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> WrittenFile:
     """Rejects as JSON lines: file, offset (bytes), line (from 1), reason, message, text."""
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
@@ -132,7 +134,7 @@ class Publisher:
     launched: bool = False
 
     @property
-    def place(self) -> Output:
+    def place(self) -> OutputTarget:
         """Where it lies."""
         return output_at(self.output, self.staging)
 
@@ -159,7 +161,7 @@ class Publisher:
 
         Raises:
             ConfigError: see `Layout.columns`.
-            OutputError: see `Output.prepare`.
+            OutputError: see `OutputTarget.prepare`.
         """
 
         def is_ours(manifest: Mapping[str, Any]) -> bool:

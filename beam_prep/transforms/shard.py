@@ -36,7 +36,7 @@ from beam_prep.core.tokens.settle import settle
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.storage.output import Output, normal
+from beam_prep.storage.output import OutputTarget, normal
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -148,7 +148,7 @@ class Write(beam.DoFn):
     """Writes one shard in every format, or one file of rejects."""
 
     spool: Spool
-    output: Output
+    output: OutputTarget
     formats: tuple[str, ...]
     layout: Layout
 
