@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
+OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Option:
     name: str
     label: str
     group: str
-    kind: Kind
+    kind: OptionKind
     help: str
     default: Any = None
     required: bool = False
@@ -85,7 +85,7 @@ def _text(option: Option, text: str) -> str:
     return text
 
 
-_PARSERS: dict[Kind, Callable[[Option, str], Any]] = {
+_PARSERS: dict[OptionKind, Callable[[Option, str], Any]] = {
     "text": _text,
     "boolean": _boolean,
     "integer": _number(int, "a whole number"),
