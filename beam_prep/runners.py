@@ -55,7 +55,7 @@ class JobOptions(PipelineOptions):
 
 
 def choose_runner(
-    options: PipelineOptions, inputs: Sequence[InputFile], prepare: worker.Prepare | None = None
+    options: PipelineOptions, inputs: Sequence[InputFile], prepare: worker.WorkerSetup | None = None
 ) -> tuple[Any, PipelineOptions, str]:
     """(runner, options, how it runs in words). Never one that would download something by itself.
 

@@ -29,7 +29,7 @@ _program = False
 
 log = logging.getLogger("beam_prep")
 
-Prepare = Callable[[], str | None]
+WorkerSetup = Callable[[], str | None]
 """Loads what all workers of a run need; gives what the user should know of it, if anything."""
 
 
@@ -53,7 +53,7 @@ def is_own_program() -> bool:
     return _program
 
 
-def environment(workers: int, prepare: Prepare | None = None) -> Any:
+def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
     """Of this many worker processes, for `FnApiRunner`. To be called before anything in this process starts threads.
 
     Args:
@@ -76,7 +76,7 @@ def are_forked() -> bool:
     return _waiting is not None
 
 
-def _forked(workers: int, prepare: Prepare | None) -> Any:
+def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
     global _waiting
     # Imported here, so that the forked ones have it.
     from apache_beam.runners.portability.fn_api_runner import worker_handlers
@@ -118,7 +118,7 @@ def _forked(workers: int, prepare: Prepare | None) -> Any:
 class _Crew:
     """Processes that wait for their work. All but the first are children of the first."""
 
-    def __init__(self, workers: int, main: Any, prepare: Prepare | None) -> None:
+    def __init__(self, workers: int, main: Any, prepare: WorkerSetup | None) -> None:
         pipes = [os.pipe() for _ in range(workers)]
         self._settings = [writing for _, writing in pipes]
         self._at_work = 0
@@ -178,7 +178,7 @@ class _Crew:
             self._pid = None
 
 
-def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: Prepare | None) -> None:
+def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: WorkerSetup | None) -> None:
     """Prepares, forks the other workers, tells the launcher what came of it, and works as one of them."""
     gc.disable()
     _close_all_but([*readings, reporting])
