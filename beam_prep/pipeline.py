@@ -33,12 +33,13 @@ from beam_prep.storage.files import join, list_inputs, open_input, total_size
 from beam_prep.storage.output import normal, output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.storage.tokenizers import load_tokenizer, ship
-from beam_prep.transforms.read import BLOCK_BYTES, ReadJSONL
+from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.template import Render
 

@@ -31,12 +31,12 @@ from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
-from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.template import ApplyTemplate, Render, check_voice
 from beam_prep.transforms.tokenize import AnyBackend, FromTokens, Tokenize

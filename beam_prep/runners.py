@@ -28,7 +28,7 @@ from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
 from beam_prep.storage.files import total_size
-from beam_prep.transforms.read import BLOCK_BYTES
+from beam_prep.storage.splits import BLOCK_BYTES
 
 log = logging.getLogger("beam_prep")
 

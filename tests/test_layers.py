@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
     - {"core.chat"},
     "progress": {"core.data"},
-    "runners": {"core.data", "errors", "options", "patches", "storage", "transforms", "worker"},
+    "runners": {"core.data", "errors", "options", "patches", "storage", "worker"},
     "running": {"errors"},
     "pipeline": {
         *ROOMS_OF_CORE,

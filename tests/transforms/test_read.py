@@ -24,7 +24,8 @@ from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError
 from beam_prep.storage import files as _files
 from beam_prep.storage.files import list_inputs, open_input
-from beam_prep.transforms.read import ReadJSONL, read_split, split_file
+from beam_prep.storage.splits import read_split, split_file
+from beam_prep.transforms.read import ReadJSONL
 from tests.conftest import ROOT
 
 BLOCK = 65536
