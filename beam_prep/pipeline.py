@@ -22,6 +22,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
+from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError
@@ -41,7 +42,6 @@ from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.template import Render
 
 log = logging.getLogger("beam_prep")
 

@@ -22,6 +22,7 @@ from beam_prep.core.data.schema import TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice_of import Render, check_voice
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
@@ -38,7 +39,7 @@ from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.pad import Pad
 from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.template import ApplyTemplate, Render, check_voice
+from beam_prep.transforms.template import ApplyTemplate
 from beam_prep.transforms.tokenize import AnyBackend, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "core.data": {"errors"},
     "core.reading": {"core.data", "errors"},
     "core.chat": {"core.data", "errors"},
-    "core.pieces": {"core.chat", "core.data", "core.reading"},
+    "core.pieces": {"core.chat", "core.data", "core.encoding", "core.reading", "errors"},
     "core.encoding": {"core.chat", "core.data", "errors"},
     "core.tokens": {"core.data", "core.encoding", "core.pieces", "core.reading", "errors"},
     "core.shards": {"core.data", "core.reading", "core.tokens", "errors"},

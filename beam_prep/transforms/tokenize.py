@@ -7,16 +7,15 @@ from functools import partial
 from typing import Literal, cast, get_args
 
 from beam_prep.core.data.schema import Output
-from beam_prep.core.encoding.backends import INHERITED, Backend, choose, encoder_of, name_of
+from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.tokenize import tokenize
+from beam_prep.core.tokens.tokenize_with import REFERENCE, tokenize_with
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.transforms.block_step import BlockStep
 
-REFERENCE = "reference"
 AnyBackend = Backend | Literal["inherited", "reference"]
 
 log = logging.getLogger("beam_prep")
@@ -47,20 +46,6 @@ class FromTokens(BlockStep):
 
     def step(self) -> Callable[[Records], Batch]:
         return partial(_from_tokens, output=self.output, tokenizer=self.tokenizer, domain_key=self.domain_key)
-
-
-def _tokenize(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
-    if backend == REFERENCE:
-        return tokenize(rendered, tokenizer, tokenizer.bos_id)
-    encoder = encoder_of(tokenizer, backend)
-    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
-    again = "blocks_encoded_again" in batch.made
-    theirs = len(batch) if again or encoder.backend == "transformers" else min(encoder.fell_back, len(batch))
-    for name, records in (("gigatoken", len(batch) - theirs), ("transformers", theirs)):
-        if records:
-            batch.made[f"encoded_by_{name}"] = records
-            batch.made[f"encoder: {name_of(name)}"] = records
-    return batch
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,4 +83,4 @@ class Tokenize(BlockStep):
             log.info("%s", problem)
 
     def step(self) -> Callable[[Rendered], Batch]:
-        return partial(_tokenize, tokenizer=self.tokenizer, backend=self.chosen, sampled=self.sampled)
+        return partial(tokenize_with, tokenizer=self.tokenizer, backend=self.chosen, sampled=self.sampled)
