@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -19,8 +18,6 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import recipe, worker
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import InputFile
-from beam_prep.core.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
@@ -29,8 +26,9 @@ from beam_prep.errors import BeamPrepError, ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
-from beam_prep.running import job_id_of, quiet_beam, raised_by_worker, wait_until_done
-from beam_prep.storage.files import join, list_inputs, open_input, total_size
+from beam_prep.running import how_made, job_id_of, quiet_beam, raised_by_worker, wait_until_done
+from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normal, output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.publish import up_to_date
@@ -234,7 +232,7 @@ class Pipeline:
             self.staging.remove_kept()
         result = self._result(up_to_date=False)
         run = json.loads(read_bytes(join(self.output, RUN)))
-        log.info("%s", _how_made(run))
+        log.info("%s", how_made(run))
         for warning in run["warnings"][len(said) :]:
             log.warning("warning: %s", warning)
         return result
@@ -297,7 +295,7 @@ class Pipeline:
                     "block_bytes": self.block_bytes,
                     "check": self.check,
                     "started": time.time(),
-                    **({} if (checksum := self._inputs_checksum()) is None else {"inputs_checksum": checksum}),
+                    **({} if (checksum := stores_checksum(self.inputs)) is None else {"inputs_checksum": checksum}),
                 },
             )
         )
@@ -320,58 +318,14 @@ class Pipeline:
         mine = [(file.path, file.size) for file in self.inputs]
         if [(entry["path"], entry["size"]) for entry in listed] != mine:
             return False
-        checksum = self._inputs_checksum()
+        checksum = stores_checksum(self.inputs)
         if checksum is not None and json.loads(read_bytes(join(self.output, RUN))).get("inputs_checksum") == checksum:
             return True  # the store says so, and nothing need be read
-        return all(digest_of(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
-
-    def _inputs_checksum(self) -> str | None:
-        """What stores say of the inputs' content; None: some are local, and no store says."""
-        if any(file.checksum is None for file in self.inputs):
-            return None
-        told = [(file.path, file.size, file.checksum) for file in self.inputs]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
 
     def _result(self, up_to_date: bool) -> Result:
         path = join(self.output, MANIFEST)
         return Result(self.output, load(read_bytes(path), path), up_to_date)
-
-
-_WAYS = {
-    "encoded_by_gigatoken": "encoded by gigatoken",
-    "encoded_by_transformers": "encoded by transformers",
-    "blocks_encoded_again": "blocks in which gigatoken differed",
-    "rendered_as_columns": "rendered as columns",
-    "rendered_by_plans": "rendered by plans",
-    "rendered_by_jinja": "rendered by jinja",
-    "blocks_rendered_again": "blocks in which plans differed",
-    "compared_with_transformers": "compared with transformers' ids",
-    "compared_with_jinja": "compared with jinja's text",
-    IN_FULL: "blocks compared whole",
-    "blocks_reused": "blocks that were in the spool",
-    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
-    "blocks_damaged": "blocks of the spool that were damaged, and made again",
-}
-
-
-def _how_made(run: dict[str, Any]) -> str:
-    """Which backend and which renderer did how many records, of a `run.json`: a slower path never hides."""
-    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))
-
-
-def digest_of(source: InputFile) -> str:
-    """Digest of a file's content, as in a manifest."""
-    nodes: list[Node] = []
-    start = 0
-    with open_input(source) as stream:
-        buffer = b""
-        while part := stream.read(BLOCK_BYTES - len(buffer)):
-            buffer += part
-            if len(buffer) == BLOCK_BYTES:
-                nodes += tree_nodes(buffer, start)
-                start, buffer = start + len(buffer), b""
-        nodes += tree_nodes(buffer, start)
-    return tree_digest(nodes)
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

@@ -9,6 +9,7 @@ from typing import Any
 from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors
+from beam_prep.core.tokens.check import IN_FULL
 from beam_prep.errors import BeamPrepError, RunError
 
 log = logging.getLogger("beam_prep")
@@ -80,3 +81,25 @@ def quiet_beam() -> Iterator[None]:
 def _not_beam(record: logging.LogRecord) -> bool:
     """Whether a record that the root logger was given is not Beam's."""
     return "apache_beam" not in record.pathname
+
+
+_WAYS = {
+    "encoded_by_gigatoken": "encoded by gigatoken",
+    "encoded_by_transformers": "encoded by transformers",
+    "blocks_encoded_again": "blocks in which gigatoken differed",
+    "rendered_as_columns": "rendered as columns",
+    "rendered_by_plans": "rendered by plans",
+    "rendered_by_jinja": "rendered by jinja",
+    "blocks_rendered_again": "blocks in which plans differed",
+    "compared_with_transformers": "compared with transformers' ids",
+    "compared_with_jinja": "compared with jinja's text",
+    IN_FULL: "blocks compared whole",
+    "blocks_reused": "blocks that were in the spool",
+    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
+    "blocks_damaged": "blocks of the spool that were damaged, and made again",
+}
+
+
+def how_made(run: dict[str, Any]) -> str:
+    """Which backend and which renderer did how many records, of a `run.json`: a slower path never hides."""
+    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))

@@ -45,14 +45,14 @@ MAY_IMPORT = {
     "readers": {"core.data", "core.encoding", "errors", "formats", "verify"},
     "inspect": {"core.data", "core.encoding", "errors", "formats", "readers"},
     "storage": {"core.data", "core.encoding", "core.reading", "core.shards", "core.tokens", "errors", "formats"},
-    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "storage"} - {"core.chat"},
+    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "storage"} - {"core.chat"},
     "testing": {"core.data", "core.pieces", "core.reading", "core.tokens"},
     "recipe": {*ROOMS_OF_CORE, "_version", "config", "errors", "formats", "storage", "transforms"} - {"core.chat"},
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
     - {"core.chat"},
     "progress": {"core.data"},
     "runners": {"core.data", "errors", "options", "patches", "storage", "worker"},
-    "running": {"errors"},
+    "running": {"core.tokens", "errors"},
     "pipeline": {
         *ROOMS_OF_CORE,
         "config",

@@ -1,9 +1,6 @@
 """Shard: batches -> an output directory. Spool, plan, write, publish."""
 
-import contextlib
 import dataclasses
-import os
-import platform
 import time
 import uuid
 import zlib
@@ -36,6 +33,7 @@ from beam_prep.core.tokens.settle import settle
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
+from beam_prep.progress import report
 from beam_prep.storage.output import OutputTarget, normal
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.spool import Spool
@@ -73,17 +71,9 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
-            _report(self.progress, batch.origin.size, receipt.lines, rejected)
+            report(self.progress, batch.origin.size, receipt.lines, rejected)
         made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
-
-
-def _report(folder: str, size: int, lines: int, rejected: int) -> None:
-    """One short line in a file of this process; the launcher reads them for its progress."""
-    # The launcher may already have ended, and removed the folder, when a late retry comes here; or it has another disk.
-    name = f"{platform.node()}-{os.getpid()}"
-    with contextlib.suppress(OSError), open(os.path.join(folder, name), "a") as file:
-        file.write(f"{size} {lines} {rejected}\n")
 
 
 PARTS = 32

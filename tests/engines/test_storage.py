@@ -25,6 +25,7 @@ from beam_prep.errors import ConfigError, InputError, OutputError, RunError, Sto
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
 from beam_prep.storage import output as _output
+from beam_prep.storage.input_digests import digest_of_input
 from beam_prep.storage.stores import objects, retry
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import read_bytes
@@ -199,13 +200,13 @@ def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypat
     source = store.put("a.jsonl", chat(150))
     assert not store.run(tokenizer_path, source).up_to_date
     reads: list[str] = []
-    read = pipeline.digest_of
+    read = digest_of_input
 
     def noted(file: Any) -> Any:
         reads.append(file.path)
         return read(file)
 
-    monkeypatch.setattr(pipeline, "digest_of", noted)
+    monkeypatch.setattr(pipeline, "digest_of_input", noted)
     assert store.run(tokenizer_path, source).up_to_date
     assert reads == []  # the store's checksums are the same
     # Written again with the same content; another version in the store, perhaps.
