@@ -14,7 +14,7 @@ from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
-from beam_prep.storage.stores.retry import patiently
+from beam_prep.storage.stores.retry import with_retries
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -73,7 +73,7 @@ class TokenizerFolder:
         for name in self.names:
             place = join(self.path, name)
             try:
-                data = patiently(lambda place=place: _read(place), place)  # type: ignore[misc]
+                data = with_retries(lambda place=place: _read(place), place)  # type: ignore[misc]
             except StorageError as error:
                 raise TokenizerError(
                     f"the tokenizer's folder {self.path} cannot be read on this worker: {error}. "

@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep.errors import StorageError
 from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient
 from beam_prep.storage.stores.gcs import GCSClient
-from beam_prep.storage.stores.retry import patiently
+from beam_prep.storage.stores.retry import with_retries
 from beam_prep.storage.stores.s3 import S3Client
 
 _CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
@@ -48,7 +48,7 @@ def client_for(scheme: str, process: int, options: PipelineOptions | None) -> St
 def find(path: str) -> ObjectInfo | None:
     """What a store says of an object; None: there is none."""
     try:
-        return patiently(lambda: _client(path).find(path), path)
+        return with_retries(lambda: _client(path).find(path), path)
     except FileNotFoundError:
         return None
 
@@ -68,7 +68,7 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     """
     if stop <= start:
         return b""
-    return patiently(lambda: _client(path).get(path, start, stop, version), path)
+    return with_retries(lambda: _client(path).get(path, start, stop, version), path)
 
 
 def tail(path: str, size: int) -> tuple[bytes, int]:
@@ -77,13 +77,13 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
     Raises:
         FileNotFoundError: there is none.
     """
-    return patiently(lambda: _client(path).tail(path, size), path)
+    return with_retries(lambda: _client(path).tail(path, size), path)
 
 
 def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
     """Writes an object, whole or not at all."""
     with _bucket_is_there(path):
-        patiently(lambda: _client(path).put(path, data, sha256), path)
+        with_retries(lambda: _client(path).put(path, data, sha256), path)
 
 
 def put_if_absent(path: str, data: bytes) -> None:
@@ -96,7 +96,7 @@ def put_if_absent(path: str, data: bytes) -> None:
         PreconditionFailed: there is one.
     """
     with _bucket_is_there(path):
-        patiently(lambda: _client(path).put_if(path, data, None), path)
+        with_retries(lambda: _client(path).put_if(path, data, None), path)
 
 
 def put_if_version(path: str, data: bytes, version: str) -> None:
@@ -105,13 +105,13 @@ def put_if_version(path: str, data: bytes, version: str) -> None:
     Raises:
         PreconditionFailed: it is of another version, or no longer there.
     """
-    patiently(lambda: _client(path).put_if(path, data, version), path)
+    with_retries(lambda: _client(path).put_if(path, data, version), path)
 
 
 def upload(path: str, file: str, sha256: str) -> None:
     """Writes an object from a local file, whole or not at all."""
     with _bucket_is_there(path):
-        patiently(lambda: _client(path).upload(path, file, sha256), path)
+        with_retries(lambda: _client(path).upload(path, file, sha256), path)
 
 
 @contextmanager
@@ -125,13 +125,13 @@ def _bucket_is_there(path: str) -> Iterator[None]:
 def delete(paths: Iterable[str]) -> None:
     """Removes objects; those that are not there are no error."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(lambda path: patiently(lambda: _client(path).delete(path), path), paths))
+        list(pool.map(lambda path: with_retries(lambda: _client(path).delete(path), path), paths))
 
 
 def listed(prefix: str) -> list[ObjectInfo]:
     """The objects whose paths begin so, in order."""
     with _bucket_is_there(prefix):
-        found = patiently(lambda: list(_client(prefix).listed(prefix)), prefix)
+        found = with_retries(lambda: list(_client(prefix).listed(prefix)), prefix)
     return sorted(found, key=lambda each: each.path.encode())
 
 

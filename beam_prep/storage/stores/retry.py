@@ -19,7 +19,7 @@ _PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 T = TypeVar("T")
 
 
-def patiently(work: Callable[[], T], path: str) -> T:
+def with_retries(work: Callable[[], T], path: str) -> T:
     """Does work on a path, again and again where its store does not answer, for `PATIENCE` seconds in all.
 
     Raises:
