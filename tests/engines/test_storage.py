@@ -604,7 +604,7 @@ def test_a_store_that_stays_away_is_named(
 ) -> None:
     source = mortal.put("a.jsonl", chat(300))
     with monkeypatch.context() as patch:
-        patch.setattr(retry, "PATIENCE", 2.0)
+        patch.setattr(retry, "RETRY_SECONDS", 2.0)
         reached = in_the_middle(patch, mortal, mortal.server.stop, step)
         with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for [0-9]+ s"):
             mortal.run(tokenizer_path, source)
@@ -626,7 +626,7 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
     path = tmp_path / "large"
     path.write_bytes(bytes(200 << 20))
     folder, server = mortal.path("x"), mortal.server
-    monkeypatch.setattr(retry, "PATIENCE", 0.5)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.5)
     before = len(server.requests())
 
     def stop() -> None:

@@ -3,7 +3,7 @@
 FileSystems makes a client anew for every call, which takes longer than the call. And it can say neither "only if
 nothing is there" nor "only the version that was listed", on which the guarantees of outputs rest. Writes here are one
 request to the store or, for large files, an upload that counts only when it is complete: a cut object never takes a
-name. What does not answer is asked again for `PATIENCE` seconds.
+name. What does not answer is asked again for `RETRY_SECONDS` seconds.
 """
 
 import functools

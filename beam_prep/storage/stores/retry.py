@@ -11,7 +11,7 @@ from beam_prep.storage.stores.client import StoreUnavailable
 
 log = logging.getLogger("beam_prep")
 
-PATIENCE = 60.0
+RETRY_SECONDS = 60.0
 """Seconds that a store may be gone in the middle of a run."""
 
 _PAUSE, _LONGEST_PAUSE = 0.25, 8.0
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def with_retries(work: Callable[[], T], path: str) -> T:
-    """Does work on a path, again and again where its store does not answer, for `PATIENCE` seconds in all.
+    """Does work on a path, again and again where its store does not answer, for `RETRY_SECONDS` seconds in all.
 
     Raises:
         StorageError: it did not answer for that long.
@@ -32,7 +32,7 @@ def with_retries(work: Callable[[], T], path: str) -> T:
             return work()
         except StoreUnavailable as error:
             tried = time.monotonic() - began
-            if tried + pause > PATIENCE:
+            if tried + pause > RETRY_SECONDS:
                 raise StorageError(
                     f"{path}: the store does not answer, tried for {tried:.0f} s ({error}): see that it is up and "
                     "within reach, and run again; blocks that are done are not done again"
