@@ -56,7 +56,7 @@ class OutputTarget(Protocol):
         """Its manifest as it stands; None: there is none."""
         ...
 
-    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+    def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         """Whether every file that a manifest lists is there, in its size."""
         ...
 
@@ -160,7 +160,7 @@ class LocalOutput:
         except IsADirectoryError:
             return b""  # none of ours
 
-    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+    def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
         return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
 
@@ -288,7 +288,7 @@ class StoredOutput:
     def manifest(self) -> bytes | None:
         return _read(join(self.path, MANIFEST))
 
-    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+    def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         return self._first_wrong(listed_files(manifest)) is None
 
     def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:

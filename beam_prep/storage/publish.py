@@ -197,7 +197,7 @@ class Publisher:
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
         text, place = dump(manifest), self.place
         # Else this very step runs again, after it had done its work.
-        if place.manifest() != text or not place.is_whole(manifest):
+        if place.manifest() != text or not place.is_complete(manifest):
             if refusal := self.refuse():
                 raise OutputError(refusal)
             place.publish(manifest, text, others, self._run(plan, manifest))
@@ -280,4 +280,4 @@ def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[lis
     manifest = load(text, f"{output}/{MANIFEST}")
     if not same_facts(manifest, facts) or not same_inputs(manifest["inputs"]):
         return False
-    return place.is_whole(manifest) and bool(columns_of(manifest))
+    return place.is_complete(manifest) and bool(columns_of(manifest))
