@@ -88,10 +88,10 @@ class Spool:
         """A slice of a block's rows. Where it is the `last` use of the block, and all of its rows, the block goes.
 
         Raises:
-            SpoolError: see `_whole`.
+            SpoolError: see `_expected_block`.
         """
         path = self._path(name, ROWS)
-        with self._whole(name):
+        with self._expected_block(name):
             rows, are_all = read_rows(read_file(path), name, domain, start, stop)
         if last and are_all:
             os.unlink(path)  # the rows are mapped, and stay as long as they are in use
@@ -107,9 +107,9 @@ class Spool:
         """A block's receipt.
 
         Raises:
-            SpoolError: see `_whole`.
+            SpoolError: see `_expected_block`.
         """
-        with self._whole(name):
+        with self._expected_block(name):
             return read_receipt(read_file(self._path(name, ROWS)), name)
 
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
@@ -119,7 +119,7 @@ class Spool:
                 yield from pool.map(self._rejects, names[first : first + AT_ONCE])
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
-        with self._whole(name):
+        with self._expected_block(name):
             return read_rejects(read_file(self._path(name, REJECTS)), name)
 
     def sidecars(self, names: Sequence[str]) -> list[Rows]:
@@ -128,11 +128,11 @@ class Spool:
             return list(pool.map(self._sidecar, names))
 
     def _sidecar(self, name: str) -> Rows:
-        with self._whole(name):
+        with self._expected_block(name):
             return read_sidecar(read_file(self._path(name, SIDECAR)), name)
 
     @contextmanager
-    def _whole(self, name: str) -> Iterator[None]:
+    def _expected_block(self, name: str) -> Iterator[None]:
         """Around the use of a block that the plan counts on.
 
         Raises:
