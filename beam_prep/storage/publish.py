@@ -134,14 +134,14 @@ class Publisher:
     launched: bool = False
 
     @property
-    def place(self) -> OutputTarget:
+    def target(self) -> OutputTarget:
         """Where it lies."""
         return output_at(self.output, self.staging)
 
     def refuse(self) -> str | None:
         """Why the output may not be written, or None."""
-        text = self.place.manifest()
-        if text is None and self.place.is_empty():
+        text = self.target.manifest()
+        if text is None and self.target.is_empty():
             return None
         if not is_manifest(text):
             return (
@@ -171,8 +171,8 @@ class Publisher:
             return False
         self.layout.columns(plan.columns)
         if not self.launched:
-            self.place.claim(self.run["started"])
-        self.place.prepare(is_ours, self.overwrite)
+            self.target.claim(self.run["started"])
+        self.target.prepare(is_ours, self.overwrite)
         return True
 
     def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
@@ -195,7 +195,7 @@ class Publisher:
             raise RunError(self._fail(plan, rejects, problem))
         others = self._others(plan)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
-        text, place = dump(manifest), self.place
+        text, place = dump(manifest), self.target
         # Else this very step runs again, after it had done its work.
         if place.manifest() != text or not place.is_complete(manifest):
             if refusal := self.refuse():
@@ -251,7 +251,7 @@ class Publisher:
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
         """Leaves the ledger and the rejects in `OUTPUT.failed/`; gives the whole message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
-        self.place.fail(dump(report), rejects)
+        self.target.fail(dump(report), rejects)
         where = f"see {self.output}.failed/{'rejects' if rejects else FAILURE}"
         return f"{problem}; nothing was published, {where}"
 

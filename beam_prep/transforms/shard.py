@@ -279,7 +279,7 @@ class Shard(beam.PTransform):
         return (
             plan.work
             | "Spread" >> beam.Reshuffle()
-            | "Write" >> beam.ParDo(Write(self.spool, self.publisher.place, tuple(self.formats), self.pack))
+            | "Write" >> beam.ParDo(Write(self.spool, self.publisher.target, tuple(self.formats), self.pack))
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
             | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
         )

@@ -95,7 +95,7 @@ def steps_with_stores() -> list[beam.DoFn]:
         ReadSplits(1 << 20, spool, None),
         SpoolBlocks(spool, {}, layout, "drop", 0, None, None),
         MakePlan(spool, 1, None, publisher),
-        Write(spool, publisher.place, ("bin",), layout),
+        Write(spool, publisher.target, ("bin",), layout),
         Publish(publisher),
     ]
 
