@@ -138,7 +138,7 @@ class Publisher:
         """Where it lies."""
         return output_at(self.output, self.staging)
 
-    def refuse(self) -> str | None:
+    def refusal(self) -> str | None:
         """Why the output may not be written, or None."""
         text = self.target.manifest()
         if text is None and self.target.is_empty():
@@ -198,7 +198,7 @@ class Publisher:
         text, place = dump(manifest), self.target
         # Else this very step runs again, after it had done its work.
         if place.manifest() != text or not place.is_complete(manifest):
-            if refusal := self.refuse():
+            if refusal := self.refusal():
                 raise OutputError(refusal)
             place.publish(manifest, text, others, self._run(plan, manifest))
         elif self.run.get("check") == "full":

@@ -256,7 +256,7 @@ class Shard(beam.PTransform):
             launched=launched,
         )
         self.progress = self.staging.path("progress") if launched and self.staging.local else None
-        if problem := self.publisher.refuse():
+        if problem := self.publisher.refusal():
             raise OutputError(problem)
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
