@@ -96,7 +96,7 @@ class OutputTarget(Protocol):
         """
         ...
 
-    def tell(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Mapping[str, Any]) -> None:
         """Replaces `run.json` alone, where a run made what is there already."""
         ...
 
@@ -186,7 +186,7 @@ class LocalOutput:
         files.write(MANIFEST, text)
         self._swap()
 
-    def tell(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Mapping[str, Any]) -> None:
         write_file(join(self.path, RUN), dump(run))
 
     def tidy(self, manifest: Mapping[str, Any]) -> None:
@@ -361,11 +361,11 @@ class StoredOutput:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
         if (there := self.manifest()) is not None and there != text:
             self._put_away(there)
-        self.tell(run)
+        self.write_run(run)
         self._check_claim()
         objects.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
 
-    def tell(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Mapping[str, Any]) -> None:
         objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def tidy(self, manifest: Mapping[str, Any]) -> None:

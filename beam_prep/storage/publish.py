@@ -202,7 +202,7 @@ class Publisher:
                 raise OutputError(refusal)
             place.publish(manifest, text, others, self._run(plan, manifest))
         elif self.run.get("check") == "full":
-            place.tell(self._run(plan, manifest))
+            place.write_run(self._run(plan, manifest))
         place.tidy(manifest)
         place.release()
         if not self.launched:
