@@ -100,7 +100,7 @@ class OutputTarget(Protocol):
         """Replaces `run.json` alone, where a run made what is there already."""
         ...
 
-    def tidy(self, manifest: Mapping[str, Any]) -> None:
+    def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         """Removes what the output had before and has no more."""
         ...
 
@@ -189,7 +189,7 @@ class LocalOutput:
     def write_run(self, run: Mapping[str, Any]) -> None:
         write_file(join(self.path, RUN), dump(run))
 
-    def tidy(self, manifest: Mapping[str, Any]) -> None:
+    def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         failed = Path(f"{self.path}.failed")
         if (failed / FAILURE).exists():
             shutil.rmtree(failed)  # of an earlier try, which this run made good
@@ -368,7 +368,7 @@ class StoredOutput:
     def write_run(self, run: Mapping[str, Any]) -> None:
         objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
-    def tidy(self, manifest: Mapping[str, Any]) -> None:
+    def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}
         for found in objects.listed(join(self._beside, "replaced-")):
             text = _read(found.path)

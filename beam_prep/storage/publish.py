@@ -203,7 +203,7 @@ class Publisher:
             place.publish(manifest, text, others, self._run(plan, manifest))
         elif self.run.get("check") == "full":
             place.write_run(self._run(plan, manifest))
-        place.tidy(manifest)
+        place.remove_replaced(manifest)
         place.release()
         if not self.launched:
             self.staging.remove()
