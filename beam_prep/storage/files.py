@@ -31,7 +31,7 @@ _PACKED_BYTES = 256 * 1024
 _END_BYTES = 256 * 1024
 """Of an object: a block's checksums and footer, and the whole 64 KB in which the footer begins, in one request."""
 
-ASIDE = ".damaged"
+DAMAGED_SUFFIX = ".damaged"
 """Behind the name of a file that is kept to be looked at, and used by nobody."""
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 
@@ -282,9 +282,9 @@ def set_aside(path: str) -> None:
     """Gives a file another name, under which nobody looks for it; one that is not there is no error."""
     with suppress(FileNotFoundError):
         if is_local(path):
-            os.replace(path, path + ASIDE)
+            os.replace(path, path + DAMAGED_SUFFIX)
         else:
-            objects.put(path + ASIDE, read_bytes(path))
+            objects.put(path + DAMAGED_SUFFIX, read_bytes(path))
             objects.delete([path])
 
 

@@ -24,7 +24,7 @@ from beam_prep.formats.spool import (
     read_rows,
     read_sidecar,
 )
-from beam_prep.storage.files import ASIDE, exists, join, read_file, set_aside, write_file
+from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores.options import StoreOptions
 
@@ -144,7 +144,7 @@ class Spool:
         except FormatError as error:
             for ending in (ROWS, SIDECAR, REJECTS):  # without its rows it is not found
                 set_aside(self._path(name, ending))
-            raise SpoolError(f"{error}; it is set aside (*{ASIDE}) {advice}") from None
+            raise SpoolError(f"{error}; it is set aside (*{DAMAGED_SUFFIX}) {advice}") from None
         except FileNotFoundError:
             raise SpoolError(f"the spool file {name} is gone, or was set aside, {advice}") from None
 
