@@ -24,7 +24,7 @@ _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """The Rust tokenizers would start a thread a core in every worker."""
 
 _URN = "beam_prep:env:forked:v1"
-_waiting: "_Crew | None" = None
+_waiting: "_ForkedWorkers | None" = None
 _program = False
 
 log = logging.getLogger("beam_prep")
@@ -111,11 +111,11 @@ def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
         _waiting.wait()
     patches.register_environment(_URN, Environment, Handler)
     gc.freeze()  # a collection would write to, and so copy, all that is shared
-    crew = _waiting = _Crew(workers, sdk_worker_main.main, prepare)
+    crew = _waiting = _ForkedWorkers(workers, sdk_worker_main.main, prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
 
 
-class _Crew:
+class _ForkedWorkers:
     """Processes that wait for their work. All but the first are children of the first."""
 
     def __init__(self, workers: int, main: Any, prepare: WorkerSetup | None) -> None:
