@@ -220,11 +220,11 @@ def _work_when_told(reading: int, main: Any) -> None:
         settings = json.loads(pipe.read() or b"{}")
     if settings:
         os.environ.update(settings)
-        _be_silent()
+        _silence()
         _work(main)
 
 
-def _be_silent() -> None:
+def _silence() -> None:
     # Beam adds a handler that shows everything, unless there is one.
     logging.getLogger().handlers[:] = [logging.NullHandler()]
     # Beam prints tracebacks there too. What dies below Python still writes to the real one.
@@ -244,7 +244,7 @@ def _work(main: Any) -> None:
 
 
 if __name__ == "__main__":
-    _be_silent()
+    _silence()
     from apache_beam.runners.worker import sdk_worker_main
 
     _work(sdk_worker_main.main)
