@@ -143,11 +143,11 @@ class _ForkedWorkers:
             BeamPrepError: what the first one's preparation raised.
         """
         self._at_work += 1
-        self._hear()
+        self._check_first_worker()
         with open(self._settings.pop(), "wb") as pipe:
             pipe.write(json.dumps(settings).encode())
 
-    def _hear(self) -> None:
+    def _check_first_worker(self) -> None:
         if self._report is None:
             return
         with open(self._report, "rb") as pipe:
