@@ -68,7 +68,7 @@ def choose_runner(
     """
     name = options.view_as(StandardOptions).runner
     if name not in (None, "DirectRunner", "FnApiRunner"):
-        told = _tell(options, str(name).rpartition(".")[2])
+        told = _set_defaults(options, str(name).rpartition(".")[2])
         words = ", ".join(f"{option}={value}" for option, value in told.items())
         return name, options, f"runner: {name}{f' with {words}' if words else ''}"
     direct = options.view_as(DirectOptions)
@@ -121,7 +121,7 @@ def _given(options: PipelineOptions) -> set[str]:
     }
 
 
-def _tell(options: PipelineOptions, runner: str) -> dict[str, Any]:
+def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
     """Sets what was not asked for, and is right for our jobs on this runner; gives what was set."""
     wanted: dict[str, tuple[type[PipelineOptions], Any]] = {}
     if runner == "FlinkRunner":
