@@ -160,7 +160,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
         check=given.check,
-        beam_options=[*beam_options, *options.as_given(given)],
+        beam_options=[*beam_options, *options.changed_options(given)],
     ).run(wait=given.wait)
     if result.manifest is None:
         print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")

@@ -362,7 +362,7 @@ def complete(given: argparse.Namespace) -> str | None:
     return None
 
 
-def as_given(given: argparse.Namespace) -> list[str]:
+def changed_options(given: argparse.Namespace) -> list[str]:
     """The job's options that differ from their defaults, as `--name=value`: what a runner's console shows of it."""
     values = {**vars(given), "inputs": " ".join(given.inputs)}
     found = []
