@@ -29,7 +29,7 @@ from beam_prep.runners import choose_runner, prepared_process, single_threaded_t
 from beam_prep.running import how_made, job_id_of, quiet_beam, raised_by_worker, wait_until_done
 from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
-from beam_prep.storage.output import normal, output_at
+from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.splits import BLOCK_BYTES
@@ -121,7 +121,7 @@ class Pipeline:
         for name, share in (("max_reject_rate", max_reject_rate), ("max_drop_rate", max_drop_rate)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"{name} is {share}, wanted a share between 0 and 1")
-        self.output = normal(os.fspath(output_dir))
+        self.output = normalise_path(os.fspath(output_dir))
         if is_local(self.output) and not is_local(staging or ""):
             raise ConfigError(
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"

@@ -114,7 +114,7 @@ def output_at(path: str, staging: Staging) -> OutputTarget:
     return LocalOutput(path, staging) if is_local(path) else StoredOutput(path, staging)
 
 
-def normal(path: str) -> str:
+def normalise_path(path: str) -> str:
     """One way to write an output's path."""
     if is_local(path):
         return os.path.abspath(path)

@@ -34,7 +34,7 @@ from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.progress import report
-from beam_prep.storage.output import OutputTarget, normal
+from beam_prep.storage.output import OutputTarget, normalise_path
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -222,7 +222,7 @@ class Shard(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.output = normal(self.output)
+        self.output = normalise_path(self.output)
         self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:

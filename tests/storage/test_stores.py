@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.core.shards.layout import Layout
 from beam_prep.errors import OutputError, StorageError
-from beam_prep.storage.output import normal
+from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -50,11 +50,11 @@ def test_other_schemes_are_named() -> None:
 
 
 def test_the_path_of_an_output_is_written_in_one_way() -> None:
-    assert normal("s3://bucket/a/out/") == "s3://bucket/a/out"
-    assert normal("x/../out").endswith("/out")
+    assert normalise_path("s3://bucket/a/out/") == "s3://bucket/a/out"
+    assert normalise_path("x/../out").endswith("/out")
     for path in ("s3://bucket", "gs://bucket/"):
         with pytest.raises(OutputError, match="wanted a folder in the bucket, for instance"):
-            normal(path)
+            normalise_path(path)
 
 
 def test_staging_lies_beside_the_output_whatever_holds_it() -> None:
