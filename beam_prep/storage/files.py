@@ -88,7 +88,7 @@ def _match(pattern: str) -> list[InputFile]:
             for path in sorted(found, key=os.fsencode)
         ]
     try:
-        stored = objects.matched(pattern)
+        stored = objects.match_pattern(pattern)
     except StorageError as error:
         raise InputError(f"cannot look up {pattern!r}: {error}") from None
     # Consoles of stores make empty objects that stand for folders.

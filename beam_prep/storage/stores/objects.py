@@ -135,7 +135,7 @@ def listed(prefix: str) -> list[ObjectInfo]:
     return sorted(found, key=lambda each: each.path.encode())
 
 
-def matched(pattern: str) -> list[ObjectInfo]:
+def match_pattern(pattern: str) -> list[ObjectInfo]:
     """The objects that a path or a glob names (`*` ends at a "/", `**` does not), in order."""
     magic = re.search(r"[*?\[]", pattern)
     if magic is None:
