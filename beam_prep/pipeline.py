@@ -64,8 +64,6 @@ class Result:
 class Pipeline:
     """A job: JSONL files, a config and a tokenizer -> an output directory.
 
-        Pipeline(config, ["a.jsonl", "more/*.jsonl"], output_dir="out", tokenizer_path="params").run()
-
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
         inputs: paths, globs and `@LIST`s (files that name these, one a line), in order.
@@ -90,6 +88,12 @@ class Pipeline:
 
     Raises:
         ConfigError, InputError, TokenizerError, OutputError, StorageError: before anything runs.
+
+    >>> job = bp.Pipeline(
+    ...     "configs/sft_chat.json", "examples/data/chat.jsonl", "out/pipeline", tokenizer_path="examples/tokenizer"
+    ... )
+    >>> job.run().manifest["totals"]["rows"]
+    260
     """
 
     def __init__(

@@ -18,6 +18,14 @@ class BuildMask(BlockStep):
         policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that gives
             bool [segments]: the segments that are trained.
         default: for roles that a mapping does not name.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
+    >>> chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    >>> block = bp.ApplyTemplate([row], tokenizer).step()(bp.testing.records([{"messages": chat}]))
+    >>> batch = bp.BuildMask({"assistant": "train"}).step()(bp.Tokenize(tokenizer).step()(block))
+    >>> tokenizer.decode(batch["ids"].flat[batch["loss_mask"].flat == 1].tolist())
+    'Yes.<|im_end|>'
     """
 
     policy: Mapping[str, RoleRule] | MaskPolicy

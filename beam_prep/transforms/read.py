@@ -46,6 +46,11 @@ class ReadJSONL(beam.PTransform):
         columns: `("chats", FIELD)` or `("texts", FIELD)`: blocks whose records are chats of roles and contents alone,
             or texts, are parsed as columns, which `ApplyTemplate` renders several times faster. Every other step still
             gets the records.
+
+    >>> with beam.Pipeline("FnApiRunner") as pipeline:
+    ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl") | bp.testing.rows()
+    ...     _ = records | beam.combiners.Count.Globally() | beam.Map(print)
+    72
     """
 
     inputs: Sequence[str | InputFile]

@@ -200,6 +200,15 @@ class Shard(beam.PTransform):
         ConfigError: `names` gives a name that a column cannot have; (when run) a column of it is not written.
         OutputError: the output is there and `overwrite` is not set, or it is not an output of ours.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
+
+    >>> config = bp.PipelineConfig.from_json("configs/pretrain.json")
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> with beam.Pipeline("FnApiRunner") as pipeline:
+    ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl")
+    ...     batches = records | bp.Prepare(config, tokenizer)
+    ...     _ = batches | bp.Shard("out/shard", formats=["arrow"], tokenizer=tokenizer)
+    >>> len(bp.open("out/shard"))
+    69
     """
 
     output: str

@@ -32,6 +32,12 @@ class ApplyTemplate(BlockStep):
     Raises:
         TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or
             the template would give another text in another run: see `ChatTemplate`.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
+    >>> block = bp.testing.records([{"messages": [{"role": "user", "content": "Hi"}]}])
+    >>> bp.testing.to_rows(bp.ApplyTemplate([row], tokenizer).step()(block))
+    [{'ids': ['<|im_start|>user\\nHi<|im_end|>\\n']}]
     """
 
     outputs: Sequence[Output]

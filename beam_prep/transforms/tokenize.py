@@ -33,6 +33,12 @@ class FromTokens(BlockStep):
         output: the names of the columns.
         tokenizer: the one that made the ids; larger ones than it has are rejected.
         domain_key: the record's key that names its domain.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("input_ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> bp.testing.to_rows(bp.FromTokens(row, tokenizer).step()(block))
+    [{'input_ids': [7, 8, 9], 'loss_mask': [0, 1, 1]}]
     """
 
     output: Output
@@ -63,6 +69,12 @@ class Tokenize(BlockStep):
 
     Raises:
         TokenizerError: gigatoken was asked for, and cannot be used.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> block = bp.testing.records([{"text": "Hello"}])
+    >>> block = bp.ApplyTemplate([bp.Output("ids", "ids", (bp.Section("text", "train"),))], tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Tokenize(tokenizer).step()(block))
+    [{'ids': [43, 520, 82]}]
     """
 
     tokenizer: Tokenizer
