@@ -216,7 +216,7 @@ class Pipeline:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
                 about = {"how": how, "warnings": said}
-                self.apply(pipeline, about, once=here and self.spool is None and self.staging.local)
+                self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             output_at(self.output, self.staging).claim(time.time())
@@ -262,17 +262,17 @@ class Pipeline:
             log.info("%s", problem)
         return chosen
 
-    def apply(self, pipeline: beam.Pipeline, run: dict[str, Any], once: bool = False) -> beam.PCollection[str]:
+    def apply(self, pipeline: beam.Pipeline, run: dict[str, Any], single_use: bool = False) -> beam.PCollection[str]:
         """Puts the job's steps into a pipeline.
 
         Args:
             pipeline: where to.
             run: what `run.json` says of this run, beside what is known here.
-            once: see `Spool`.
+            single_use: see `Spool`.
         """
         folder = self.spool or join(self.staging.root, "spool")
         trust = Trust(self.tokenizer_backend, self.render, self.check)
-        spool = Spool(folder, recipe.spool_recipe(self.facts), once=once, trust=trust)
+        spool = Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
         config = self.config
         return (
             pipeline

@@ -1,9 +1,9 @@
-"""Where an output lies: a directory that takes its place by a rename, or objects of which the manifest comes last.
+"""How an output is put in place: a directory by a rename, objects by writing the manifest last.
 
-An object store has no rename. There every file is written once, under its final name, after the manifest of the output
-that is replaced has gone; the new manifest comes when all files are there as they were written. So a reader, which
-trusts nothing but a manifest, sees the old output, none, or the new one. What is removed later is what the old manifest
-lists, never what a listing shows.
+An object store has no rename. There the manifest of an output that is replaced is removed first. Then every file is
+written once, under its final name, and the new manifest when all files are there as they were written. So a reader,
+who trusts only a manifest, sees the old output, none, or the new one. Later only files that the old manifest lists are
+removed, and never a file because a listing shows it.
 """
 
 import contextlib
@@ -35,87 +35,91 @@ _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 
 
 class OutputTarget(Protocol):
-    """An output that is being made."""
+    """An output that a launch is making."""
 
     def claim(self, started: float) -> None:
-        """Says that this launch now makes it, and no other.
+        """Claims the output for this launch.
 
         Args:
             started: when this launch began, in seconds since the epoch.
 
         Raises:
-            OutputError: another launch has claimed the output at the same moment, or later than this one began.
+            OutputError: another launch claimed it at the same moment, or began later and has claimed it.
         """
         ...
 
     def release(self) -> None:
-        """Says that this launch has made it."""
+        """Gives the claim up, once the output is published."""
         ...
 
     def manifest(self) -> bytes | None:
-        """Its manifest as it stands; None: there is none."""
+        """The current manifest, or None."""
         ...
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether every file that a manifest lists is there, in its size."""
+        """True if every file that a manifest lists is there and has the size that it lists."""
         ...
 
     def is_empty(self) -> bool:
-        """Whether nothing is there, or only what a job of ours left unfinished."""
+        """True if nothing is there, or only unfinished files of a job of ours."""
         ...
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
-        """Before the first file is written: the output that will be replaced goes out of sight.
+        """Removes the manifest of the output that will be replaced. Called before the first file is written.
 
         Args:
-            is_ours: whether a manifest is of the very job that this launch does.
-            overwrite: whether another's may go.
+            is_ours: tells whether a manifest is of the same job as this launch.
+            overwrite: allows to replace another job's output.
 
         Raises:
-            OutputError: it may not; another launch has claimed the output.
+            OutputError: another job's output may not be replaced, or another launch has claimed the output.
         """
         ...
 
     def files(self) -> contextlib.AbstractContextManager[HashedFiles]:
-        """Files of a shard, which count when the context ends without an error."""
+        """New files of a shard. They are kept if the context ends without an error."""
         ...
 
     def rejects(self) -> contextlib.AbstractContextManager[HashedFiles]:
-        """The same for files of rejects, which a failed run has too."""
+        """The same for files of rejects, which a failed run keeps, too."""
         ...
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
     ) -> None:
-        """Everything takes its place; the manifest last.
+        """Puts everything in place, the manifest last.
 
         Args:
             manifest, text: the manifest, and its bytes.
-            others: the files that no shard has: `tokenizer/...`, `features.json`.
-            run: `run.json`.
+            others: the files that belong to no shard: `tokenizer/...`, `features.json`.
+            run: the content of `run.json`.
         """
         ...
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        """Replaces `run.json` alone, where a run made what is there already."""
+        """Replaces `run.json` alone, when a run made the same output again."""
         ...
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
-        """Removes what the output had before and has no more."""
+        """Removes the files of the replaced output that the new one does not have."""
         ...
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
-        """Leaves the rejects and `failure.json`, which comes last, in `OUTPUT.failed`."""
+        """Writes the rejects, and then `failure.json`, to `OUTPUT.failed`."""
         ...
 
 
 def output_at(path: str, staging: Staging) -> OutputTarget:
-    """An output on a local disk or in an object store."""
+    """The target for an output on a local disk or in an object store."""
     return LocalOutput(path, staging) if is_local(path) else StoredOutput(path, staging)
 
 
 def normalise_path(path: str) -> str:
-    """One way to write an output's path."""
+    """An output's path in its one normal form.
+
+    Raises:
+        OutputError: it names a bucket and no folder.
+    """
     if is_local(path):
         return os.path.abspath(path)
     path = path.rstrip("/")
@@ -125,7 +129,7 @@ def normalise_path(path: str) -> str:
 
 
 def is_manifest(text: bytes | None) -> bool:
-    """Whether a file is a manifest of ours: other programs have files of that name too (a web page, an extension)."""
+    """Tells a manifest of ours from other programs' files of that name (a web page's, a browser extension's)."""
     try:
         found = json.loads(text or b"")
     except ValueError:
@@ -141,13 +145,13 @@ def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class LocalOutput:
-    """A directory, built as a whole in the staging area."""
+    """A directory. It is built in the staging area and renamed."""
 
     path: str
     staging: Staging
 
     def claim(self, started: float) -> None:
-        """The launcher's lock does it."""
+        """Does nothing: the launcher holds a lock."""
 
     def release(self) -> None:
         """See `claim`."""
@@ -158,7 +162,7 @@ class LocalOutput:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except IsADirectoryError:
-            return b""  # none of ours
+            return b""  # not a manifest of ours
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
@@ -168,7 +172,7 @@ class LocalOutput:
         return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
-        """Nothing: no file is written into the output's place before all are there."""
+        """Does nothing: no file is in the output before all are."""
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
@@ -192,17 +196,17 @@ class LocalOutput:
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         failed = Path(f"{self.path}.failed")
         if (failed / FAILURE).exists():
-            shutil.rmtree(failed)  # of an earlier try, which this run made good
+            shutil.rmtree(failed)  # of an earlier run; this one succeeded
 
     def _swap(self) -> None:
-        """The staged directory takes the output's place by renames; the old version goes whole."""
+        """Renames the staged directory to the output, and removes the old one."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         made = self.staging.path("output")
         if os.stat(made).st_dev != os.stat(os.path.dirname(self.path)).st_dev:
-            # Another disk: copied beside the output first, so that the rename is one step.
-            beside = f"{self.path}.{uuid.uuid4().hex}"
-            shutil.copytree(made, beside)
-            made = beside
+            # On another disk: copied next to the output first, so that the rename is one step.
+            copy = f"{self.path}.{uuid.uuid4().hex}"
+            shutil.copytree(made, copy)
+            made = copy
         _replace(made, self.path)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
@@ -217,7 +221,7 @@ class LocalOutput:
 
 
 def _replace(made: str, target: str) -> None:
-    """`made` takes the place of the directory `target`."""
+    """Renames the directory `made` to `target`, and removes what was there."""
     old = f"{target}.{uuid.uuid4().hex}"
     with contextlib.suppress(FileNotFoundError):
         os.rename(target, old)
@@ -232,7 +236,7 @@ class StoredOutput:
     path: str
     staging: Staging
 
-    # Beside the output, wherever the staging is: all jobs on this output must look at the same place.
+    # Next to the output, wherever the staging is: all jobs on this output must look for claims in the same folder.
 
     @property
     def _beside(self) -> str:
@@ -259,7 +263,7 @@ class StoredOutput:
                 objects.put_if_version(self._claim, claim, found.version)
                 return
         except (PreconditionFailed, Changed, FileNotFoundError):
-            pass  # another launch was faster; or this one, and the answer was lost
+            pass  # another launch was faster; or this one claimed it, and the answer was lost
         if (launch := self._claimed_by()) != self.staging.launch:
             raise self._lost(launch)
 
@@ -274,7 +278,7 @@ class StoredOutput:
     def _check_claim(self) -> None:
         other = self._claimed_by()
         if other is None and self._published():
-            return  # a step that runs again behind the last one
+            return  # this step runs again after the last one
         if other != self.staging.launch:
             raise self._lost(other)
 
@@ -292,16 +296,16 @@ class StoredOutput:
         return self._first_wrong(listed_files(manifest)) is None
 
     def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
-        """The first file that is not there as it was written. Stores keep our digests, so none is read."""
+        """The first file that is not there as it was written, or None. Stores keep our digests, so no file is read."""
         found = objects.find_all(join(self.path, file["path"]) for file in files)
         for file, here in zip(files, found, strict=True):
-            # Copies that other tools made may have lost the digest.
+            # A copy that another tool made may have lost the digest.
             if here is None or here.size != file["bytes"] or here.sha256 not in (None, file["sha256"]):
                 return join(self.path, file["path"])
         return None
 
     def is_empty(self) -> bool:
-        # With a claim: a job of ours was here and did not end.
+        # A claim means that a job of ours has not ended.
         return self._claimed_by() is not None or not objects.listed(f"{self.path}/")
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
@@ -310,18 +314,18 @@ class StoredOutput:
         if text is None:
             return
         if is_manifest(text) and (is_ours(json.loads(text)) or self._published()):
-            return  # same job, same bytes; or this step runs again behind the last one
+            return  # the same job gives the same bytes; or this step runs again after the last one
         if not overwrite or not is_manifest(text):
             raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
-        self._put_away(text)
+        self._remove_manifest(text)
 
     def _published(self) -> bool:
-        """Whether this very launch has published."""
+        """True if this launch has published its output."""
         run = _read(join(self.path, RUN))
         return run is not None and json.loads(run).get("launch") == self.staging.launch
 
-    def _put_away(self, text: bytes) -> None:
-        """The manifest that is replaced goes out of sight; what it lists can be removed once the new one is there."""
+    def _remove_manifest(self, text: bytes) -> None:
+        """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed, too."""
         objects.put(join(self._beside, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
         objects.delete([join(self.path, MANIFEST)])
 
@@ -360,7 +364,7 @@ class StoredOutput:
         if (wrong := self._first_wrong(listed_files(manifest))) is not None:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
         if (there := self.manifest()) is not None and there != text:
-            self._put_away(there)
+            self._remove_manifest(there)
         self.write_run(run)
         self._check_claim()
         objects.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
@@ -376,7 +380,7 @@ class StoredOutput:
                 gone = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
                 objects.delete(join(self.path, name) for name in gone)
             objects.delete([found.path])
-        if _read(join(f"{self.path}.failed", FAILURE)) is not None:  # of an earlier try, which this run made good
+        if _read(join(f"{self.path}.failed", FAILURE)) is not None:  # of an earlier run; this one succeeded
             self._remove_failed()
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
@@ -399,7 +403,11 @@ class StoredOutput:
 
 
 def _parts(path: str) -> Iterator[bytes]:
-    """A file's content, in parts."""
+    """A file's content, in parts.
+
+    Raises:
+        OutputError: there is no such object.
+    """
     if is_local(path):
         yield Path(path).read_bytes()
         return

@@ -1,4 +1,4 @@
-"""Writing shards, and publishing the output that they make."""
+"""Writes shards, and publishes the output that they make."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
 _ENCODER = "encoder: "
-"""Before the name of an encoder and its version, among the ways in which records were made."""
+"""Prefix of the counters of `BlockReceipt.made` that name an encoder and its version."""
 
 
 def write_shard(
@@ -46,7 +46,7 @@ def write_shard(
 ) -> ShardReceipt:
     """Streams a shard's slices from the spool into every format.
 
-    Memory: one slice (a block's rows of one domain) and one packing group, whatever the size of the shard.
+    Memory: one slice (a block's rows of one domain) and one packing group, for any size of the shard.
     """
     columns = layout.columns(spool.receipt(plan.slices[0].name).columns)
     rows = 0
@@ -90,7 +90,7 @@ def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> Writ
 
 
 def first_reject(plan: Plan, spool: Spool) -> dict[str, Any] | None:
-    """The first reject, as it stands in the rejects."""
+    """The first reject, as it is written to the rejects; None if there is none."""
     return next(_rejects(plan.rejects[0].slices[:1], spool)) if plan.rejects else None
 
 
@@ -109,14 +109,14 @@ def _rejects(slices: Sequence[RejectSlice], spool: Spool) -> Iterator[dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Puts an output in its place, whole.
+    """Publishes an output when all of its shards are written, or reports why not.
 
     Attributes:
         output: the directory to make.
-        staging: where its files were written.
+        staging: the folder of its unfinished files.
         formats, layout, max_reject_rate, max_drop_rate, tokenizer, overwrite: see `Shard`.
-        facts: for the manifest.
-        run: for `run.json`.
+        facts: what the manifest says of the job.
+        run: what `run.json` says of the run.
         launched: a launcher claims the output before the run, and removes the launch's folder after it. Without one,
             as in a chain written by hand, the steps do both: `prepare` and `publish`.
     """
@@ -135,11 +135,11 @@ class Publisher:
 
     @property
     def target(self) -> OutputTarget:
-        """Where it lies."""
+        """The output, as it is made on a disk or in a store."""
         return output_at(self.output, self.staging)
 
     def refusal(self) -> str | None:
-        """Why the output may not be written, or None."""
+        """The reason why the output may not be written, or None."""
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
@@ -154,10 +154,10 @@ class Publisher:
         return None
 
     def prepare(self, plan: Plan) -> bool:
-        """Before the first shard is written: makes room where shards are written into the output's place.
+        """Prepares the output for its shards. Called before the first is written.
 
         Returns:
-            whether shards are to be written: a plan that will not be published needs none.
+            False if the plan will not be published: then no shard need be written.
 
         Raises:
             ConfigError: see `Layout.columns`.
@@ -176,7 +176,7 @@ class Publisher:
         return True
 
     def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
-        """Publishes, or fails and leaves the rejects in `OUTPUT.failed/`. Gives the output's path.
+        """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.
 
         Raises:
             RunError: see `Shard`.
@@ -196,7 +196,7 @@ class Publisher:
         others = self._others(plan)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
         text, place = dump(manifest), self.target
-        # Else this very step runs again, after it had done its work.
+        # Otherwise this step runs again after it had published.
         if place.manifest() != text or not place.is_complete(manifest):
             if refusal := self.refusal():
                 raise OutputError(refusal)
@@ -216,7 +216,7 @@ class Publisher:
             raise RunError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
     def _others(self, plan: Plan) -> dict[str, bytes]:
-        """The files that no shard has."""
+        """The files that belong to no shard."""
         others = {}
         if "tfrecord" in self.formats:
             others[FEATURES] = dump(features(plan.columns))
@@ -231,7 +231,7 @@ class Publisher:
         return Asked.of(self.facts.get("config"))
 
     def problem(self, plan: Plan) -> str | None:
-        """Why a plan must not be carried out, or None."""
+        """The reason why a plan must not be carried out, or None."""
         return failure(plan, self._asked, self.max_reject_rate, self.max_drop_rate)
 
     def _run(self, plan: Plan, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class Publisher:
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
-        """Leaves the ledger and the rejects in `OUTPUT.failed/`; gives the whole message."""
+        """Writes the ledger and the rejects to `OUTPUT.failed/`. Returns the complete message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
         self.target.fail(dump(report), rejects)
         where = f"see {self.output}.failed/{'rejects' if rejects else FAILURE}"
@@ -261,17 +261,17 @@ def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
 
 
 def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether a manifest's facts are these: as text, since the order of the config's sources matters."""
+    """True if a manifest has these facts. They are compared as text: the order of the config's sources matters."""
     return json.dumps(facts) == json.dumps({key: manifest.get(key) for key in facts})
 
 
 def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[list[dict[str, Any]]], bool]) -> bool:
-    """Whether an output is whole and of this very job.
+    """True if an output is complete and of the same job.
 
     Args:
         output: its path.
-        facts: of this job, as they would stand in its manifest.
-        same_inputs: says whether the manifest's inputs are this job's.
+        facts: the facts of this job, as its manifest would have them.
+        same_inputs: tells whether the manifest's inputs are those of this job.
     """
     place = output_at(output, Staging.beside(output))
     text = place.manifest()

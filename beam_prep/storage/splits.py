@@ -22,7 +22,7 @@ BLOCK_BYTES = 8 * 1024 * 1024
 
 
 def pack_files(files: Sequence[InputFile]) -> bytes:
-    """The files of a job, in a few bytes each.
+    """Packs the files of a job, in a few bytes each.
 
     The graph of a pipeline holds them, and Dataflow limits its size to 10 MB: `Create` of 100,000 files has more.
     """
@@ -36,7 +36,7 @@ def split_files(_: bytes, packed: bytes, block_bytes: int) -> Iterable[Split]:
 
 
 def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split]:
-    """A plain file's byte ranges; a compressed file, a `.json` file, or an empty one, is one split."""
+    """The byte ranges of a plain file. A compressed, `.json` or empty file is one split."""
     index, source = place
     if source.compression is not None or is_json_file(source.path):
         return [Split(index, source, 0, -1)]
@@ -47,7 +47,7 @@ def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split
 def read_split(
     split: Split, block_bytes: int, spool: Spool | None = None, columns: Wanted | None = None
 ) -> Iterable[Records]:
-    """The blocks of a split. One that the spool already has comes without rows, with its receipt.
+    """The blocks of a split. A block that is in the spool already has its receipt and no rows.
 
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
@@ -59,17 +59,17 @@ def read_split(
             end = raw.start + raw.size
             yield _block(split, raw, block_bytes, spool, columns)
     if end < split.stop:
-        raise InputError(f"{split.source.path!r} became shorter while the job ran: run again on a file that stays")
-    if end == 0:  # an empty file has a block too: the manifest lists it
+        raise InputError(f"{split.source.path!r} became shorter while the job ran: run again when nobody writes to it")
+    if end == 0:  # an empty file has a block, too: the manifest lists it
         yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
 
 
 FIRST_BYTES = 1024 * 1024
-"""Bytes of a file that are read to show its first records."""
+"""Bytes that are read of a file to show its first records."""
 
 
 def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYTES) -> Records | None:
-    """The records of a file's first block; None: it is empty.
+    """The records of a file's first block; None if the file is empty.
 
     Raises:
         InputError: the file cannot be read.
@@ -80,7 +80,7 @@ def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYT
 
 
 def records_at(source: InputFile, file: int, start: int, size: int) -> Records | None:
-    """The records that begin in a range of bytes of a plain file; None: there are none.
+    """The records that begin in a range of bytes of a plain file; None if there are none.
 
     Args:
         source: the file.

@@ -1,4 +1,4 @@
-"""An output in an object store, as `beam_prep.verify` looks at it: its files are copied here, a shard at a time."""
+"""An output in an object store, for `beam_prep.verify`. Its files are copied to this machine, one shard at a time."""
 
 import contextlib
 import tempfile
@@ -13,7 +13,7 @@ from beam_prep.storage.stores.reader import parts
 
 
 class StoredFiles:
-    """See `verify.OutputFiles`. The objects are those that are there when this is made.
+    """See `verify.OutputFiles`. The objects are listed once, when this is made.
 
     Args:
         output: on `gs://` or `s3://`.
@@ -47,10 +47,10 @@ class StoredFiles:
 
     @contextlib.contextmanager
     def local(self, names: Sequence[str]) -> Iterator[Path]:
-        """See `verify.OutputFiles`. Takes their size in the folder of temporary files (`TMPDIR`).
+        """See `verify.OutputFiles`. The copies are in the folder of temporary files (`TMPDIR`).
 
         Raises:
-            FormatError: one was replaced or removed meanwhile.
+            FormatError: a file was replaced or removed meanwhile.
         """
         with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
             for name in names:
@@ -65,4 +65,4 @@ def _copy(found: ObjectInfo, path: Path) -> None:
         with path.open("wb") as file:
             file.writelines(parts(found))
     except (Changed, FileNotFoundError):
-        raise FormatError(f"{found.path} changed while it was looked at: a job is writing this output") from None
+        raise FormatError(f"{found.path} changed while it was read: a job is writing this output") from None

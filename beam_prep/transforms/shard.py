@@ -126,7 +126,7 @@ class MakePlan(beam.DoFn):
         if self.publisher.problem(plan) is not None:
             plan = dataclasses.replace(plan, lost=lost_records(receipts, self.spool.sidecars))
         if self.publisher.prepare(plan):
-            last, cut = self.spool.once and receipts.distinct, CUT in plan.counters
+            last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
             yield from (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
         yield from plan.rejects
         # Publish knows by their counts which shards there must be.
