@@ -17,7 +17,7 @@ class FilterByChars(BlockStep):
 
     Attributes:
         min_chars, max_chars: code points, both inclusive.
-        fields: the text fields that are looked at. Records that have none of them pass.
+        fields: the text fields that are checked. Records that have none of them pass.
 
     >>> block = bp.testing.records([{"text": "short"}, {"text": "long enough"}])
     >>> bp.testing.to_rows(bp.FilterByChars(min_chars=8).step()(block))
@@ -67,7 +67,7 @@ class FilterRecords(BlockStep):
 
 @dataclasses.dataclass(eq=False)
 class MapRecords(BlockStep):
-    """`Records` -> `Records`: puts `function(record)`, a dict, in each record's place.
+    """`Records` -> `Records`: replaces each record by `function(record)`, a dict.
 
     A string rejects the record, with that string as the reason. An exception ends the run and names the record.
 
@@ -90,7 +90,7 @@ class MapRecords(BlockStep):
 
 @dataclasses.dataclass(eq=False)
 class AdaptRecords(BlockStep):
-    """`Records` -> `Records`: records of another shape (ShareGPT, Alpaca) become those that sections read.
+    """`Records` -> `Records`: converts records of another shape (ShareGPT, Alpaca) to the fields that sections read.
 
     Attributes:
         adapter: see `beam_prep.core.reading.adapters.adapter`.

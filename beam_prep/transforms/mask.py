@@ -15,9 +15,9 @@ class BuildMask(BlockStep):
     """`Batch` -> `Batch`: adds the mask column of each output that has one: 1 where the loss is taken.
 
     Attributes:
-        policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that gives
-            bool [segments]: the segments that are trained.
-        default: for roles that a mapping does not name.
+        policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that returns
+            bool [segments]: True for the segments that are trained.
+        default: the rule of roles that a mapping does not name.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
@@ -42,5 +42,5 @@ class BuildMask(BlockStep):
             self.policy = RoleMask(dict(self.policy), self.default)
 
     def step(self) -> Callable[[Batch], Batch]:
-        assert not isinstance(self.policy, Mapping)  # one is made into a function above
+        assert not isinstance(self.policy, Mapping)  # `__post_init__` made it a function
         return partial(build_mask, policy=self.policy)

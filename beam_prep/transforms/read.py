@@ -17,7 +17,7 @@ from beam_prep.storage.spool import Spool
 
 @dataclasses.dataclass(eq=False)
 class ReadSplits(beam.DoFn):
-    """Splits -> their blocks, see `read_split`."""
+    """Splits -> their blocks: see `read_split`."""
 
     block_bytes: int
     spool: Spool | None
@@ -35,14 +35,14 @@ class ReadSplits(beam.DoFn):
 class ReadJSONL(beam.PTransform):
     """Files -> `Records`, every line of them exactly once, in blocks that are the same on every runner.
 
-    Plain files are split by byte ranges; `.gz`, `.bz2` and `.zst` are read as streams, in blocks too, and so are
-    `.json` files that hold one list of records. A line that is not a JSON object is a reject, a blank line is counted.
-    The files are listed here, when the pipeline is built.
+    Plain files are split by byte ranges. `.gz`, `.bz2` and `.zst` files, and `.json` files that hold one list of
+    records, are read as streams, in blocks too. A line that is not a JSON object is rejected, a blank line is counted.
+    The files are listed when the pipeline is built.
 
     Attributes:
         inputs: paths and globs.
-        block_bytes: bytes of input a block; a multiple of 65536, so that digests of inputs do not depend on it.
-        spool: where blocks of an earlier run may lie; for launchers.
+        block_bytes: bytes of input in a block; a multiple of 65536, so that digests of inputs do not depend on it.
+        spool: the folder of blocks of earlier runs, which are reused; for launchers.
         columns: `("chats", FIELD)` or `("texts", FIELD)`: blocks whose records are chats of roles and contents alone,
             or texts, are parsed as columns, which `ApplyTemplate` renders several times faster. Every other step still
             gets the records.

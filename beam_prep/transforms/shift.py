@@ -27,7 +27,7 @@ class Labels(BlockStep):
 class Shift(BlockStep):
     """`Batch` -> `Batch`: `input_ids` without the last token, `labels` without the first: label i follows input i.
 
-    For trainers that do not shift by themselves; the models of transformers do. Rows of fewer than 2 tokens are
+    Use it for trainers that do not shift; the models of transformers do. Rows of fewer than 2 tokens are
     rejected (`too_short_to_shift`).
 
     >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")

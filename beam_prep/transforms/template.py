@@ -17,17 +17,17 @@ from beam_prep.transforms.block_step import BlockStep
 class ApplyTemplate(BlockStep):
     """`Records` -> `Rendered`: each record as pieces of text with their roles, by the sections of each output.
 
-    Records that cannot be used are rejected; those that yield nothing are dropped (`empty`).
+    Records that cannot be used are rejected. Records without any text are dropped (`empty`).
 
     Attributes:
         outputs: what each row consists of, or a config's `input`, whose `date` then is that of `rules`.
         tokenizer: its chat template renders messages.
         domain_key: the record's key that names its domain.
         rules: BOS, EOS, implicit prompts, another chat template.
-        render: `auto`: chat templates are rendered by recorded plans where they hold, which is several times faster
-            and gives the same (`core.chat.recorded.plans`); `jinja`: never.
-        sampled: jinja renders a sample of each block too, and all of it where one record differs. A difference in a
-            record that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.
+        render: `auto`: recorded plans render chat templates where they are proven, several times faster and with the
+            same result (`core.chat.recorded.plans`); `jinja`: they never do.
+        sampled: jinja renders a sample of each block, too, and the entire block if one record differs. A difference in
+            a record outside the sample is not seen: `Pipeline(check="full")` compares all records instead.
 
     Raises:
         TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or

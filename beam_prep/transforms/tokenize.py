@@ -31,7 +31,7 @@ class FromTokens(BlockStep):
 
     Attributes:
         output: the names of the columns.
-        tokenizer: the one that made the ids; larger ones than it has are rejected.
+        tokenizer: the one that made the ids. Records with larger ids than it has are rejected.
         domain_key: the record's key that names its domain.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
@@ -59,13 +59,13 @@ class Tokenize(BlockStep):
     """`Rendered` -> `Batch`: every piece of text encoded, the pieces of a sequence joined, ids in flat arrays.
 
     Attributes:
-        tokenizer: loaded once by each process, at its first block.
-        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
-            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: or an error.
-            `inherited`, for launchers: what `choose` said in the process that the workers are forked from.
+        tokenizer: the tokenizer. Each process loads it once, at its first block.
+        backend: `auto`: gigatoken, which is many times faster, where it gives the same ids as transformers (see
+            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: gigatoken, or an error.
+            `inherited`, for launchers: the choice of the process that the workers are forked from.
             `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
-        sampled: the reference encodes a sample of each block too, and all of it where one text differs. A difference
-            in a text that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.
+        sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
+            difference in a text outside the sample is not seen: `Pipeline(check="full")` compares all texts instead.
 
     Raises:
         TokenizerError: gigatoken was asked for, and cannot be used.

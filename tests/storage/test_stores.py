@@ -45,7 +45,7 @@ def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extr
 
 
 def test_other_schemes_are_named() -> None:
-    with pytest.raises(StorageError, match="hdfs:// is no store that is known here: wanted gs:// or s3://"):
+    with pytest.raises(StorageError, match="hdfs:// is not a known store: wanted gs:// or s3://"):
         objects.find("hdfs://host/x")
 
 

@@ -28,7 +28,7 @@ class GCSClient:
         from requests.adapters import HTTPAdapter
 
         self._gcs = gcsio.create_storage_client(options)
-        # Else connections beyond ten are thrown away after each request, with a warning.
+        # Otherwise connections beyond ten are closed after each request, with a warning.
         for scheme in ("https://", "http://"):
             self._gcs._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * CONNECTIONS))
 
@@ -75,14 +75,14 @@ class GCSClient:
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         with self._errors(path):
             only = None if version is None else int(version)
-            # As it is stored: the library would unpack what is marked as gzip.
+            # As it is stored: otherwise the library decompresses objects that are marked as gzip.
             data: bytes = self._blob(path).download_as_bytes(
                 start=start, end=stop - 1, raw_download=True, if_generation_match=only, checksum=None, retry=None
             )
         return data
 
     def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        found = self.find(path)  # its client cannot ask for the end of what it does not know the size of
+        found = self.find(path)  # the client cannot request the end of an object of unknown size
         start = max(0, found.size - size)
         return self.get(path, start, found.size, found.version), found.size
 
@@ -105,7 +105,7 @@ class GCSClient:
     def upload(self, path: str, file: str, sha256: str) -> None:
         blob = self._blob(path)
         blob.metadata = metadata(sha256)
-        with self._errors(path):  # resumable where it is large: it is an object only with its last byte
+        with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
             blob.upload_from_filename(file, content_type="application/octet-stream", checksum="crc32c", retry=None)
 
     def delete(self, path: str) -> None:

@@ -1,9 +1,9 @@
-"""Object stores: whole objects, with the clients that Beam's FileSystems make of Beam's options, kept per process.
+"""Reads and writes entire objects, with the clients that Beam makes from its options. A process keeps its clients.
 
-FileSystems makes a client anew for every call, which takes longer than the call. And it can say neither "only if
-nothing is there" nor "only the version that was listed", on which the guarantees of outputs rest. Writes here are one
-request to the store or, for large files, an upload that counts only when it is complete: a cut object never takes a
-name. What does not answer is asked again for `RETRY_SECONDS` seconds.
+Beam's FileSystems makes a new client for every call, which takes longer than the call. And it has no conditions such as
+"only if there is none" and "only the version that was listed", which our outputs need. A write is one request or, for a
+large file, an upload that counts only when it is complete: no name ever belongs to half an object. A request without an
+answer is made again for `RETRY_SECONDS` seconds.
 """
 
 import functools
@@ -30,14 +30,14 @@ _CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
 
 
 def _client(path: str) -> StoreClient:
-    # One a process: a connection must not be used on both sides of a fork.
+    # One per process: a connection must not be used on both sides of a fork.
     return client_for(path.partition("://")[0], os.getpid(), FileSystems._pipeline_options)
 
 
 @functools.lru_cache(maxsize=4)
 def client_for(scheme: str, process: int, options: PipelineOptions | None) -> StoreClient:
     if scheme not in _CLIENTS:
-        raise StorageError(f"{scheme}:// is no store that is known here: wanted gs:// or s3://, or a local path")
+        raise StorageError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
     make, extra = _CLIENTS[scheme]
     try:
         return make(options or PipelineOptions([]))
@@ -46,7 +46,7 @@ def client_for(scheme: str, process: int, options: PipelineOptions | None) -> St
 
 
 def find(path: str) -> ObjectInfo | None:
-    """What a store says of an object; None: there is none."""
+    """Describes an object; None if there is none."""
     try:
         return with_retries(lambda: _client(path).find(path), path)
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def find(path: str) -> ObjectInfo | None:
 
 
 def find_all(paths: Iterable[str]) -> list[ObjectInfo | None]:
-    """`find`, several at the same time."""
+    """`find` for several objects at the same time."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         return list(pool.map(find, paths))
 
@@ -64,7 +64,7 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        Changed: it is another version.
+        Changed: it has another version.
     """
     if stop <= start:
         return b""
@@ -72,7 +72,7 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
 
 
 def tail(path: str, size: int) -> tuple[bytes, int]:
-    """The last bytes of an object, at most `size`, and how many it has in all.
+    """The last bytes of an object, at most `size`, and the object's size.
 
     Raises:
         FileNotFoundError: there is none.
@@ -81,16 +81,16 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
 
 
 def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
-    """Writes an object, whole or not at all."""
+    """Writes an object, completely or not at all."""
     with _bucket_is_there(path):
         with_retries(lambda: _client(path).put(path, data, sha256), path)
 
 
 def put_if_absent(path: str, data: bytes) -> None:
-    """Writes an object if there is none of this path.
+    """Writes an object if there is none at this path.
 
-    A request whose answer was lost is made again, and fails then because of its own success: what must know whether
-    the object is its own has to look.
+    A request whose answer was lost is made again, and then fails because the first one succeeded. A caller that must
+    know whose object it is has to read it.
 
     Raises:
         PreconditionFailed: there is one.
@@ -100,16 +100,16 @@ def put_if_absent(path: str, data: bytes) -> None:
 
 
 def put_if_version(path: str, data: bytes, version: str) -> None:
-    """Writes an object if it is of the version that `find` told. Of lost answers see `put_if_absent`.
+    """Writes an object if it has the version that `find` returned. For lost answers see `put_if_absent`.
 
     Raises:
-        PreconditionFailed: it is of another version, or no longer there.
+        PreconditionFailed: it has another version, or is no longer there.
     """
     with_retries(lambda: _client(path).put_if(path, data, version), path)
 
 
 def upload(path: str, file: str, sha256: str) -> None:
-    """Writes an object from a local file, whole or not at all."""
+    """Writes an object from a local file, completely or not at all."""
     with _bucket_is_there(path):
         with_retries(lambda: _client(path).upload(path, file, sha256), path)
 
@@ -123,13 +123,13 @@ def _bucket_is_there(path: str) -> Iterator[None]:
 
 
 def delete(paths: Iterable[str]) -> None:
-    """Removes objects; those that are not there are no error."""
+    """Removes objects. One that is not there is no error."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(lambda path: with_retries(lambda: _client(path).delete(path), path), paths))
 
 
 def listed(prefix: str) -> list[ObjectInfo]:
-    """The objects whose paths begin so, in order."""
+    """The objects whose paths begin with a prefix, in order."""
     with _bucket_is_there(prefix):
         found = with_retries(lambda: list(_client(prefix).listed(prefix)), prefix)
     return sorted(found, key=lambda each: each.path.encode())

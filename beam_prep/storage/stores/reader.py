@@ -1,4 +1,4 @@
-"""An object as a file."""
+"""Objects as files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +15,11 @@ class Reader(RangeFile):
     """An object as a file.
 
     Args:
-        found: the object; another version of it is never read.
-        ahead: bytes to ask for at a time, at least.
+        found: the object. No other version of it is read.
+        ahead: the least number of bytes in a request.
 
     Raises:
-        Changed, FileNotFoundError: (when read) it is no longer there as it was.
+        Changed, FileNotFoundError: (when read) the object was replaced or removed.
     """
 
     def __init__(self, found: ObjectInfo, ahead: int = 256 * 1024) -> None:
@@ -29,13 +29,13 @@ class Reader(RangeFile):
 
     @classmethod
     def from_end(cls, path: str, size: int = 64 * 1024) -> "Reader":
-        """One that has the end of an object already, in one request.
+        """A reader that has read the end of the object already, in one request.
 
         Raises:
             FileNotFoundError: there is none.
         """
         data, whole = tail(path, size)
-        # Written once, so any version is the one.
+        # Such an object is written once, so every version is right.
         reader = cls(ObjectInfo(path, whole, "", "", 0.0), 0)
         reader._first, reader._window = whole - len(data), data
         return reader
@@ -53,10 +53,10 @@ class Reader(RangeFile):
 
 
 def parts(found: ObjectInfo) -> Iterator[bytes]:
-    """An object's content, some of it at a time.
+    """An object's content, in parts.
 
     Raises:
-        Changed, FileNotFoundError: it is no longer there as it was.
+        Changed, FileNotFoundError: the object was replaced or removed.
     """
     reader = Reader(found)
     while data := reader.read(_PART):

@@ -26,8 +26,8 @@ class S3Client:
         from apache_beam.io.aws.clients.s3 import boto3_client
 
         self._s3 = boto3_client.Client(options).client
-        # Else connections beyond ten are thrown away after each request, with a warning.
-        with contextlib.suppress(AttributeError):  # botocore's own names, which another version may not have
+        # Otherwise connections beyond ten are closed after each request, with a warning.
+        with contextlib.suppress(AttributeError):  # private names of botocore; without them there are warnings
             http = self._s3._endpoint.http_session
             http._max_pool_connections = http._manager.connection_pool_kw["maxsize"] = 2 * CONNECTIONS
 
@@ -101,7 +101,7 @@ class S3Client:
 
     def upload(self, path: str, file: str, sha256: str) -> None:
         bucket, name = bucket_and_name(path)
-        with self._errors(path):  # in parts where it is large, and these are thrown away unless all arrive
+        with self._errors(path):  # a large file in parts, which count only if all arrive
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
     def delete(self, path: str) -> None:
