@@ -1,4 +1,4 @@
-"""The command line: `beam-prep run | inspect | cat | verify | schema`. Heavy imports wait until they are needed."""
+"""The command line: `beam-prep run | inspect | cat | verify | schema`. Large modules are imported when needed."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ example:
   beam-prep run 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
 Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
-process and large ones in one worker process a core.
+process and large ones in one worker process for each core.
 """
 
 INSPECT_EXAMPLE = """\
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument(
         "--count",
         type=int,
-        help="show the first N records (default: the first, the shortest, the longest, and some that are drawn)",
+        help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
     )
     inspect.add_argument("--domain", help="only records of this domain")
     inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
@@ -73,10 +73,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit code: 0 good, 1 the job failed, 2 the call is wrong.
+    """Runs a command. Returns the exit code: 0 success, 1 the job failed, 2 the arguments are wrong.
 
     Args:
-        arguments: of the command; None: those that this program was called with.
+        arguments: the command's arguments; None means those of this process.
     """
     parser = _parser()
     words = sys.argv[1:] if arguments is None else arguments
@@ -120,9 +120,9 @@ def _import_beam() -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Around imports, of which nothing is garbage: to look for garbage would take a tenth of the time.
+    """Turns garbage collection off while modules are imported, which saves a tenth of the time.
 
-    Only in the command line's own process: garbage collection elsewhere is the caller's.
+    Only in the command line's own process: in another it is the caller's.
     """
     if not worker.is_own_program():
         yield
@@ -172,7 +172,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
-    """What is wrong with options that are not ours, or None. Beam itself would drop a misspelt one with a log line."""
+    """What is wrong with options that are not ours, or None. Beam only logs a misspelt option, and ignores it."""
     if not beam_options:
         return None
     _import_beam()
@@ -194,7 +194,7 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
 
 
 def summary(output: str, manifest: dict[str, Any]) -> str:
-    """What a run gave, in a few lines."""
+    """The result of a run, in a few lines."""
     from beam_prep.core.shards import report
 
     ledger, totals = manifest["ledger"], manifest["totals"]
@@ -253,7 +253,7 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _wrong_inspect(given: argparse.Namespace) -> str | None:
-    """What is wrong with the options of `inspect` together, and what to type; None: nothing."""
+    """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
     output = next((path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))), None)
     file = next((path for path in given.paths if os.path.isfile(path)), None)
     before = "beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME"

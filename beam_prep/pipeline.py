@@ -46,13 +46,13 @@ log = logging.getLogger("beam_prep")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run gave.
+    """The result of a run.
 
     Attributes:
         output: the output directory.
-        manifest: its manifest; None: the job was launched and not waited for.
-        up_to_date: the output was there already; nothing was done.
-        job_id: what the runner calls a job that was not waited for, where it says so.
+        manifest: its manifest; None if the job was launched and not waited for.
+        up_to_date: the output was there already, and nothing was done.
+        job_id: the runner's id of a job that was not waited for, if it has one.
     """
 
     output: str
@@ -68,23 +68,23 @@ class Pipeline:
         config: a `PipelineConfig`, or the path of its JSON file.
         inputs: paths, globs and `@LIST`s (files that name these, one a line), in order.
         output_dir: the directory to make.
-        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. Like the other paths, it may be one
-            on `gs://` or `s3://`: see docs/storage.md.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. This and the other paths may be on
+            `gs://` or `s3://`: see docs/storage.md.
         overwrite: replace another job's output.
         max_reject_rate: a larger share of rejected records fails the run.
         max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
             `untrained`).
         reject_text: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
-        block_bytes: bytes of input that are worked on at a time; a multiple of 65536. Changes no byte of the output.
-        spool: a folder that keeps tokenised blocks for later runs; without it they go when the run has succeeded.
-        staging: where unfinished files lie; by default a hidden folder beside the output.
-        staging_ttl: seconds after which what failed launches left is removed.
+        block_bytes: bytes of input in a block; a multiple of 65536. Changes no byte of the output.
+        spool: a folder that keeps tokenised blocks for later runs; without it they are removed when the run succeeds.
+        staging: the folder of unfinished files; by default a hidden folder next to the output.
+        staging_ttl: seconds after which the unfinished files of failed launches are removed.
         tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
         render: `auto` or `jinja`: see `ApplyTemplate`.
-        check: how much of what the fast ways give is compared with the reference: `sample`, some records of every
-            block, or `full`, all of it; then a difference fails the run. docs/masks.md says what a sample can miss.
-        beam_options: any options of Beam, which `run` takes where it is given none. Those that say where a store is
-            (`--s3_endpoint_url` ...) are needed here, where the inputs are listed.
+        check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
+            block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.
+        beam_options: any options of Beam, for `run` if it is given none. The options that say where a store is
+            (`--s3_endpoint_url` ...) are needed here, because the inputs are listed here.
 
     Raises:
         ConfigError, InputError, TokenizerError, OutputError, StorageError: before anything runs.
@@ -133,7 +133,7 @@ class Pipeline:
         self.inputs = list_inputs(inputs)
         self.tokenizer = load_tokenizer(tokenizer_path)
         if self.config.input.chat_template is not None:
-            # So the output keeps the template that made it.
+            # Then the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
         if tokenizer_backend not in get_args(Backend):
             wanted = ", ".join(get_args(Backend))
@@ -161,13 +161,13 @@ class Pipeline:
         """Runs the job, or finds that its output is up to date.
 
         Args:
-            beam_options: any options of Beam. Without a runner: in-process for small inputs, else one worker process
-                a core.
-            wait: wait for the end; else the job is only launched (on runners that work elsewhere), and a later launch
-                removes its unfinished files, after `staging_ttl`.
+            beam_options: any options of Beam. Without a runner, small inputs are worked on in this process, and large
+                ones in one worker process for each core.
+            wait: wait for the end. Otherwise the job is only launched (on runners that work elsewhere), and a later
+                launch removes its unfinished files after `staging_ttl`.
 
         Raises:
-            BeamPrepError: see the subclasses; the message says what to do.
+            BeamPrepError: one of its subclasses. The message says what to do.
         """
         beam_options = self.beam_options if beam_options is None else beam_options
         options = _options(beam_options)
@@ -181,7 +181,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """No other job on this output. (In a store, the claim of the last launch counts: see `StoredOutput`.)"""
+        """Locks the output against other jobs. (In a store, claims do that: see `StoredOutput`.)"""
         if not is_local(self.output):
             yield
             return
@@ -196,7 +196,7 @@ class Pipeline:
 
     def _run(self, options: PipelineOptions, wait: bool) -> Result:
         runner, options, how = choose_runner(options, self.inputs, lambda: self._gate[1])
-        if not worker.are_forked():  # else the first of them passes the gate
+        if not worker.are_forked():  # otherwise the first worker does it
             _ = self._backend
         here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
@@ -207,9 +207,9 @@ class Pipeline:
         self.staging.remove_older(self.staging_ttl)
         self.staging.create()
         if not here:
-            # Workers of other machines do not have the folder where the tokenizer lies.
+            # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
-        watched = self.staging.local  # else workers report to nobody
+        watched = self.staging.local  # otherwise workers write no reports
         progress = Progress(self.staging.path("progress"), self.inputs) if watched else contextlib.nullcontext()
         done = False
         try:
@@ -229,7 +229,7 @@ class Pipeline:
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             raise raised_by_worker(error) from error
         finally:
-            # Elsewhere a job that failed here may still be at work: a later launch removes what it left.
+            # On another runner the job may still be at work: a later launch removes its files.
             if here or done:
                 self.staging.remove()
         if self.spool is None:
@@ -243,7 +243,7 @@ class Pipeline:
 
     @functools.cached_property
     def _gate(self) -> tuple[Backend, str | None]:
-        """See `choose`. The first records of the input are probes too."""
+        """(backend, message for the user) of `choose`, with the first records of the input as probes."""
         if self.config.input.tokenized:
             return "transformers", None
         columns = recipe.columns_of(self.config, self.render)
@@ -254,7 +254,7 @@ class Pipeline:
 
     @functools.cached_property
     def _backend(self) -> Backend | Literal["inherited"]:
-        """What encodes."""
+        """The backend that encodes."""
         if worker.are_forked():
             return INHERITED
         chosen, problem = self._gate
@@ -263,11 +263,11 @@ class Pipeline:
         return chosen
 
     def apply(self, pipeline: beam.Pipeline, run: dict[str, Any], single_use: bool = False) -> beam.PCollection[str]:
-        """Puts the job's steps into a pipeline.
+        """Adds the job's steps to a pipeline.
 
         Args:
-            pipeline: where to.
-            run: what `run.json` says of this run, beside what is known here.
+            pipeline: the pipeline.
+            run: what else `run.json` says of this run.
             single_use: see `Spool`.
         """
         folder = self.spool or join(self.staging.root, "spool")
@@ -305,10 +305,10 @@ class Pipeline:
         )
 
     def _checked(self) -> bool:
-        """Whether an output of this very job went through the check that is asked for.
+        """True if this job's output was made with the check that is asked for.
 
         Raises:
-            OutputError: it did not, and may not be replaced.
+            OutputError: it was not, and may not be replaced.
         """
         run = json.loads(read_bytes(join(self.output, RUN))) if self.check == "full" else {}
         checked = bool(run.get(IN_FULL) == run.get("blocks"))
@@ -324,7 +324,7 @@ class Pipeline:
             return False
         checksum = stores_checksum(self.inputs)
         if checksum is not None and json.loads(read_bytes(join(self.output, RUN))).get("inputs_checksum") == checksum:
-            return True  # the store says so, and nothing need be read
+            return True  # by the stores' checksums; no file is read
         return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
 
     def _result(self, up_to_date: bool) -> Result:

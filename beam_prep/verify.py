@@ -1,7 +1,7 @@
-"""Whether an output is what its manifest says: every file, every count. Needs no Beam and no tokenizer library.
+"""Compares an output with its manifest: every file, every count. Needs no Beam and no tokenizer library.
 
 Each file is read once for its sha256, and the shards once more, by the readers of their formats, for the counts. The
-tokenizer's fingerprint is worked out again. What the output does not hold cannot be checked: the inputs, and the
+tokenizer's fingerprint is computed again. What the output does not contain cannot be checked: the inputs, and the
 counters of what happened to kept rows.
 """
 
@@ -35,14 +35,14 @@ from beam_prep.formats.manifest import (
 
 
 class OutputFiles(Protocol):
-    """The files of an output, wherever they lie."""
+    """The files of an output, on a disk or in a store."""
 
     def names(self) -> Iterable[str]:
         """Every file that is there, relative to the output; "/" separates."""
         ...
 
     def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """A folder of this machine that holds those of these files that are there, for as long as it is entered."""
+        """A folder on this machine with those of these files that exist. It is there as long as the context."""
         ...
 
 
@@ -63,10 +63,10 @@ class LocalFiles:
 
 
 def numbers(text: bytes) -> dict[str, Any]:
-    """What an output holds, in the few numbers that a scheduler hands on.
+    """The few numbers of an output that a scheduler passes on.
 
     Args:
-        text: of its manifest.
+        text: the bytes of its manifest.
 
     Returns:
         `manifest_sha256`; `shards` and `rows`; `tokens` and `trained`, by column; `read`, the records looked at, and
@@ -83,10 +83,10 @@ def numbers(text: bytes) -> dict[str, Any]:
 
 
 def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Every way in which an output is not as its manifest says, one line each: the file, what is found, what is wanted.
+    """Every difference between an output and its manifest, one line each: the file, what is found, what is wanted.
 
-    Hidden files (the name or a folder begins with a dot) are nobody's business; any other that the manifest does not
-    list is a problem: a trainer that takes `*.tfrecord` would read it.
+    Hidden files (the name or a folder begins with a dot) are ignored. Any other file that the manifest does not list is
+    a problem: a trainer that takes `*.tfrecord` would read it.
 
     Raises:
         FormatError: the manifest is damaged.
@@ -135,9 +135,9 @@ def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tokenizer(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Whether the tokenizer that lies in the output is the one that made it."""
+    """Compares the tokenizer in the output with the one that made it."""
     names = [file["path"] for file in manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
-    if not names or "tokenizer" not in manifest:  # of a chain written by hand
+    if not names or "tokenizer" not in manifest:  # a chain written by hand
         return
     wanted = manifest["tokenizer"]["fingerprint"]
     with files.local(names) as folder:
@@ -156,7 +156,7 @@ def _is_outside(name: str) -> bool:
 
 
 def _file(folder: Path, file: WrittenFile) -> Iterator[str]:
-    """Whether a file is there, in its size, with its sha256."""
+    """Compares the size and the sha256 of a file."""
     path = folder / file.path
     try:
         size = path.stat().st_size
@@ -175,7 +175,7 @@ def _file(folder: Path, file: WrittenFile) -> Iterator[str]:
 
 
 def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
-    """Whether the manifest's own numbers add up."""
+    """Checks that the manifest's own numbers add up."""
     totals, said = manifest["totals"], dict(manifest["ledger"])
     read = said.pop("read")
     ledger = Ledger(**said)
@@ -189,7 +189,7 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
     for key, wanted in sum_shards(shards).items():
         if totals.get(key) != wanted:
             yield f"{MANIFEST}: totals say {key} {totals.get(key)}, the shards add up to {wanted}"
-    # Packing joins records; what came into it is counted.
+    # Packing joins records, and counts those that it was given.
     rows, where = (totals["packing"]["rows"], "packing: rows") if "packing" in totals else (totals["rows"], "rows")
     if rows != ledger.kept:
         yield f"{MANIFEST}: totals say {where} {rows}, the ledger says kept {ledger.kept}"
@@ -204,15 +204,15 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
 def _shard(
     folder: Path, name: str, columns: Sequence[Column], shard: ShardReceipt, shards: int, damaged: bool
 ) -> Iterator[str]:
-    """Whether a shard holds, in one format, the rows and tokens that the manifest says.
+    """Compares the rows and tokens of a shard, in one format, with the manifest.
 
     Args:
-        folder: the domain's.
-        name: of the format.
-        columns: of every row.
-        shard: as the manifest has it.
-        shards: of the domain.
-        damaged: a file of the shard is not as listed, which was said: that it cannot be read is no news.
+        folder: the folder of the domain.
+        name: the format.
+        columns: the columns of every row.
+        shard: the shard, as the manifest has it.
+        shards: the number of shards of the domain.
+        damaged: a file of the shard differs, which has been reported: then it is no news that it cannot be read.
     """
     if name not in FORMATS:
         yield "this version cannot read the format: pip install --upgrade beam-prep"
@@ -242,7 +242,7 @@ def _shard(
 
 
 def _rejects(folder: Path, name: str, reasons: Counter[str]) -> Iterator[str]:
-    """Counts the reasons of a file of rejects, and says which of its lines is none."""
+    """Counts the reasons in a file of rejects. Yields a problem for each line that is not a reject."""
     with (folder / name).open("rb") as stream:
         for number, line in enumerate(stream, 1):
             try:

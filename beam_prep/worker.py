@@ -1,8 +1,8 @@
-"""Worker processes of the local runner: Beam's own, silent, since the launcher reports what went wrong.
+"""Worker processes of the local runner. They are Beam's own, but silent: the launcher reports errors.
 
-The command line forks them from itself, where it can: they need not import Beam again (half a second), and share the
-memory of what they do not change. The first of them loads the tokenizer, while the launcher makes the pipeline, and
-then forks the others. Elsewhere they are started: `python -m beam_prep.worker`.
+The command line forks them from itself where it can: then they need not import Beam again (half a second), and share
+the memory that they do not change. The first worker loads the tokenizer, while the launcher makes the pipeline, and
+then forks the others. In other processes workers are started with `python -m beam_prep.worker`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from beam_prep import errors, patches
 from beam_prep.errors import BeamPrepError
 
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-"""The Rust tokenizers would start a thread a core in every worker."""
+"""Otherwise the Rust tokenizers start a thread for each core in every worker."""
 
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_ForkedWorkers | None" = None
@@ -30,11 +30,11 @@ _program = False
 log = logging.getLogger("beam_prep")
 
 WorkerSetup = Callable[[], str | None]
-"""Loads what all workers of a run need; gives what the user should know of it, if anything."""
+"""Loads what all workers of a run need. Returns a message for the user, or None."""
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     if sys.version_info >= (3, 13):
         return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
@@ -43,27 +43,27 @@ def cores() -> int:
 
 
 def own_program() -> None:
-    """Told by the command line: nothing but it runs in this process, so it may fork."""
+    """Declares that nothing but the command line runs in this process. Then it may fork."""
     global _program
     _program = True
 
 
 def is_own_program() -> bool:
-    """Whether nothing but the command line runs in this process."""
+    """True if `own_program` was called."""
     return _program
 
 
 def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
-    """Of this many worker processes, for `FnApiRunner`. To be called before anything in this process starts threads.
+    """An environment of worker processes for `FnApiRunner`. Call it before anything in this process starts threads.
 
     Args:
-        workers: how many.
-        prepare: called in the first of them, where they are forked (`are_forked`); the others are forked from that
-            one. What it gives is logged here, what it raises (a `BeamPrepError`) is raised when the run begins.
+        workers: the number of processes.
+        prepare: called in the first of them, if they are forked (`are_forked`); the others are forked from that one.
+            Its message is logged here, and the `BeamPrepError` that it raises is raised when the run begins.
     """
     from apache_beam.transforms import environments
 
-    # What resolves tokenizers is large, and no worker needs it.
+    # transformers is large, and no worker needs it.
     if _program and sys.platform == "linux" and threading.active_count() == 1 and "transformers" not in sys.modules:
         return _forked(workers, prepare)
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _SETTINGS.items())
@@ -72,13 +72,13 @@ def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
 
 
 def are_forked() -> bool:
-    """Whether forked workers wait for a run."""
+    """True if forked workers wait for a run."""
     return _waiting is not None
 
 
 def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
     global _waiting
-    # Imported here, so that the forked ones have it.
+    # Imported before the fork, so that the workers have it.
     from apache_beam.runners.portability.fn_api_runner import worker_handlers
     from apache_beam.runners.worker import sdk_worker_main
     from apache_beam.transforms import environments
@@ -102,16 +102,16 @@ def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
             if logging.getLogger("beam_prep").isEnabledFor(logging.DEBUG):
                 log = self.logging_api_service_descriptor()
                 settings["LOGGING_API_SERVICE_DESCRIPTOR"] = text_format.MessageToString(log)
-            crew.start(settings)
+            processes.start(settings)
 
         def stop_worker(self) -> None:
-            crew.stop()
+            processes.stop()
 
-    if _waiting is not None:  # for a run that failed before it began
+    if _waiting is not None:  # workers of a run that failed before it began
         _waiting.wait()
     patches.register_environment(_URN, Environment, Handler)
-    gc.freeze()  # a collection would write to, and so copy, all that is shared
-    crew = _waiting = _ForkedWorkers(workers, sdk_worker_main.main, prepare)
+    gc.freeze()  # a collection would write to all shared memory, and so copy it
+    processes = _waiting = _ForkedWorkers(workers, sdk_worker_main.main, prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
 
 
@@ -128,7 +128,7 @@ class _ForkedWorkers:
         if self._pid == 0:
             try:
                 _run_first_worker([reading for reading, _ in pipes], reporting, main, prepare)
-            except Exception:  # else it would end without a word
+            except Exception:  # otherwise it would end without a message
                 traceback.print_exc()
             finally:
                 os._exit(0)
@@ -137,10 +137,10 @@ class _ForkedWorkers:
         os.close(reporting)
 
     def start(self, settings: Mapping[str, str]) -> None:
-        """Tells the next one what to work for.
+        """Starts the next worker.
 
         Raises:
-            BeamPrepError: what the first one's preparation raised.
+            BeamPrepError: the error of the first worker's preparation.
         """
         self._at_work += 1
         self._check_first_worker()
@@ -162,13 +162,13 @@ class _ForkedWorkers:
             log.info("%s", report["words"])
 
     def stop(self) -> None:
-        """Told that one of those that were started has no more to do; of the last, waits for the end of all."""
+        """Counts a worker that has no more to do. After the last one, waits for the end of all."""
         self._at_work -= 1
         if self._at_work == 0:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the end of all; those that have nothing to work for end at once."""
+        """Waits for the end of all workers. Those that were not started end at once."""
         global _waiting
         _waiting = None
         while self._settings:
@@ -179,7 +179,7 @@ class _ForkedWorkers:
 
 
 def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: WorkerSetup | None) -> None:
-    """Prepares, forks the other workers, tells the launcher what came of it, and works as one of them."""
+    """Prepares, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
     _close_all_but([*readings, reporting])
     report: dict[str, str | None] = {"raised": None, "words": None}
@@ -199,7 +199,7 @@ def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepar
             os._exit(0)
         children.append(child)
     _close_all_but([mine, reporting])
-    with contextlib.suppress(BrokenPipeError):  # the launcher found something wrong meanwhile, and has ended
+    with contextlib.suppress(BrokenPipeError):  # the launcher has ended with an error
         os.write(reporting, json.dumps(report).encode())
     os.close(reporting)
     _work_when_told(mine, main)
@@ -208,10 +208,10 @@ def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepar
 
 
 def _close_all_but(kept: Sequence[int]) -> None:
-    """The pipes of others, the lock of the launcher: whoever holds them would keep them open."""
+    """Closes the pipes of other workers and the lock of the launcher, which this process would keep open."""
     for name in os.listdir("/proc/self/fd"):
         if (number := int(name)) > 2 and number not in kept:
-            with contextlib.suppress(OSError):  # that of the listing
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(number)
 
 
@@ -225,17 +225,17 @@ def _work_when_told(reading: int, main: Any) -> None:
 
 
 def _silence() -> None:
-    # Beam adds a handler that shows everything, unless there is one.
+    # Without a handler, Beam adds one that shows everything.
     logging.getLogger().handlers[:] = [logging.NullHandler()]
-    # Beam prints tracebacks there too. What dies below Python still writes to the real one.
+    # Beam prints tracebacks to it, too. Crashes below Python still write to the real stderr.
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _work(main: Any) -> None:
-    """Works until the launcher says that all is done."""
+    """Runs Beam's worker until the launcher ends it."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    # Rows by the hundred thousand are no garbage: to look for it among them takes as long as to parse them.
+    # Hundreds of thousands of rows are not garbage, and a collection takes as long as it takes to parse them.
     gc.freeze()
     gc.enable()
     gc.set_threshold(200_000, 20, 100)
@@ -248,4 +248,4 @@ if __name__ == "__main__":
     from apache_beam.runners.worker import sdk_worker_main
 
     _work(sdk_worker_main.main)
-    os._exit(0)  # to take apart all that was imported takes a third of a second
+    os._exit(0)  # a normal exit, which clears all modules, takes a third of a second
