@@ -212,7 +212,7 @@ OPTIONS = (
         label="Folder for unfinished files",
         group="Working files",
         kind="output_folder",
-        help="where unfinished files lie; without it in .beam_prep beside the output",
+        help="the folder of unfinished files; without it .beam_prep next to the output",
         metavar="DIR",
         pattern=_FOLDER,
         example="gs://bucket/unfinished",
@@ -300,8 +300,8 @@ OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
-    told = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
-    parser.add_argument("files", nargs="*", metavar="INPUT", help=told)
+    inputs_help = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
+    parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)
     groups: dict[str, Any] = {}
     for option in OPTIONS:
         if option.group not in groups:
@@ -344,8 +344,8 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
     while words:
         word = words.pop(0)
         if word in flags:
-            said = bool(words) and words[0].lower() in ("true", "false")
-            word = f"{word}={words.pop(0) if said else 'true'}"
+            has_value = bool(words) and words[0].lower() in ("true", "false")
+            word = f"{word}={words.pop(0) if has_value else 'true'}"
         found.append(word)
     return found
 

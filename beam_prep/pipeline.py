@@ -201,8 +201,8 @@ class Pipeline:
         here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
-        said = [f"config: {warning}" for warning in self.config.warnings]
-        for warning in said:
+        config_warnings = [f"config: {warning}" for warning in self.config.warnings]
+        for warning in config_warnings:
             log.warning("%s", warning)
         self.staging.remove_older(self.staging_ttl)
         self.staging.create()
@@ -215,7 +215,7 @@ class Pipeline:
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
-                about = {"how": how, "warnings": said}
+                about = {"how": how, "warnings": config_warnings}
                 self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
@@ -237,7 +237,7 @@ class Pipeline:
         result = self._result(up_to_date=False)
         run = json.loads(read_bytes(join(self.output, RUN)))
         log.info("%s", how_made(run))
-        for warning in run["warnings"][len(said) :]:
+        for warning in run["warnings"][len(config_warnings) :]:
             log.warning("warning: %s", warning)
         return result
 

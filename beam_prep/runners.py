@@ -74,8 +74,8 @@ def choose_runner(
     """
     name = options.view_as(StandardOptions).runner
     if name not in (None, "DirectRunner", "FnApiRunner"):
-        told = _set_defaults(options, str(name).rpartition(".")[2])
-        words = ", ".join(f"{option}={value}" for option, value in told.items())
+        chosen = _set_defaults(options, str(name).rpartition(".")[2])
+        words = ", ".join(f"{option}={value}" for option, value in chosen.items())
         return name, options, f"runner: {name}{f' with {words}' if words else ''}"
     direct = options.view_as(DirectOptions)
     given = _given(options)
@@ -151,10 +151,10 @@ def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
                 "and type --prism_location=$HOME/go/bin/prism"
             )
     given = _given(options)
-    told = {name: value for name, (_, value) in wanted.items() if name not in given}
-    for name, value in told.items():
+    chosen = {name: value for name, (_, value) in wanted.items() if name not in given}
+    for name, value in chosen.items():
         setattr(options.view_as(wanted[name][0]), name, value)
-    return told
+    return chosen
 
 
 def _flink_slots(master: str) -> tuple[int, int] | None:

@@ -176,9 +176,9 @@ def _file(folder: Path, file: WrittenFile) -> Iterator[str]:
 
 def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
     """Checks that the manifest's own numbers add up."""
-    totals, said = manifest["totals"], dict(manifest["ledger"])
-    read = said.pop("read")
-    ledger = Ledger(**said)
+    totals, counts = manifest["totals"], dict(manifest["ledger"])
+    read = counts.pop("read")
+    ledger = Ledger(**counts)
     if ledger.read != read:
         yield f"{MANIFEST}: the ledger says read {read}, but kept + dropped + rejected are {ledger.read}"
     if (lines := ledger.blank + ledger.read + ledger.not_read) != ledger.lines:
@@ -233,8 +233,8 @@ def _shard(
         return
     if rows != shard.rows:
         yield f"found {rows} rows, {MANIFEST} says {shard.rows}"
-    if shard.packing is not None and untrained != (said := shard.packing.get("packs_untrained", untrained)):
-        yield f"found {untrained} packed rows without a trained token, {MANIFEST} says {said}"
+    if shard.packing is not None and untrained != (untrained_listed := shard.packing.get("packs_untrained", untrained)):
+        yield f"found {untrained} packed rows without a trained token, {MANIFEST} says {untrained_listed}"
     for kind, listed in (("tokens", shard.tokens), ("trained", shard.trained)):
         for column, count in found[kind].items():
             if count != listed.get(column):

@@ -151,11 +151,11 @@ class _ForkedWorkers:
         if self._report is None:
             return
         with open(self._report, "rb") as pipe:
-            said = pipe.read()
+            text = pipe.read()
         self._report = None
-        if not said:
+        if not text:
             raise RuntimeError("Worker subprocess exited while it loaded the tokenizer")
-        report = json.loads(said)
+        report = json.loads(text)
         if report["raised"] is not None:
             raise getattr(errors, report["raised"])(report["words"])
         if report["words"] is not None:

@@ -206,7 +206,8 @@ class _Input:
             if source.compression is None:
                 raise InputError(f"cannot read {source.path!r}: {error}") from error
             raise InputError(
-                f"{source.path!r} cannot be read as {source.compression} ({error}): mend it, rename it, or leave it out"
+                f"{source.path!r} cannot be read as {source.compression} ({error}): "
+                "repair it, rename it, or leave it out"
             ) from None
         return data
 

@@ -14,8 +14,8 @@ def stores_checksum(files: Sequence[InputFile]) -> str | None:
     """A digest of the stores' checksums of the files' content; None: a file is local, or its store has none."""
     if any(file.checksum is None for file in files):
         return None
-    told = [(file.path, file.size, file.checksum) for file in files]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    checksums = [(file.path, file.size, file.checksum) for file in files]
+    return hashlib.sha256(json.dumps(checksums).encode()).hexdigest()
 
 
 def digest_of_input(source: InputFile) -> str:

@@ -377,8 +377,8 @@ class StoredOutput:
         for found in objects.listed(join(self._beside, "replaced-")):
             text = _read(found.path)
             if text is not None and is_manifest(text):
-                gone = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
-                objects.delete(join(self.path, name) for name in gone)
+                removed = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
+                objects.delete(join(self.path, name) for name in removed)
             objects.delete([found.path])
         if _read(join(f"{self.path}.failed", FAILURE)) is not None:  # of an earlier run; this one succeeded
             self._remove_failed()

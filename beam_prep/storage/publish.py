@@ -195,16 +195,16 @@ class Publisher:
             raise RunError(self._fail(plan, rejects, problem))
         others = self._others(plan)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
-        text, place = dump(manifest), self.target
+        text, target = dump(manifest), self.target
         # Otherwise this step runs again after it had published.
-        if place.manifest() != text or not place.is_complete(manifest):
+        if target.manifest() != text or not target.is_complete(manifest):
             if refusal := self.refusal():
                 raise OutputError(refusal)
-            place.publish(manifest, text, others, self._run(plan, manifest))
+            target.publish(manifest, text, others, self._run(plan, manifest))
         elif self.run.get("check") == "full":
-            place.write_run(self._run(plan, manifest))
-        place.remove_replaced(manifest)
-        place.release()
+            target.write_run(self._run(plan, manifest))
+        target.remove_replaced(manifest)
+        target.release()
         if not self.launched:
             self.staging.remove()
         return self.output
@@ -273,11 +273,11 @@ def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[lis
         facts: the facts of this job, as its manifest would have them.
         same_inputs: tells whether the manifest's inputs are those of this job.
     """
-    place = output_at(output, Staging.beside(output))
-    text = place.manifest()
+    target = output_at(output, Staging.beside(output))
+    text = target.manifest()
     if text is None or not is_manifest(text):
         return False
     manifest = load(text, f"{output}/{MANIFEST}")
     if not same_facts(manifest, facts) or not same_inputs(manifest["inputs"]):
         return False
-    return place.is_complete(manifest) and bool(columns_of(manifest))
+    return target.is_complete(manifest) and bool(columns_of(manifest))

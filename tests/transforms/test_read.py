@@ -304,7 +304,7 @@ def fail(name: str, tmp_path: Path, *options: str) -> str:
 def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(name: str, tmp_path: Path) -> None:
     message = fail(name, tmp_path)
     assert message.startswith(repr(str(tmp_path / name)))
-    assert message.endswith(("mend it, rename it, or leave it out", "rename it"))
+    assert message.endswith(("repair it, rename it, or leave it out", "rename it"))
 
 
 def test_the_error_crosses_processes_unchanged(tmp_path: Path) -> None:

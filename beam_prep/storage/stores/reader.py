@@ -34,10 +34,10 @@ class Reader(RangeFile):
         Raises:
             FileNotFoundError: there is none.
         """
-        data, whole = tail(path, size)
+        data, total = tail(path, size)
         # Such an object is written once, so every version is right.
-        reader = cls(ObjectInfo(path, whole, "", "", 0.0), 0)
-        reader._first, reader._window = whole - len(data), data
+        reader = cls(ObjectInfo(path, total, "", "", 0.0), 0)
+        reader._first, reader._window = total - len(data), data
         return reader
 
     def read_range(self, start: int, stop: int) -> bytes:
