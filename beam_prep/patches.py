@@ -1,17 +1,12 @@
-"""Everything that we change in other libraries while a process runs. No other file does that.
+"""Every change that we make to other libraries in a running process. No other file makes one.
 
-| what | why | where | until |
-|---|---|---|---|
-| `frequent_sampling` | a bundle ends 0.2 s sooner | our worker processes, and `Pipeline.run` in-process | Beam has an \
-option for the sampling period: not in 2.77 |
-| `without_unused_libraries` | Beam is imported in two thirds of the time | the command line, while it imports | Beam \
-imports pandas, pymongo and BigQuery on demand: not in 2.77 |
-| `register_environment` | the local runner can use workers that we forked | the command line | Beam can start workers \
-by a Python function: not in 2.77 |
+* `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
+* `without_unused_libraries`, in the command line's own process, while it imports Beam;
+* `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam.
 
-The first two are undone at the end of their `with`. The third adds an entry, under a name of ours, to registries of
-Beam; it is made in no process but the command line's own. Importing beam_prep, or running a chain in a pipeline of your
-own, does none of this.
+The first two are undone at the end of their `with`. Importing beam_prep, or running a chain in a pipeline of your own,
+changes nothing. Each function says why it is needed, and until when: written for Beam 2.77, to be looked at with every
+new version.
 """
 
 import contextlib
@@ -27,9 +22,10 @@ UNUSED_LIBRARIES = ("pandas", "pymongo", "apache_beam.io.gcp.bigquery")
 
 @contextlib.contextmanager
 def frequent_sampling() -> Iterator[None]:
-    """Beam looks every few milliseconds at what a bundle does. Its default is a fifth of a second.
+    """Beam samples the state of a bundle every few milliseconds. Its default is a fifth of a second.
 
-    Each bundle ends with the next look, so in a run of a few seconds the default would cost a tenth.
+    Why: each bundle ends with the next sample, so in a run of a few seconds the default costs a tenth.
+    Until: Beam has an option for the sampling period.
     """
     from apache_beam.runners.worker.statesampler import StateSampler
 
@@ -56,7 +52,9 @@ class _NotInstalled(importlib.abc.MetaPathFinder):
 def without_unused_libraries() -> Iterator[None]:
     """Imports find no pandas, no pymongo and no BigQuery connector, as where these are not installed.
 
-    No job of ours uses them. pyarrow looks for pandas once, when it makes its first array.
+    Why: no job of ours uses them, and they add half to the time of the import. pyarrow looks for pandas once, when it
+    makes its first array.
+    Until: Beam imports them when they are used.
     """
     finder = _NotInstalled()
     sys.meta_path.insert(0, finder)
@@ -67,7 +65,10 @@ def without_unused_libraries() -> Iterator[None]:
 
 
 def register_environment(urn: str, environment: Any, handler: Any) -> None:
-    """Tells the local runner of a kind of worker environment.
+    """Adds a kind of worker environment to the local runner.
+
+    Why: so that the runner uses worker processes that we have forked.
+    Until: Beam can start workers by a Python function.
 
     Args:
         urn: its name.

@@ -56,6 +56,10 @@ class OutputTarget(Protocol):
         """The current manifest, or None."""
         ...
 
+    def is_published(self) -> bool:
+        """True if this launch has published the output, and one of its steps runs again."""
+        ...
+
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         """True if every file that a manifest lists is there and has the size that it lists."""
         ...
@@ -152,6 +156,10 @@ class LocalOutput:
 
     def claim(self, started: float) -> None:
         """Does nothing: the launcher holds a lock."""
+
+    def is_published(self) -> bool:
+        """False: nothing asks for it where there are no claims."""
+        return False
 
     def release(self) -> None:
         """See `claim`."""
@@ -277,7 +285,7 @@ class StoredOutput:
 
     def _check_claim(self) -> None:
         other = self._claimed_by()
-        if other is None and self._published():
+        if other is None and self.is_published():
             return  # this step runs again after the last one
         if other != self.staging.launch:
             raise self._lost(other)
@@ -313,14 +321,13 @@ class StoredOutput:
         text = self.manifest()
         if text is None:
             return
-        if is_manifest(text) and (is_ours(json.loads(text)) or self._published()):
+        if is_manifest(text) and (is_ours(json.loads(text)) or self.is_published()):
             return  # the same job gives the same bytes; or this step runs again after the last one
         if not overwrite or not is_manifest(text):
             raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
         self._remove_manifest(text)
 
-    def _published(self) -> bool:
-        """True if this launch has published its output."""
+    def is_published(self) -> bool:
         run = _read(join(self.path, RUN))
         return run is not None and json.loads(run).get("launch") == self.staging.launch
 

@@ -170,7 +170,7 @@ class Publisher:
         if self.problem(plan) is not None:
             return False
         self.layout.columns(plan.columns)
-        if not self.launched:
+        if not self.launched and not self.target.is_published():
             self.target.claim(self.run["started"])
         self.target.prepare(is_ours, self.overwrite)
         return True

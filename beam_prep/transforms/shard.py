@@ -192,7 +192,8 @@ class Shard(beam.PTransform):
         reject_text: characters of a rejected record that are kept; 0 keeps texts out.
         tokenizer: kept in the output, so that its rows can be decoded.
         overwrite: replace an earlier output.
-        spool, staging: the folders of blocks and of unfinished files; by default next to the output.
+        spool, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
+            launchers: who gives `staging` claims the output (`OutputTarget.claim`) and removes the folder at the end.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 

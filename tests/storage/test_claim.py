@@ -15,6 +15,7 @@ from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.transforms.shard import Publish
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
 
@@ -84,6 +85,21 @@ def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
     assert [len(each) for each in seen] == [1]
     assert claims() == []
     assert f"{OUTPUT}/manifest.json" in names()
+
+
+def test_a_plan_that_is_made_again_after_the_last_step_claims_nothing(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Publish.process
+    calls: list[int] = []
+
+    def again(self: Publish, written: Any, plan: Any) -> Any:
+        yield from publish(self, written, plan)
+        calls.append(self.publisher.prepare(plan))
+
+    monkeypatch.setattr(Publish, "process", again)
+    run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
+    assert (calls, claims()) == ([True], [])
 
 
 def test_of_two_chains_written_by_hand_the_one_that_loses_its_claim_gives_way(
