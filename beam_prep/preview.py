@@ -33,8 +33,8 @@ from beam_prep.inspect.sequences import Look
 from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
-from beam_prep.transforms.read import FIRST_BYTES, first_records, records_at
 
 _AT_ONCE = 4096  # lines, once nothing was found in fewer
 _PROBLEMS = 10  # that are shown one by one

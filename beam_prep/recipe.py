@@ -22,6 +22,7 @@ from beam_prep.core.data.schema import TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice_of import Render, check_voice
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
@@ -32,13 +33,13 @@ from beam_prep.core.tokens.pad import Padding
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
-from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.template import ApplyTemplate, Render, check_voice
+from beam_prep.transforms.template import ApplyTemplate
 from beam_prep.transforms.tokenize import AnyBackend, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 

@@ -29,7 +29,7 @@ from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import BeamPrepError, InputError, RunError, TokenizerError
 from beam_prep.storage.files import list_inputs
-from beam_prep.transforms.read import BLOCK_BYTES, read_split, split_file
+from beam_prep.storage.splits import BLOCK_BYTES, read_split, split_file
 
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 

@@ -31,7 +31,7 @@ from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
 from beam_prep.recipe import layout
 from beam_prep.storage.files import list_inputs
-from beam_prep.transforms.read import first_records
+from beam_prep.storage.splits import first_records
 from tests.conftest import ROOT, shared
 
 TEXTS = [

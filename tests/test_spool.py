@@ -23,7 +23,7 @@ from beam_prep.storage import spool as _spool
 from beam_prep.storage.files import read_file
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Found
+from beam_prep.storage.stores.client import ObjectInfo
 from beam_prep.transforms import shard
 from tests.test_resume import Jobs, changed, chat, spooled
 
@@ -204,9 +204,9 @@ class Store:
             raise FileNotFoundError(path)
         return self.objects[path]
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         self.requests["find"] += 1
-        return Found(path, len(self._bytes(path)), "1", "", 0.0)
+        return ObjectInfo(path, len(self._bytes(path)), "1", "", 0.0)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         self.requests["get"] += 1

@@ -138,7 +138,7 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
         return shipped
 
     with monkeypatch.context() as patch:
-        patch.setattr(retry, "PATIENCE", 0.5)
+        patch.setattr(retry, "RETRY_SECONDS", 0.5)
         patch.setattr(pipeline, "ship", lose)
         launch = job(tmp_path / "out", tokenizer_path)
         with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):

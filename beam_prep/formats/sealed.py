@@ -9,16 +9,16 @@ a reader would allocate, or read, anything. A *body* is a part of which a reader
 into memory, its chunks are checked when they are used. All else is checked when the file is opened.
 """
 
-import io
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 
 from beam_prep.errors import FormatError
+from beam_prep.formats.range_file import RangeFile
 
 CHUNK = 64 * 1024
 _TAIL = struct.Struct("<QII8s")
@@ -143,28 +143,12 @@ class Sealed:
         return FormatError(f"the spool file {self.name} is damaged: {how}")
 
 
-class _Proven(io.RawIOBase):
+class _Proven(RangeFile):
     """The content of a sealed file for Arrow, which reads the parts that it wants."""
 
     def __init__(self, sealed: Sealed) -> None:
-        self._sealed, self._at = sealed, 0
+        super().__init__(sealed.size)
+        self._sealed = sealed
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._sealed.size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def read(self, size: int = -1) -> Any:
-        stop = self._sealed.size if size < 0 else min(self._at + size, self._sealed.size)
-        data = self._sealed.read(self._at, stop)
-        self._at = max(self._at, stop)
-        return data
+    def read_range(self, start: int, stop: int) -> Data:
+        return self._sealed.read(start, stop)

@@ -9,12 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from beam_prep.options import OPTIONS, Kind, Option
+from beam_prep.options import OPTIONS, Option, OptionKind
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # What the console shows in the form: a text field, a list, a button that browses buckets.
-PARAM_TYPES: dict[Kind, str] = {
+PARAM_TYPES: dict[OptionKind, str] = {
     "text": "TEXT",
     "boolean": "BOOLEAN",
     "integer": "NUMBER",
