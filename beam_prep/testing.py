@@ -1,9 +1,20 @@
 """For tests of your own steps: a list of dicts as a block, and a block as rows again.
 
-def test_short_answers_are_dropped():
-    with TestPipeline(runner="FnApiRunner") as p:
-        rows = p | bp.testing.create([{"text": "a"}, {"text": "b" * 80}]) | bp.FilterByChars(min_chars=50)
-        assert_that(rows | bp.testing.rows(), equal_to([{"text": "b" * 80}]))
+Without a pipeline, a step is a function on a block:
+
+>>> block = bp.testing.records([{"text": "a"}, '{"text": '])
+>>> bp.testing.to_rows(block)
+[{'text': 'a'}]
+>>> bp.testing.rejects(block)
+[(1, 'bad_json')]
+
+In a pipeline:
+
+>>> from apache_beam.testing.test_pipeline import TestPipeline
+>>> from apache_beam.testing.util import assert_that, equal_to
+>>> with TestPipeline(runner="FnApiRunner") as p:
+...     rows = p | bp.testing.create([{"text": "a"}, {"text": "b" * 80}]) | bp.FilterByChars(min_chars=50)
+...     _ = assert_that(rows | bp.testing.rows(), equal_to([{"text": "b" * 80}]))
 """
 
 import io

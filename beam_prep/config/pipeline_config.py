@@ -21,7 +21,21 @@ from beam_prep.errors import ConfigError
 
 
 class PipelineConfig(Strict):
-    """A whole config: what is read, masked, cut and written."""
+    """A complete config: what is read, masked, cut and written.
+
+    >>> config = bp.PipelineConfig.from_json("configs/sft_conversation.json")
+    >>> config.mask
+    {'assistant': 'train'}
+    >>> config.columns()
+    {'input_ids': 'int32', 'labels': 'int32'}
+
+    A wrong config raises one error, which lists all problems:
+
+    >>> bp.PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "trian"}]}})
+    Traceback (most recent call last):
+    beam_prep.errors.ConfigError: config: 1 problem in the config
+      input.sections[0].action: found 'trian'; did you mean 'train'? allowed: 'train', 'mask', '$role', '$last', 'value'
+    """
 
     version: Annotated[Literal[1], one_of(1)] = Field(default=1, description="Version of the config format.")
     input: InputConfig = Field(description="What is read: sections for one output, sources for several.")
@@ -69,6 +83,7 @@ class PipelineConfig(Strict):
     def json_schema(cls) -> dict[str, Any]:
         """The JSON Schema (draft 2020-12) of a config file, for editors."""
         schema = cls.model_json_schema()
+        schema["description"] = schema["description"].partition("\n")[0]  # without the docstring's example
         link = {"type": "string", "description": "Where this schema is; for editors, ignored here."}
         schema["properties"] = {"$schema": link, **schema["properties"]}
         # What pydantic leaves out: the description of a validated model, and that names must match their pattern.

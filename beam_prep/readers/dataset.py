@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
     """Opens an output directory. Reads its manifest; shards are opened when their rows are asked for.
 
+    >>> ds = bp.open("out/chat")
+    >>> len(ds), ds.columns
+    (260, ('input_ids', 'labels'))
+
     Raises:
         FormatError: there is no output; the message says what is there instead.
     """
@@ -161,6 +165,15 @@ class Dataset:
     array [length] in the column's dtype, or to a `Ragged` where the column is a list of lists; the arrays are copies,
     the caller's own. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share what is open. A shard once
     indexed stays open (memory-mapped); iterating keeps one shard open at a time.
+
+    >>> ds = bp.open("out/chat")
+    >>> row = ds[0]
+    >>> row["input_ids"].shape, int((row["labels"] != -100).sum())
+    ((87,), 36)
+    >>> ds.decode(0, "labels")
+    'Nine minutes from the moment ...<|im_end|>'
+    >>> len(ds[:100]), ds.domains
+    (100, ('__default__',))
 
     Pickles as its path and manifest, so that a data loader's processes open the files themselves.
     """
