@@ -65,7 +65,10 @@ class Result:
 class Pipeline:
     """A job: JSONL files, a config and a tokenizer -> an output directory.
 
-        Pipeline(config, ["a.jsonl", "more/*.jsonl"], output_dir="out", tokenizer_path="params").run()
+    >>> job = bp.Pipeline("configs/sft_conversation.json", "examples/data/chat.jsonl", "out/mine", "examples/tokenizer")
+    >>> result = job.run(["--runner=FnApiRunner"])
+    >>> result.manifest["ledger"]["kept"], result.up_to_date
+    (260, False)
 
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
