@@ -9,6 +9,6 @@ one `ConfigError` that lists all problems.
 
 from beam_prep.config.pipeline_config import PipelineConfig
 from beam_prep.config.sections import OutputSpec
-from beam_prep.config.values import FORMATS
+from beam_prep.config.values import FORMAT_NAMES
 
-__all__ = ["FORMATS", "OutputSpec", "PipelineConfig"]
+__all__ = ["FORMAT_NAMES", "OutputSpec", "PipelineConfig"]

@@ -13,7 +13,7 @@ from beam_prep.config.problems import Problem, ProblemsError, shown
 Kind = Literal["ids", "list", "value"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
-FORMATS = ("bin", "tfrecord", "arrow", "h5")
+FORMAT_NAMES = ("bin", "tfrecord", "arrow", "h5")
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),
@@ -53,12 +53,12 @@ def one_of(*allowed: object) -> BeforeValidator:
 def _as_formats(value: object) -> tuple[str, ...]:
     """Formats in one order, whatever the order in the config: it changes nothing in the output."""
     names: Any = [value] if isinstance(value, str) else value
-    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMATS for name in names)
+    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMAT_NAMES for name in names)
     if not known or any(names.count(name) > 1 for name in names):
         raise ValueError(
-            f"found {shown(value)}; allowed: {', '.join(map(repr, FORMATS))}, or a list of them, each once"
+            f"found {shown(value)}; allowed: {', '.join(map(repr, FORMAT_NAMES))}, or a list of them, each once"
         )
-    return tuple(name for name in FORMATS if name in names)
+    return tuple(name for name in FORMAT_NAMES if name in names)
 
 
 def as_date(value: object) -> str | None:
@@ -73,6 +73,6 @@ def as_date(value: object) -> str | None:
 
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
-_ONE = {"enum": list(FORMATS)}
+_ONE = {"enum": list(FORMAT_NAMES)}
 _SOME = {"type": "array", "items": _ONE, "minItems": 1, "uniqueItems": True}
 Formats = Annotated[tuple[str, ...], BeforeValidator(_as_formats), WithJsonSchema({"anyOf": [_ONE, _SOME]})]
