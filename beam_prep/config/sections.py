@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from beam_prep.config.problems import Problem
-from beam_prep.config.values import Kind, Name, Strict, Text, one_of
+from beam_prep.config.values import Name, OutputKind, Strict, Text, one_of
 
 
 class SectionConfig(Strict):
@@ -102,7 +102,7 @@ class OutputSpec:
     """One output: a column of ids, lists of ids or values and, unless it is needless, the column of its mask."""
 
     name: str
-    kind: Kind
+    kind: OutputKind
     sections: tuple[SectionConfig, ...]
     mask_name: str | None
     dtype: str
@@ -131,7 +131,7 @@ class OutputSpec:
 
 def spec_of(name: str, mask: str, source: SourceConfig, forced: bool, dtype: Mapping[str, str]) -> OutputSpec:
     """The output of a source; `forced`: it has a mask even where every token is trained."""
-    kind: Kind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
+    kind: OutputKind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
     default = "float32" if kind == "value" else "int32"
     spec = OutputSpec(name, kind, source.sections, None, dtype.get(name, default), None)
     if forced or (kind != "value" and spec.trains and not spec.plain):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from beam_prep.config.problems import Problem, ProblemsError, shown
 
-Kind = Literal["ids", "list", "value"]
+OutputKind = Literal["ids", "list", "value"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
 FORMAT_NAMES = ("bin", "tfrecord", "arrow", "h5")
