@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from beam_prep.config.columns import columns_of, contents_of
+from beam_prep.config.columns import column_dtypes, contents_of
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
@@ -33,7 +33,7 @@ def joint_problems(
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
     if preprocessing is not None:
-        for name, problem in name_problems(output.names, tuple(columns_of(given, preprocessing, output))):
+        for name, problem in name_problems(output.names, tuple(column_dtypes(given, preprocessing, output))):
             yield ("output", "names", name), problem
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from beam_prep.config.columns import columns_of, contents_of, position_ids_mode_of
+from beam_prep.config.columns import column_dtypes, contents_of, position_ids_mode_of
 from beam_prep.config.combinations import joint_problems
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.json_text import JSONObject, repeated_keys, with_template
@@ -140,7 +140,7 @@ class PipelineConfig(Strict):
 
     def columns(self) -> dict[str, str]:
         """Column to dtype, in output order: each output, then its mask. By their own names: see `names`."""
-        return columns_of(self.input, self.preprocessing, self.output)
+        return column_dtypes(self.input, self.preprocessing, self.output)
 
     @property
     def names(self) -> dict[str, str]:
