@@ -48,7 +48,7 @@ def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
         raise FormatError(_why_not(path, folder)) from None
     manifest = load(text, str(folder / MANIFEST))
     try:
-        output = _Output(folder, manifest)
+        output = _OpenOutput(folder, manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{folder / MANIFEST} is damaged ({error!r}): make the output again") from None
     return Dataset(output, range(output.starts[-1]))
@@ -82,7 +82,7 @@ def _copying(path: str) -> str:
     return f"gcloud storage cp --recursive {path} ." if path.startswith("gs://") else "with the tools of its store"
 
 
-class _Shard(NamedTuple):
+class _ListedShard(NamedTuple):
     """A shard as the manifest lists it."""
 
     domain: str
@@ -90,14 +90,14 @@ class _Shard(NamedTuple):
     rows: int
 
 
-class _Output:
+class _OpenOutput:
     """What all views of one output share: its manifest and the shards that are open. Row numbers are of the output."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
         self.schema = columns_of(manifest)
-        self.shards = [_Shard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
+        self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
         self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
         self.shards_of: dict[str, int] = {}
         self.rows_of: dict[str, range] = {}
@@ -109,9 +109,9 @@ class _Output:
         self._format = _format_of(folder, manifest)
         self._open: dict[int, ShardReader] = {}
 
-    def __reduce__(self) -> tuple[type["_Output"], tuple[Path, dict[str, Any]]]:
+    def __reduce__(self) -> tuple[type["_OpenOutput"], tuple[Path, dict[str, Any]]]:
         # Another process opens the shards itself.
-        return _Output, (self.folder, self.manifest)
+        return _OpenOutput, (self.folder, self.manifest)
 
     def shard_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
@@ -178,7 +178,7 @@ class Dataset:
     Pickles as its path and manifest, so that a data loader's processes open the files themselves.
     """
 
-    def __init__(self, output: _Output, rows: range) -> None:
+    def __init__(self, output: _OpenOutput, rows: range) -> None:
         """For `open_dataset` and views."""
         self._output = output
         self._rows = rows
