@@ -30,7 +30,7 @@ from beam_prep.formats.spool import row_tokens
 from beam_prep.inspect.output import checked_count, columns_line, picked
 from beam_prep.inspect.rows import render_row
 from beam_prep.inspect.screen import VISIBLE, Screen, legend
-from beam_prep.inspect.sequences import Look
+from beam_prep.inspect.sequences import RowDisplay
 from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
@@ -335,10 +335,12 @@ class _Shown:
         """A row that is kept."""
         job, batch = self._job, self._batch
         path = batch.origin.source.path
-        look = Look(self._schema, job.tokenizer, job.config.canonical(), path, job.screen.marks, job.screen.width)
+        display = RowDisplay(
+            self._schema, job.tokenizer, job.config.canonical(), path, job.screen.marks, job.screen.width
+        )
         values = {name: column[row] for name, column in self._columns.items()}
         title = [self._place(int(batch.line[row])), why, f"domain {batch.domain[row]}"]
-        return render_row(look, values, [part for part in title if part], _counted(batch, row))
+        return render_row(display, values, [part for part in title if part], _counted(batch, row))
 
     def left_out(self, line: int) -> _LeftOut:
         """Why a line that is not blank is no row."""

@@ -25,7 +25,7 @@ from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError
 from beam_prep.formats.arrow import ArrowReader
 from beam_prep.formats.mmap_bin import BinReader
 from beam_prep.formats.tfrecord import TFRecordReader
-from beam_prep.inspect import Look, cat, inspect, render, render_row
+from beam_prep.inspect import RowDisplay, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
@@ -221,7 +221,7 @@ def test_rewards_without_their_responses_are_a_line(rollouts: Dataset) -> None:
     responses = Ragged.from_lists([rollouts.tokenizer.encode(["81"], False).flat.tolist()])
     row = {"responses": responses, "rewards": np.array([0.1, 1.0], np.float32)}
     schema = (Column("responses", "int32", 2, "ids"), Column("rewards", "float32", 1, "value"))
-    text = render_row(Look(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
     assert text == "━━ record 0 · 2 tokens · no mask\n── responses[0]: 2 tokens\n81\n── rewards: 0.1, 1.0"
 
 
@@ -363,7 +363,9 @@ LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
 
 def by_hand(*columns: tuple[Column, list[int]]) -> str:
     row = {column.name: np.array(values, np.int32) for column, values in columns}
-    return render_row(Look(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]).plain
+    return render_row(
+        RowDisplay(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]
+    ).plain
 
 
 def test_trained_padding_is_found_out() -> None:
@@ -427,14 +429,14 @@ def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     )
     row = {name: np.array(ids, np.int32) for name, ids in zip(names, ([1, 7], [2, 7, 8]), strict=True)}
     row |= {"chosen_mask": np.array([0, 1]), "rejected_mask": np.array([0, 1, 1])}
-    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
     assert text.split("\n")[1:] == [
         "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
         "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
     ]
     # The same first words of two answers stay in the answers.
     row["rejected"][0] = 1
-    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
     assert text.split("\n")[1:] == [
         "── both begin with 1 tokens",
         "1 ",

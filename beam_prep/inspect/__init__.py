@@ -7,6 +7,6 @@ padding as a count, preference pairs side by side where there is room. `beam_pre
 
 from beam_prep.inspect.output import cat, inspect
 from beam_prep.inspect.rows import render, render_row
-from beam_prep.inspect.sequences import Look
+from beam_prep.inspect.sequences import RowDisplay
 
-__all__ = ["Look", "cat", "inspect", "render", "render_row"]
+__all__ = ["RowDisplay", "cat", "inspect", "render", "render_row"]
