@@ -27,7 +27,7 @@ from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.settle import settle
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.formats.spool import row_tokens
-from beam_prep.inspect.output import checked_count, columns_line, picked
+from beam_prep.inspect.output import checked_count, columns_line, rows_to_show
 from beam_prep.inspect.rows import render_row
 from beam_prep.inspect.screen import VISIBLE, Screen, legend
 from beam_prep.inspect.sequences import RowDisplay
@@ -170,7 +170,7 @@ def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
     starts = offsets_of([len(batch) for batch in sample])
     sizes = np.concatenate([np.zeros(0, np.int64), *map(row_tokens, sample)])
     shown = [_Shown(job, batch) for batch in sample]
-    for number, why in picked(np.arange(len(sizes)), sizes, len(sizes)).items():
+    for number, why in rows_to_show(np.arange(len(sizes)), sizes, len(sizes)).items():
         place = int(np.searchsorted(starts, number, side="right")) - 1
         yield shown[place].row(number - int(starts[place]), why)
     problems: dict[str, _LeftOut] = {}

@@ -45,7 +45,7 @@ def inspect(
         known, sizes = rows.sizes(_SHARDS)
         unit = " in bytes" if dataset.format == "tfrecord" else ""
         some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
-        numbers = picked(known, sizes, len(rows), unit + some)
+        numbers = rows_to_show(known, sizes, len(rows), unit + some)
     screen = Screen()
     texts = (render(rows, number, screen.marks, screen.width, why) for number, why in numbers.items())
     screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))
@@ -55,7 +55,7 @@ _SHARDS = 16  # that are looked at for the shortest and the longest row
 _DRAWN = 3
 
 
-def picked(numbers: Array, sizes: Array, rows: int, some: str = "") -> dict[int, str]:
+def rows_to_show(numbers: Array, sizes: Array, rows: int, some: str = "") -> dict[int, str]:
     """Rows to show, and why: the first, the shortest, the longest, and some that are drawn, always the same ones.
 
     Args:
