@@ -96,7 +96,7 @@ class _Job:
         return layout(self.config)
 
 
-def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+def spooled_rows(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
     """The rows that a run spools of a block: all of a config but packing and position ids.
 
     The steps of `recipe.chain`, and what `Shard` does before it spools them, without Beam.
@@ -162,7 +162,7 @@ def _sample(job: _Job) -> Iterator[Batch]:
             places = (source.size - head - 1) // _PART_BYTES + 1
             for place in drawn(places, _PARTS // len(some) - 1).tolist():
                 parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
-        yield from (prepare(records, job.config, job.tokenizer) for records in parts if records is not None)
+        yield from (spooled_rows(records, job.config, job.tokenizer) for records in parts if records is not None)
 
 
 def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
@@ -297,7 +297,7 @@ def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
         start, at_once = 0, max(count, 1)
         while records is not None and start < len(records.ledger.starts):
             stop = min(start + at_once, len(records.ledger.starts))
-            batch = prepare(_lines(records, start, stop), job.config, job.tokenizer)
+            batch = spooled_rows(_lines(records, start, stop), job.config, job.tokenizer)
             yield from _outcomes(job, batch, range(start, stop))
             start, at_once = stop, min(2 * at_once, max(count, _AT_ONCE))
 
