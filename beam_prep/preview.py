@@ -1,4 +1,4 @@
-"""`beam-prep inspect FILE --config C --tokenizer_path T`: rows of a run before it runs. Writes nothing."""
+"""`beam-prep inspect FILE --config C --tokenizer_path T`: shows rows of a run before it is run. Writes nothing."""
 
 import dataclasses
 import functools
@@ -37,8 +37,8 @@ from beam_prep.storage.files import list_inputs
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.read import FIRST_BYTES, first_records, records_at
 
-_AT_ONCE = 4096  # lines, once nothing was found in fewer
-_PROBLEMS = 10  # that are shown one by one
+_AT_ONCE = 4096  # lines, if nothing was found in fewer
+_PROBLEMS = 10  # shown one by one
 _TEXT = 200  # characters of a record that is left out
 
 _DROPPED = {
@@ -55,19 +55,19 @@ def preview(
     tokenizer_path: str | os.PathLike[str],
     count: int | None = None,
 ) -> None:
-    """Prints rows that a run would write, what becomes of other records, and what the run would say.
+    """Prints rows that a run would write, the outcome of other records, and what the run would say.
 
-    Some records are looked at, always the same ones: at the beginning of the files, and in places farther on. Of their
-    rows the first, the shortest, the longest, and some that are drawn are shown.
+    It looks at some of the records, always the same ones: at the beginning of the files, and at places farther on. Of
+    their rows it shows the first, the shortest, the longest, and a few that are drawn.
 
     Args:
         inputs: paths and globs of JSONL files, as for a run.
         config: a config, or the path of its JSON file.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        count: print the first rows instead, so many, with what became of the records before them.
+        count: print this many rows instead, the first ones, with the outcome of the records between them.
 
     Raises:
-        ConfigError, InputError, TokenizerError, RunError: as a run with these arguments would.
+        ConfigError, InputError, TokenizerError, RunError: if a run with these arguments would raise them.
     """
     count = None if count is None else checked_count(count)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
@@ -82,7 +82,7 @@ def preview(
 
 @dataclass(frozen=True)
 class _Job:
-    """What `preview` was asked for."""
+    """The arguments of `preview`, loaded."""
 
     config: PipelineConfig
     name: str
@@ -97,9 +97,9 @@ class _Job:
 
 
 def spooled_rows(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows that a run spools of a block: all of a config but packing and position ids.
+    """The rows that a run would spool of a block: everything but packing and position ids.
 
-    The steps of `recipe.chain`, and what `Shard` does before it spools them, without Beam.
+    Runs the steps of `recipe.chain`, and those of `Shard` before the spool, without Beam.
 
     Raises:
         BeamPrepError: the config asks for what the tokenizer does not have; a sequence is too long, and
@@ -111,8 +111,8 @@ def spooled_rows(records: Records, config: PipelineConfig, tokenizer: Tokenizer)
 
 
 def _texts(job: _Job) -> Iterator[Text]:
-    """What is printed: a head, rows and what is left out, and what a run would say."""
-    sample = list(_sample(job))  # what is wrong with the config or a file is raised before the head
+    """The texts to print: a head, rows and records that are left out, and what a run would say."""
+    sample = list(_sample(job))  # raises problems of the config or a file before the head
     rows = _sampled_rows(job, sample) if job.count is None else _first_rows(job, job.count)
     first = list(itertools.islice(rows, 1))
     yield _head(job)
@@ -122,7 +122,7 @@ def _texts(job: _Job) -> Iterator[Text]:
 
 
 def _first_rows(job: _Job, count: int) -> Iterator[Text]:
-    """The first rows with what is left out between them, and what is missing at the end."""
+    """The first rows, the records left out between them, and at the end a note if there are fewer."""
     kept = left_out = 0
     more: Counter[str] = Counter()
     for entry in _entries(job, count):
@@ -140,19 +140,19 @@ def _first_rows(job: _Job, count: int) -> Iterator[Text]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in more.items())
         yield Text(f"{more.total():,} more records are left out: {counts}")
     if kept < count:
-        whole = all(file.size <= FIRST_BYTES and file.compression is None for file in job.files)
+        all_was_read = all(file.size <= FIRST_BYTES and file.compression is None for file in job.files)
         found = f"{kept:,} row{'s' * (kept != 1)}"
-        yield Text(f"{found} in {'all' if whole else f'the first {FIRST_BYTES // 1024:,} KB of each file'}")
+        yield Text(f"{found} in {'all' if all_was_read else f'the first {FIRST_BYTES // 1024:,} KB of each file'}")
 
 
-_FILES = 8  # that are looked at
+_FILES = 8  # looked at
 _PARTS = 12  # of all files
 _PART_BYTES = CHUNK
 _HEAD_BYTES = 4 * CHUNK
 
 
 def _sample(job: _Job) -> Iterator[Batch]:
-    """Some blocks of the input: the beginning of files, and of plain ones parts that lie farther on."""
+    """A few blocks of the input: the beginning of files, and parts of plain files farther on."""
     some = drawn(len(job.files), _FILES, first=True).tolist()
     head = max(CHUNK, _HEAD_BYTES // len(some) // CHUNK * CHUNK)
     for index in some:
@@ -166,7 +166,7 @@ def _sample(job: _Job) -> Iterator[Batch]:
 
 
 def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
-    """Rows of the sample: the first, the shortest, the longest, some that are drawn; and a record of each problem."""
+    """Rows of the sample: the first, the shortest, the longest, a few that are drawn; and a record for each problem."""
     starts = offsets_of([len(batch) for batch in sample])
     sizes = np.concatenate([np.zeros(0, np.int64), *map(row_tokens, sample)])
     shown = [_Shown(job, batch) for batch in sample]
@@ -183,7 +183,7 @@ def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
 
 
 def _report(job: _Job, sample: Sequence[Batch]) -> Text:
-    """What a run would say, had it these records."""
+    """The report that a run on these records would give."""
     plan, found = _as_planned(job, sample)
     asked, ledger = Asked.of(job.config.canonical()), plan.ledger
     where = (
@@ -210,7 +210,7 @@ def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
 
 
 def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
-    """What a run would know of these blocks, had it no others."""
+    """The plan that a run of only these blocks would make, without its shards."""
     kinds = {kind: Counter[str]() for kind in ("dropped", "rejected", "counter", "tokens", "trained")}
     roles: dict[str, Counter[str]] = {}
     lost: list[tuple[str, int, Lost]] = []
@@ -233,13 +233,13 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
             offset = batch.origin.first_line + int(ledger.starts[line])
             reason = ledger.outcomes[ledger.status[line] - 1][1]
             first_reject = {"file": path, "offset": offset, "reason": reason, "message": ledger.messages[line]}
-    whole = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
+    ledger_of_all = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
     inputs = [{"path": file.path} for file in job.files]
     by_role = {role: dict(counts) for role, counts in roles.items()}
     plan = Plan(
         shards=(),
         rejects=(),
-        ledger=whole,
+        ledger=ledger_of_all,
         counters=dict(kinds["counter"]),
         inputs=inputs,
         columns=(),
@@ -267,7 +267,7 @@ def _head(job: _Job) -> Text:
     text.append(f"{columns_line(config.written(), shifted)}\n")
     if step.packing_strategy != "none":
         size = step.max_packed_len or step.max_seq_len
-        text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document stands alone\n")
+        text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document is shown alone\n")
     for warning in config.warnings:
         text.append(f"config: {warning}\n")
     return text.append_text(legend(job.screen.marks))
@@ -275,7 +275,7 @@ def _head(job: _Job) -> Text:
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """A record that becomes no row: its place, `dropped` or `rejected`, why, and how it begins."""
+    """A record that becomes no row: its place, `dropped` or `rejected`, the reason, and the beginning of its text."""
 
     place: str
     kind: str
@@ -291,7 +291,7 @@ def _problem(record: _LeftOut) -> Text:
 
 
 def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
-    """What each record becomes, in order: the text of a row, or why there is none."""
+    """The outcome of each record, in order: the text of its row, or why there is none."""
     for index, source in enumerate(job.files):
         records = first_records(source, index)
         start, at_once = 0, max(count, 1)
@@ -303,12 +303,12 @@ def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
 
 
 def _lines(records: Records, start: int, stop: int) -> Records:
-    """The records of some lines."""
+    """The records of the lines from `start` to `stop`."""
     return records.part(range(*np.searchsorted(records.line, [start, stop]).tolist()))
 
 
 def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut]:
-    """What each of these lines of a block becomes."""
+    """The outcome of each of these lines of a block."""
     shown = _Shown(job, batch)
     rows = {line: row for row, line in enumerate(batch.line.tolist())}
     for line in lines:
@@ -332,7 +332,7 @@ class _Shown:
         self._columns, _ = next(plan.rows([(batch.columns, None)], self._schema))
 
     def row(self, row: int, why: str = "") -> Text:
-        """A row that is kept."""
+        """The text of a row that is kept."""
         job, batch = self._job, self._batch
         path = batch.origin.source.path
         display = RowDisplay(
@@ -343,7 +343,7 @@ class _Shown:
         return render_row(display, values, [part for part in title if part], _counted(batch, row))
 
     def left_out(self, line: int) -> _LeftOut:
-        """Why a line that is not blank is no row."""
+        """Says why a line that is not blank became no row."""
         ledger = self._batch.ledger
         kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
         why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
@@ -357,11 +357,11 @@ class _Shown:
 
     def _place(self, line: int) -> str:
         origin = self._batch.origin
-        if origin.start:  # nobody has counted the lines before
+        if origin.start:  # the lines before were not counted
             return f"{origin.source.path}, byte offset {origin.first_line + int(self._batch.ledger.starts[line]):,}"
         return f"{origin.source.path}, {'record' if is_json_file(origin.source.path) else 'line'} {line + 1:,}"
 
 
 def _counted(batch: Batch, row: int) -> list[str]:
-    """What a run would count of a kept row: `truncated_tokens: 12`."""
+    """The counters of a kept row: `truncated_tokens: 12`."""
     return [f"{name}: {counts[row]:,}" for name, counts in batch.counters.items() if counts[row]]

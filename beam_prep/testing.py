@@ -35,7 +35,7 @@ _BLOCK_BYTES = 1 << 40
 
 
 def records(rows: Iterable[Record | str | bytes]) -> Records:
-    """A block of records. A string or bytes is taken as a line of a file, which may be broken."""
+    """Makes a block of records. A string or bytes is one line of a file, which need not be valid JSON."""
     lines = [
         row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode() for row in rows
     ]
@@ -47,7 +47,7 @@ def records(rows: Iterable[Record | str | bytes]) -> Records:
 
 
 def to_rows(block: Block) -> list[dict[str, Any]]:
-    """A block's rows: the records, the texts of each output, or the columns as lists."""
+    """Gives the rows of a block: its records, the texts of each output, or the columns as lists."""
     if isinstance(block, Records):
         return list(block.rows)
     if isinstance(block, Batch):
@@ -67,13 +67,13 @@ def _texts(block: Rendered, row: int) -> Iterator[tuple[str, Any]]:
 
 
 def rejects(block: Block) -> list[tuple[int, str]]:
-    """(line, reason) of the block's rejected lines."""
+    """Gives (line, reason) for each rejected line of a block."""
     ledger = block.ledger
     return [(line, ledger.outcomes[ledger.status[line] - 1][1]) for line in sorted(ledger.messages)]
 
 
 def create(rows: Sequence[Record | str | bytes]) -> beam.PTransform:
-    """A source of one block of these records, in place of ReadJSONL."""
+    """A source with one block of these records, in place of ReadJSONL."""
     # The block is made by the step, not by Create: Create would encode it.
     return "Lines" >> beam.Create([list(rows)]) | "Block" >> beam.Map(records).with_output_types(Records)
 

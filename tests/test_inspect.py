@@ -505,7 +505,7 @@ def test_inspect_prints_totals_and_the_first_records(chats: Dataset, capsys: pyt
         "columns: sequence, loss_mask; nothing is shifted\n"
         f"loss_mask: {totals['trained']['loss_mask']:,} trained tokens ("
     )
-    assert "what is trained stands between ⟦ and ⟧\n\n━━ record 0 " in out
+    assert "what is trained is between ⟦ and ⟧\n\n━━ record 0 " in out
     assert re.findall("━━ record ([0-9]+)", out) == ["0", "1"]
 
 
@@ -770,9 +770,9 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out == (
         f"{source}: the first rows, as {INSTRUCTION} makes them; nothing is written\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
-        "config: sequence: nothing stands between the texts of 'prompt' and 'response', and no EOS ends them: let the "
-        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
-        "what is trained stands between ⟦ and ⟧\n\n"
+        "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them: put a "
+        "separator into the data, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
+        "what is trained is between ⟦ and ⟧\n\n"
         f"━━ {source}, line 2 · rejected: wrong_type\n"
         "field 'prompt' is a number (3), wanted a string\n"
         '── {"prompt": 3, "response": "a"}\n\n'
@@ -827,7 +827,7 @@ def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: p
     preview(_file(tmp_path, GOOD), PipelineConfig.from_dict(settings), TOKENIZER)
     out = capsys.readouterr().out
     assert "columns: tokens, labels, position_ids, seq_lengths; labels: unshifted\n" in out
-    assert "packing: bfd, 100 tokens a row; here each document stands alone\n" in out
+    assert "packing: bfd, 100 tokens a row; here each document is shown alone\n" in out
     assert " · truncated_tokens: 3 · truncated_rows: 1\nCount to 3.⟦1 ⟧\n" in out
 
 

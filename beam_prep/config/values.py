@@ -24,7 +24,7 @@ ALLOWED_DTYPES = {
 
 
 class Strict(BaseModel):
-    """A part of a config: no unknown keys, no conversions; `_problems` says what the types cannot."""
+    """A part of a config: no unknown keys, no conversions; `_problems` finds what types cannot express."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=True)
 
@@ -35,12 +35,12 @@ class Strict(BaseModel):
         return self
 
     def _problems(self) -> Iterable[Problem]:
-        """What the types cannot say; runs when every key is right by itself."""
+        """Problems that types cannot express. Runs if every key is valid by itself."""
         return ()
 
 
 def one_of(*allowed: object) -> BeforeValidator:
-    """Only these values, of these types."""
+    """Allows only these values, of these types."""
 
     def check(value: object) -> object:
         if not any(type(value) is type(item) and value == item for item in allowed):  # 1 == True == 1.0
@@ -51,7 +51,7 @@ def one_of(*allowed: object) -> BeforeValidator:
 
 
 def _as_formats(value: object) -> tuple[str, ...]:
-    """Formats in one order, whatever the order in the config: it changes nothing in the output."""
+    """Formats in a fixed order: their order in the config changes nothing in the output."""
     names: Any = [value] if isinstance(value, str) else value
     known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMAT_NAMES for name in names)
     if not known or any(names.count(name) > 1 for name in names):
@@ -73,6 +73,7 @@ def as_date(value: object) -> str | None:
 
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
-_ONE = {"enum": list(FORMAT_NAMES)}
-_SOME = {"type": "array", "items": _ONE, "minItems": 1, "uniqueItems": True}
-Formats = Annotated[tuple[str, ...], BeforeValidator(_as_formats), WithJsonSchema({"anyOf": [_ONE, _SOME]})]
+_ONE_FORMAT = {"enum": list(FORMAT_NAMES)}
+_FORMAT_LIST = {"type": "array", "items": _ONE_FORMAT, "minItems": 1, "uniqueItems": True}
+_SCHEMA = WithJsonSchema({"anyOf": [_ONE_FORMAT, _FORMAT_LIST]})
+Formats = Annotated[tuple[str, ...], BeforeValidator(_as_formats), _SCHEMA]

@@ -15,7 +15,7 @@ from beam_prep.inspect.text import counts_of, padding_text, tokens_text
 from beam_prep.readers.dataset import Dataset
 
 SIDE_BY_SIDE = 100
-"""Columns of a terminal from which on both sides of a preference pair stand beside each other."""
+"""In a terminal of at least this many columns, the two sides of a preference pair are side by side."""
 _RULE = 72  # characters of the line that begins a document
 
 
@@ -25,7 +25,7 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, w
     Args:
         dataset: an output, or a view of one.
         index: the row; negative: from the end.
-        marks: what is trained stands between `⟦` and `⟧`, for text without colours.
+        marks: put what is trained between `⟦` and `⟧`, for text without colours.
         width: characters of a line; only preference pairs are fitted to it.
         why: why it is shown, for the header.
 
@@ -62,7 +62,7 @@ def render_row(display: RowDisplay, row: Row, title: Sequence[str], notes: Seque
 
 
 def _body(parts: Sequence["TokenSequence | str"], display: RowDisplay, packed: bool) -> Text:
-    """What stands below the header."""
+    """The text below the header."""
     text = Text()
     pair = [part for part in parts if isinstance(part, TokenSequence)]
     beside = display.width >= SIDE_BY_SIDE and _is_pair(display, pair)
@@ -85,7 +85,7 @@ def _caption(sequence: TokenSequence) -> str:
 
 
 def _layout_notes(display: RowDisplay, row: Row) -> Iterator[str]:
-    """What to say of the row as a whole: its documents, its positions."""
+    """Notes on the entire row: its documents, its positions."""
     if (lengths := lengths_of(display, row)) is not None:
         strategy = display.config.get("preprocessing", {}).get("packing_strategy")
         parts = " or parts of some" if strategy in ("bfd_split", "wrapped") else ""
@@ -96,7 +96,7 @@ def _layout_notes(display: RowDisplay, row: Row) -> Iterator[str]:
 
 
 def _is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
-    """Whether a row is two sequences of equal right: both with something to train on, neither of a list."""
+    """True if a row has two equivalent sequences: both have something to train on, neither is in a list."""
     ids = [column for column in display.schema if column.role == "ids"]
     return (
         len(ids) == len(sequences) == 2
@@ -107,7 +107,7 @@ def _is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
 
 
 def _side_by_side(left: TokenSequence, right: TokenSequence, display: RowDisplay) -> Text:
-    """Two sequences in two columns; above them, once, what both begin with."""
+    """Two sequences in two columns; their common beginning is above them, once."""
     common = _alike(left, right)
     text = Text()
     if common:
@@ -128,7 +128,7 @@ def _side_by_side(left: TokenSequence, right: TokenSequence, display: RowDisplay
 
 
 def _alike(one: TokenSequence, other: TokenSequence) -> int:
-    """Tokens that both begin with, up to the last that is not trained: an answer is not cut."""
+    """How many tokens both begin with, up to the last that is not trained, so that no answer is cut."""
     assert one.trained is not None
     assert other.trained is not None
     size = min(len(one.ids), len(other.ids))

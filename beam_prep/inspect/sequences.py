@@ -1,4 +1,4 @@
-"""A row as sequences of tokens: which are trained, which are padding, what else to say of them."""
+"""A row as sequences of tokens: which are trained, which are padding, and notes on them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -13,20 +13,20 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
 
-_VALUES = 100  # that are printed of one list
+_VALUES = 100  # printed of one list
 
 
 @dataclass(frozen=True)
 class RowDisplay:
-    """What rows are shown with.
+    """Settings with which rows are shown.
 
     Attributes:
         schema: their columns.
-        tokenizer: None: tokens are shown as ids.
-        config: the config that made them, as in a manifest; {} where it is not known.
+        tokenizer: decodes tokens; None: they are shown as ids.
+        config: the config that made them, as in a manifest; {} if it is not known.
         where: the output, for errors.
-        marks: what is trained stands between `⟦` and `⟧`, for text without colours.
-        width: of a line; from `SIDE_BY_SIDE` on both sides of a preference pair stand beside each other.
+        marks: put what is trained between `⟦` and `⟧`, for text without colours.
+        width: of a line; from `SIDE_BY_SIDE` on, the two sides of a preference pair are side by side.
     """
 
     schema: tuple[Column, ...]
@@ -42,12 +42,12 @@ class TokenSequence:
     """Tokens of a row to show.
 
     Attributes:
-        name: the column, with an index where it is a list of lists; the document's number in packed rows.
-        ids: the tokens without padding, with the one that only the labels hold where they are shifted.
-        trained: bool [len(ids)]; None where nothing says.
+        name: the column, with an index if it is a list of lists; in packed rows, the document's number.
+        ids: the tokens without padding; if labels are shifted, with the last one, which only they hold.
+        trained: bool [len(ids)]; None if it is not known.
         stored: tokens in the column of ids, without padding.
-        notes: what else to say.
-        padding: ids of the padding behind them.
+        notes: further remarks.
+        padding: ids of the padding after them.
     """
 
     name: str
@@ -59,7 +59,7 @@ class TokenSequence:
 
 
 def positions_of(column: Column, display: RowDisplay, row: Row) -> str | None:
-    """What the positions of a row do, in words; None where they do something else."""
+    """Describes the positions of a row; None if they follow no known pattern."""
     found = np.asarray(row[column.name])
     through = np.arange(len(found))
     lengths = lengths_of(display, row)
@@ -73,7 +73,7 @@ def positions_of(column: Column, display: RowDisplay, row: Row) -> str | None:
 
 
 def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSequence | str]:
-    """What to show of a column: sequences of tokens, or a line of text. What is trained is shown on the ids."""
+    """Gives sequences of tokens, or a line of text, for a column. Masks and labels are shown on the ids."""
     if column.role == "ids":
         yield from _sequences(column, display, row)
         return
@@ -116,7 +116,7 @@ def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenS
 def _without_padding(
     name: str, ids: Array, loss: Column | None, taken: Array, display: RowDisplay, row: Row
 ) -> TokenSequence:
-    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show, and the padding behind them."""
+    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show, and the padding after them."""
     real = len(ids) - (_padded(display, row) or 0)
     if loss is None:
         found = _unmasked(name, ids[:real], _trains(display.config, name))
@@ -146,7 +146,7 @@ def _lists(value: Array | Ragged) -> list[Any]:
 
 
 def _padded(display: RowDisplay, row: Row) -> int | None:
-    """How many tokens at the row's end are padding; None where nothing says, or it stands elsewhere too."""
+    """How many tokens at the row's end are padding; None if it is not known, or there is padding elsewhere too."""
     attention = next((np.asarray(row[column.name]) for column in display.schema if column.role == "attention"), None)
     if attention is None or lengths_of(display, row) is not None:
         return None
@@ -155,7 +155,7 @@ def _padded(display: RowDisplay, row: Row) -> int | None:
 
 
 def _values(display: RowDisplay, row: Row) -> dict[str, list[str]]:
-    """Columns of values that go with the sequences of a list, one each: rewards with their responses."""
+    """Columns with one value for each sequence of a list: rewards for their responses."""
     lists = [column.name for column in display.schema if column.role == "ids" and column.depth == 2]
     values = {
         column.name: row[column.name] for column in display.schema if column.role == "value" and column.depth == 1
@@ -179,7 +179,7 @@ def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> TokenSequenc
     notes = ["labels: unshifted"]
     shown = ids
     if loss.shifted:
-        # Label i is the token behind input i; behind the last one stands a token that only the labels know.
+        # Label i is the token after input i; the last label is a token that the inputs do not have.
         notes = ["labels: shifted by one"]
         shown = np.append(ids, taken[-1:][trained[-1:]])
         trained, taken = np.append(False, trained)[: len(shown)], np.append(IGNORE_INDEX, taken)[: len(shown)]
@@ -191,9 +191,9 @@ def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> TokenSequenc
 
 
 def _trains(config: Mapping[str, Any], name: str) -> bool | None:
-    """Whether an output without a mask is trained, by its config: then it is all, or nothing. `name`: as written.
+    """True or False if all or nothing of an output without a mask is trained, by its config. `name`: as written.
 
-    None where there is no config (a chain written by hand).
+    None if there is no config (a chain written by hand).
     """
     given = config.get("input")
     if given is None:
@@ -207,4 +207,4 @@ def _numbers(values: Array | Ragged) -> str:
     if isinstance(values, Ragged):
         return " | ".join(_numbers(values[index]) for index in range(len(values)))
     more = f" ... ({len(values):,} in all)" if len(values) > _VALUES else ""
-    return ", ".join(str(value) for value in values[:_VALUES]) + more  # of the array: 0.1, as float32 means it
+    return ", ".join(str(value) for value in values[:_VALUES]) + more  # numpy values: float32 prints 0.1

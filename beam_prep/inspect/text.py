@@ -13,13 +13,13 @@ from beam_prep.inspect.screen import CLOSE, OPEN, TRAINED, UNTRAINED, VISIBLE
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence
 
 
-def percent(part: int, whole: int) -> str:
-    """A share as text: `12.5%`; 0.0% of nothing."""
-    return f"{part / whole if whole else 0:.1%}"
+def percent(part: int, total: int) -> str:
+    """A share as text: `12.5%`; 0.0% if the total is 0."""
+    return f"{part / total if total else 0:.1%}"
 
 
 def counts_of(sequences: Sequence[TokenSequence]) -> str:
-    """How many tokens, how many of them trained, and how much padding."""
+    """Counts tokens, trained tokens and padding, as text."""
     stored = sum(sequence.stored for sequence in sequences)
     known = [sequence.trained for sequence in sequences if sequence.trained is not None]
     text = f"{stored:,} tokens"
@@ -31,7 +31,7 @@ def counts_of(sequences: Sequence[TokenSequence]) -> str:
 
 
 def tokens_text(sequence: TokenSequence, display: RowDisplay, start: int = 0, stop: int | None = None) -> Text:
-    """The text (ids without a tokenizer) of the tokens from `start` to `stop`, trained runs of tokens as one."""
+    """The text (or, without a tokenizer, ids) of tokens from `start` to `stop`. A run of trained tokens is one part."""
     ids = sequence.ids.tolist()
     special = _special_ids(display.tokenizer)
     trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
@@ -64,7 +64,7 @@ def padding_text(sequence: TokenSequence, display: RowDisplay) -> Text:
 
 
 def _show_outer_newlines(run: Text, style: str) -> Text:
-    """A newline in colour is not seen: at the ends of a trained run it gets a sign."""
+    """Adds a visible sign to newlines at the ends of a trained run, as colour does not show them."""
     body = run.plain.strip("\n")
     before = len(run.plain) - len(run.plain.lstrip("\n")) if body else 0
     after = len(run.plain) - before - len(body)
