@@ -96,10 +96,10 @@ class _Job:
         return layout(self.config)
 
 
-def spooled_rows(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows that a run would spool of a block: everything but packing and position ids.
+def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+    """The rows that a run spools of a block: all of a config but packing and position ids.
 
-    Runs the steps of `recipe.chain`, and those of `Shard` before the spool, without Beam.
+    The steps of `recipe.chain`, and what `Shard` does before it spools them, without Beam.
 
     Raises:
         BeamPrepError: the config asks for what the tokenizer does not have; a sequence is too long, and
@@ -162,7 +162,7 @@ def _sample(job: _Job) -> Iterator[Batch]:
             places = (source.size - head - 1) // _PART_BYTES + 1
             for place in drawn(places, _PARTS // len(some) - 1).tolist():
                 parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
-        yield from (spooled_rows(records, job.config, job.tokenizer) for records in parts if records is not None)
+        yield from (prepare(records, job.config, job.tokenizer) for records in parts if records is not None)
 
 
 def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
@@ -210,7 +210,7 @@ def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
 
 
 def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
-    """The plan that a run of only these blocks would make, without its shards."""
+    """What a run would know of these blocks, had it no others."""
     kinds = {kind: Counter[str]() for kind in ("dropped", "rejected", "counter", "tokens", "trained")}
     roles: dict[str, Counter[str]] = {}
     lost: list[tuple[str, int, Lost]] = []
@@ -233,13 +233,13 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
             offset = batch.origin.first_line + int(ledger.starts[line])
             reason = ledger.outcomes[ledger.status[line] - 1][1]
             first_reject = {"file": path, "offset": offset, "reason": reason, "message": ledger.messages[line]}
-    ledger_of_all = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
+    whole = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
     inputs = [{"path": file.path} for file in job.files]
     by_role = {role: dict(counts) for role, counts in roles.items()}
     plan = Plan(
         shards=(),
         rejects=(),
-        ledger=ledger_of_all,
+        ledger=whole,
         counters=dict(kinds["counter"]),
         inputs=inputs,
         columns=(),
@@ -297,7 +297,7 @@ def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
         start, at_once = 0, max(count, 1)
         while records is not None and start < len(records.ledger.starts):
             stop = min(start + at_once, len(records.ledger.starts))
-            batch = spooled_rows(_lines(records, start, stop), job.config, job.tokenizer)
+            batch = prepare(_lines(records, start, stop), job.config, job.tokenizer)
             yield from _outcomes(job, batch, range(start, stop))
             start, at_once = stop, min(2 * at_once, max(count, _AT_ONCE))
 
@@ -357,7 +357,7 @@ class _Shown:
 
     def _place(self, line: int) -> str:
         origin = self._batch.origin
-        if origin.start:  # the lines before were not counted
+        if origin.start:  # nobody has counted the lines before
             return f"{origin.source.path}, byte offset {origin.first_line + int(self._batch.ledger.starts[line]):,}"
         return f"{origin.source.path}, {'record' if is_json_file(origin.source.path) else 'line'} {line + 1:,}"
 

@@ -27,7 +27,7 @@ from beam_prep.formats.mmap_bin import BinReader
 from beam_prep.formats.tfrecord import TFRecordReader
 from beam_prep.inspect import RowDisplay, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
-from beam_prep.preview import preview, spooled_rows
+from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
 from beam_prep.storage.files import list_inputs
 from beam_prep.transforms.read import first_records
@@ -722,7 +722,7 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
 
     records = first_records(list_inputs([str(source)])[0])
     assert records is not None
-    batch = spooled_rows(records, config, Tokenizer.load(TOKENIZER))
+    batch = prepare(records, config, Tokenizer.load(TOKENIZER))
     assert len(batch) == len(ran) > 0
     assert list(batch.columns) == [column for column in ran.columns if column != "position_ids"]
     for index, row in enumerate(ran):
