@@ -35,7 +35,7 @@ SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent
 
 
 def conversation(action: str, **given: Any) -> dict[str, Any]:
-    """A config of whole conversations."""
+    """A config of entire conversations."""
     return {"sections": [{"field": "messages", "action": action, "template": "conversation"}], **given}
 
 

@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--tokenizer", type=Path, metavar="DIR", help="default: tokenizers/qwen2.5 of the shared folder")
     add("--shared", type=Path, default=Path(shared), metavar="DIR", help=f"the test material (now {shared})")
     add("--cache", type=Path, default=Path(tempfile.gettempdir(), "beam_prep_benchmarks"), metavar="DIR")
-    add("--markdown", type=Path, metavar="FILE", help=f"also put the table into FILE, behind <!-- {MARKER}: begin -->")
+    add("--markdown", type=Path, metavar="FILE", help=f"also put the table into FILE, after <!-- {MARKER}: begin -->")
     given = parser.parse_args(arguments)
     tokenizer = (given.tokenizer or given.shared / "tokenizers" / "qwen2.5").resolve()
     try:

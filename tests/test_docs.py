@@ -253,7 +253,7 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
         assert [each.tolist() for each in names["responses"]] == [each.tolist() for each in rows]
 
 
-PAGES = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]]
+PAGES = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]]
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -265,6 +265,14 @@ def test_links_lead_somewhere(name: str) -> None:
         if heading:
             titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.M)
             assert heading in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles], target
+
+
+@pytest.mark.parametrize("name", sorted(name for name in PAGES if name.startswith("docs/decisions/")))
+def test_the_files_that_the_decisions_name_are_there(name: str) -> None:
+    text = re.sub(r"^```.*?^```$|<!-- house: begin -->.*?<!-- house: end -->", "", page(name), flags=re.M | re.S)
+    for path in re.findall(r"`((?:\w+/)*\w+(?:\.py|/))`", text):
+        places = (ROOT / "beam_prep" / path, ROOT / path, *(ROOT / "beam_prep").rglob(path))
+        assert any(place.exists() for place in places) or path == "make_corpus.py", path
 
 
 def test_every_reject_reason_is_in_the_docs() -> None:

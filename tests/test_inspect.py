@@ -25,7 +25,7 @@ from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError
 from beam_prep.formats.arrow import ArrowReader
 from beam_prep.formats.mmap_bin import BinReader
 from beam_prep.formats.tfrecord import TFRecordReader
-from beam_prep.inspect import Look, cat, inspect, render, render_row
+from beam_prep.inspect import RowDisplay, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
@@ -222,7 +222,7 @@ def test_rewards_without_their_responses_are_a_line(rollouts: Dataset) -> None:
     responses = Ragged.from_lists([rollouts.tokenizer.encode(["81"], False).flat.tolist()])
     row = {"responses": responses, "rewards": np.array([0.1, 1.0], np.float32)}
     schema = (Column("responses", "int32", 2, "ids"), Column("rewards", "float32", 1, "value"))
-    text = render_row(Look(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
     assert text == "━━ record 0 · 2 tokens · no mask\n── responses[0]: 2 tokens\n81\n── rewards: 0.1, 1.0"
 
 
@@ -364,7 +364,9 @@ LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
 
 def by_hand(*columns: tuple[Column, list[int]]) -> str:
     row = {column.name: np.array(values, np.int32) for column, values in columns}
-    return render_row(Look(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]).plain
+    return render_row(
+        RowDisplay(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]
+    ).plain
 
 
 def test_trained_padding_is_found_out() -> None:
@@ -428,14 +430,14 @@ def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     )
     row = {name: np.array(ids, np.int32) for name, ids in zip(names, ([1, 7], [2, 7, 8]), strict=True)}
     row |= {"chosen_mask": np.array([0, 1]), "rejected_mask": np.array([0, 1, 1])}
-    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
     assert text.split("\n")[1:] == [
         "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
         "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
     ]
     # The same first words of two answers stay in the answers.
     row["rejected"][0] = 1
-    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
     assert text.split("\n")[1:] == [
         "── both begin with 1 tokens",
         "1 ",
@@ -504,7 +506,7 @@ def test_inspect_prints_totals_and_the_first_records(chats: Dataset, capsys: pyt
         "columns: sequence, loss_mask; nothing is shifted\n"
         f"loss_mask: {totals['trained']['loss_mask']:,} trained tokens ("
     )
-    assert "what is trained stands between ⟦ and ⟧\n\n━━ record 0 " in out
+    assert "what is trained is between ⟦ and ⟧\n\n━━ record 0 " in out
     assert re.findall("━━ record ([0-9]+)", out) == ["0", "1"]
 
 
@@ -773,9 +775,9 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out == (
         f"{source}: the first rows, as {INSTRUCTION} makes them; nothing is written\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
-        "config: sequence: nothing stands between the texts of 'prompt' and 'response', and no EOS ends them: let the "
-        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
-        "what is trained stands between ⟦ and ⟧\n\n"
+        "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them: put a "
+        "separator into the data, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
+        "what is trained is between ⟦ and ⟧\n\n"
         f"━━ {source}, line 2 · rejected: wrong_type\n"
         "field 'prompt' is a number (3), wanted a string\n"
         '── {"prompt": 3, "response": "a"}\n\n'
@@ -830,7 +832,7 @@ def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: p
     preview(_file(tmp_path, GOOD), PipelineConfig.from_dict(settings), TOKENIZER)
     out = capsys.readouterr().out
     assert "columns: tokens, labels, position_ids, seq_lengths; labels: unshifted\n" in out
-    assert "packing: bfd, 100 tokens a row; here each document stands alone\n" in out
+    assert "packing: bfd, 100 tokens a row; here each document is shown alone\n" in out
     assert " · truncated_tokens: 3 · truncated_rows: 1\nCount to 3.⟦1 ⟧\n" in out
 
 

@@ -356,8 +356,8 @@ def test_what_the_config_is_warned_of_stands_in_run_json_and_is_said_once(
 ) -> None:
     texts = [{"prompt": "Say it.", "response": "It."}] * 3
     (warning,) = told(run(config("sft_instruction"), texts))
-    assert warning.startswith("config: sequence: nothing stands between the texts of 'prompt' and 'response'")
-    assert [message for message in caplog.messages if "nothing stands between" in message] == [warning]
+    assert warning.startswith("config: sequence: nothing separates the texts of 'prompt' and 'response'")
+    assert [message for message in caplog.messages if "nothing separates" in message] == [warning]
 
 
 def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

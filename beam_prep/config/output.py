@@ -22,7 +22,8 @@ class OutputConfig(Strict):
         description="position_ids: from 0 in every document, or through the row; null: doc_reset with packing.",
     )
     names: dict[str, Name] = Field(
-        default={}, description="Column to the name under which it is written; all other keys use the column's own."
+        default={},
+        description="Column to the name under which it is written; all other keys use the column's own name.",
     )
 
     @property
