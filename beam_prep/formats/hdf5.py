@@ -14,9 +14,9 @@ compressed: its values lie in one piece of the file, which our reader maps. (Chu
 complete chunks.)
 
 HDF5 needs a file to seek in, and a dataset in one piece needs its size before its values. So values wait in temporary
-files; at the end the HDF5 library lays out a file without values (temporary, too, and sparse), and what it wrote goes
-out with the values in their places. The bytes are a function of the rows: no times, no order of creation, and `libver`
-begins with the oldest version, in which groups have no times either.
+files; at the end the HDF5 library lays out a file without values (temporary, too, and sparse), and our writer copies
+that file and the values, each in its place, to the output. The bytes are a function of the rows: no times, no order of
+creation, and `libver` begins with the oldest version, in which groups have no times either.
 
 Source: HDF5 File Format Specification 3.0, IV.A.2.i "The Data Layout Message", contiguous storage.
 """

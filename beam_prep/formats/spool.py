@@ -203,8 +203,9 @@ def read_receipt(source: pa.NativeFile, name: str, entire: bool = False) -> Bloc
 
 
 def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
-    """Rows [start, stop) of a domain, views of the source's memory where it is mapped and they lie there so; and
-    whether these are all.
+    """Rows [start, stop) of a domain, and True if the block has no others.
+
+    They are views of the source's memory where it is mapped, except for bits.
 
     Raises:
         FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.

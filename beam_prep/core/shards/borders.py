@@ -67,9 +67,9 @@ def shard_borders(receipts: Receipts, sidecars: Sidecars, max_tokens: int, end: 
 
 
 def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
-    """Blocks in which the next borders will probably lie.
+    """Blocks that probably hold the next borders.
 
-    Where a border lies depends on all before it: each flush takes some tokens more than it must, up to the end of a
+    The place of a border depends on all before it: each flush takes a few tokens more than it must, up to the end of a
     record. After k of them that is k times the mean, give or take.
     """
     if len(over) < MIN_BORDERS_TO_EXTRAPOLATE:
