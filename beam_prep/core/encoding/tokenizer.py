@@ -1,6 +1,6 @@
-"""Tokenizers: resolved once by transformers, then used by the Rust library alone.
+"""Tokenizers, which transformers resolves once and the Rust library then uses alone.
 
-`Tokenizer.load` asks `transformers.AutoTokenizer` (the reference: what it gives is right) and writes what it says
+`Tokenizer.load` asks `transformers.AutoTokenizer` (the reference: what it gives is right) and writes the answer
 into a folder: the backend's `tokenizer.json`, the special tokens, the chat template. Workers read that folder with
 `tokenizers` and jinja2 and never import transformers. Every output keeps the folder, so that it can be decoded.
 """
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import tokenizers
 
 _TEXTS_AT_ONCE = 512
-# Where a tokenizer.json says how offsets are made.
+# Parts of a tokenizer.json that say how offsets are made.
 _PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
 _CUT = "\ufffd"  # what decoders give for bytes that are no character
 _LONGEST_CUT = 16  # tokens
 
 
 class Encoder(Protocol):
-    """Texts -> ids. What a faster backend has to offer."""
+    """Encodes texts: the methods that every backend has."""
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
@@ -59,15 +59,15 @@ class Encoder(Protocol):
 
 
 class TokenizerSource(Protocol):
-    """Where a resolved tokenizer's files can be had by a process on another machine. Picklable."""
+    """A place from which processes on other machines get a resolved tokenizer's files. Picklable."""
 
     def __hash__(self) -> int: ...
 
     def fetch(self, folder: Path) -> None:
-        """Copies the files into a folder that is there.
+        """Copies the files into an existing folder.
 
         Raises:
-            TokenizerError: they cannot be had; the message names where they should be.
+            TokenizerError: they cannot be read; the message says where they should be.
         """
         ...
 
@@ -119,10 +119,10 @@ def _loaded(folder: str, fingerprint: str, digest: str) -> _Loaded:
 def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     """The folder on this machine of a tokenizer that a launcher elsewhere resolved; copied here once.
 
-    Whoever comes first copies; files take their names whole, and a folder counts only when all of it has the digest.
-    So processes that come at once do no harm.
+    The first process copies. A file gets its name only when it is complete, and a folder is used only if all of it
+    has the digest, so processes that copy at the same time do no harm.
     """
-    # On machines of workers a process a core is at work: threads of the Rust library would be more than there are.
+    # On machines of workers every core has a process: threads of the Rust library would be more than there are cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
     folder = resolve.bundles() / fingerprint
@@ -143,10 +143,10 @@ class Tokenizer:
     Its named special tokens, largest id and chat template are known without that.
 
     Args:
-        folder: where its files lie.
+        folder: where its files are.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
         digest: of the bytes of its files: see `resolve.digest_of`. They are compared with it whenever they are read.
-        source: where processes on other machines get its files from, which then lie in a folder of their own.
+        source: where processes on other machines get its files from; they are then in a folder of their own.
     """
 
     def __init__(self, folder: str, fingerprint: str, digest: str, source: TokenizerSource | None = None) -> None:
@@ -166,14 +166,14 @@ class Tokenizer:
 
     @property
     def folder(self) -> str:
-        """Where its files lie on this machine."""
+        """The folder of its files on this machine."""
         return self._folder if self._source is None else _fetched(self.fingerprint, self._digest, self._source)
 
     def contents(self) -> dict[str, bytes]:
         """Its files by name, as they were when it was resolved.
 
         Raises:
-            TokenizerError: they are not: somebody edited them, or they are damaged.
+            TokenizerError: they were edited, or are damaged.
         """
         return _contents(self.folder, self.fingerprint, self._digest)
 
@@ -189,7 +189,7 @@ class Tokenizer:
         `special_tokens` of `tokenizer_config.json` count where the usual keys do not name them.
 
         Raises:
-            TokenizerError: nothing usable there.
+            TokenizerError: there is no tokenizer that can be used.
         """
         if (kept := _kept(Path(path))) is not None:
             return kept
@@ -202,7 +202,7 @@ class Tokenizer:
         return Tokenizer(str(target), self.fingerprint, self._digest)
 
     def keep(self) -> "Tokenizer":
-        """Copies its files to where this user's resolved tokenizers lie."""
+        """Copies its files to the folder of this user's resolved tokenizers."""
         folder = resolve.keep(self.fingerprint, self.contents())
         return Tokenizer(str(folder), self.fingerprint, self._digest)
 
@@ -318,9 +318,9 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """A text for each token; joined they are the text of all.
 
-        A character that several tokens make goes to the last of them; bytes that never become one stay with their own
-        tokens, as U+FFFD. (Decoders with byte fallback give up a whole run of byte tokens for one cut character: there
-        the pieces show the characters of the run that are whole.)
+        A character that several tokens make belongs to the last of them. Bytes that never become one stay with their
+        own tokens, as U+FFFD. (Decoders with byte fallback give up an entire run of byte tokens for one cut character:
+        there the pieces show the complete characters of the run.)
         """
         texts: list[str] = []
         # Texts depend on neighbours, so each is what its token adds to the text of the last few.
@@ -329,13 +329,13 @@ class Tokenizer:
         for token in ids:
             window.append(int(token))
             text = self.decode(window)
-            whole = len(text.rstrip(_CUT))
-            if whole == len(text) and texts and text.startswith(before):
+            complete = len(text.rstrip(_CUT))
+            if complete == len(text) and texts and text.startswith(before):
                 texts[-1] += before[shown:]  # what this token did not complete
                 shown = max(shown, len(before))
-            if whole < len(text) and len(window) - first < _LONGEST_CUT:
-                texts.append(text[shown:whole])
-                before, shown = text, max(shown, whole)
+            if complete < len(text) and len(window) - first < _LONGEST_CUT:
+                texts.append(text[shown:complete])
+                before, shown = text, max(shown, complete)
                 continue
             texts.append(text[shown:])
             window = window[first:]
@@ -366,7 +366,7 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
 
 
 def _kept(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder that `save` wrote; None where it is none, or where somebody edited its files."""
+    """The tokenizer of a folder that `save` wrote; None for other folders, or if the files were edited."""
     try:
         contents = resolve.read(folder)
     except OSError:
@@ -378,13 +378,13 @@ def _kept(folder: Path) -> Tokenizer | None:
 
 
 def fingerprint_of(contents: Mapping[str, bytes]) -> str | None:
-    """The fingerprint of a resolved tokenizer, worked out from its files; None where they are none of a tokenizer."""
+    """The fingerprint of a resolved tokenizer, computed from its files; None if they are not those of one."""
     texts = _texts_of(contents)
     return None if texts is None else str(json.loads(texts[resolve.FACTS_FILE])["fingerprint"])
 
 
 def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
-    """The files as they should be, from what they say; None where they say nothing."""
+    """The files as `_texts` would write them; None where they are not those of a tokenizer."""
     try:
         template = contents.get("chat_template.jinja")
         return _texts(
@@ -397,7 +397,7 @@ def _texts_of(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
 
 
 def _largest_id(source: Any) -> int:
-    """Of the tokens of a tokenizer.json, added ones included."""
+    """The largest id in a tokenizer.json, added tokens included."""
     known = source["model"]["vocab"]
     ids = known.values() if isinstance(known, dict) else range(len(known))
     return max(itertools.chain(ids, (token["id"] for token in source["added_tokens"])), default=0)
@@ -415,7 +415,7 @@ def _resolve(path: str) -> resolve.ResolvedTokenizer:
     offline = not looks_local and not _hub_answers()
     try:
         found = AutoTokenizer.from_pretrained(path, local_files_only=offline)
-    except Exception as error:  # the Rust library and transformers raise all kinds on files that are none of theirs
+    except Exception as error:  # the Rust library and transformers raise exceptions of all kinds on other files
         hint = "a folder with tokenizer.json"
         if not looks_local:
             hint += ", or a name on the Hugging Face Hub"
@@ -449,7 +449,7 @@ def _keep_offsets(part: Any) -> None:
 
 
 def _hub_answers() -> bool:
-    """True if there is a network to the Hugging Face Hub. Its client would otherwise retry for a minute."""
+    """True if the Hugging Face Hub can be resolved. Its client would otherwise retry for a minute."""
     host = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         return bool(socket.getaddrinfo(host, 443))

@@ -1,4 +1,4 @@
-"""The segments that all conversations of a layout have in common."""
+"""The segments that all conversations of a layout share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ class LayoutSegments:
     """The segments of every conversation of a layout.
 
     Attributes:
-        spans: int64 [segments, 4]: piece and characters behind its begin, of a segment's begin and end; -1 = the whole.
+        spans: int64 [segments, 4]: piece and characters after its begin, of a segment's begin and end; -1 = all.
         rest: int64 [segments, 5]: the other fields of `Segment`.
         prompt: where the prompt ends, if there is one.
         message_roles: the roles of the messages.
