@@ -140,7 +140,12 @@ def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
 class Tokenizer:
     """A resolved tokenizer. Cheap to pickle (a path and two digests); each process loads it once, at first use.
 
-    Its named special tokens, largest id and chat template are known without that.
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> ids = tokenizer.encode(["Hello there"], add_special_tokens=False)
+    >>> tokenizer.decode(ids[0])
+    'Hello there'
+
+    Its named special tokens, largest id and chat template are known without loading it.
 
     Args:
         folder: where its files are.

@@ -106,7 +106,14 @@ class Pieces:
 
 @dataclass(slots=True)
 class Rendered(Block):
-    """Text of a block, ready to encode.
+    """Texts of a block, ready to encode.
+
+    >>> from beam_prep.core.pieces.apply import apply_template
+    >>> from beam_prep.core.pieces.voice import Voice
+    >>> output = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
+    >>> rendered = apply_template(bp.testing.records([{"text": "Hello"}, {"text": ""}]), (output,), Voice(None))
+    >>> bp.testing.to_rows(rendered)
+    [{'sequence': ['Hello']}]
 
     Attributes:
         outputs: what each row consists of.

@@ -25,6 +25,12 @@ _NESTED = {dict, list}
 class Records(Block):
     """Parsed objects of a block.
 
+    >>> records = bp.testing.records([{"text": "Hello"}, "not JSON", {"text": "Bye"}])
+    >>> list(records.rows)
+    [{'text': 'Hello'}, {'text': 'Bye'}]
+    >>> records.line.tolist(), bp.testing.rejects(records)
+    ([0, 2], [(1, 'bad_json')])
+
     Attributes:
         rows: one dict a row, aligned with `line`.
         columns: the same as columns, where that was wanted and possible; then `rows` parses records when they are read.
