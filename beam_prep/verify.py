@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import tokenizer_cache as resolve
-from beam_prep.core.encoding.tokenizer import fingerprint_of
+from beam_prep.core.encoding.resolver import fingerprint_of
 from beam_prep.core.shards.plan import Ledger
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS

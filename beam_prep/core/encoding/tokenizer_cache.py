@@ -210,7 +210,7 @@ def _note(folder: str) -> Path | None:
         return None  # a name on the Hub may be another tokenizer tomorrow
     state = hashlib.sha256(sys.version.encode())
     try:
-        state.update(Path(__file__).with_name("tokenizer.py").read_bytes())
+        state.update(Path(__file__).with_name("resolver.py").read_bytes())
         for name in _LIBRARIES:
             state.update(f"{name} {_version(name)}\n".encode())
         places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
