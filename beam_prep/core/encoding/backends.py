@@ -277,13 +277,13 @@ def choose(
         tokenizer: the reference.
         backend: `auto`: gigatoken where its ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
-        spans: whether tokens of spans will be asked for.
+        spans: tokens of spans will be encoded, too.
 
     Returns:
         `gigatoken` or `transformers`; and why it is not gigatoken, where that was wanted.
 
     Raises:
-        TokenizerError: `gigatoken` was asked for, and cannot be used.
+        TokenizerError: `gigatoken` is wanted, and cannot be used.
     """
     if spans:
         _token_bytes(tokenizer)  # made once, for worker processes that are forked after this

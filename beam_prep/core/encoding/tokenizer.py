@@ -195,7 +195,7 @@ class Tokenizer:
         if (kept := _kept(Path(path))) is not None:
             return kept
 
-        return Tokenizer(*tokenizer_cache.remembered(str(path), lambda: resolve(str(path))))
+        return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
@@ -263,7 +263,7 @@ class Tokenizer:
         return self._loaded_tokenizer.backend
 
     def template(self, source: str | None = None, plans: bool = False, date: str | None = None) -> ChatTemplate:
-        """The compiled chat template, the same object whenever asked for; of `source`, where it is given.
+        """The compiled chat template, the same object at every call; of `source`, if that is given.
 
         Args:
             source: a template in place of the tokenizer's own.

@@ -187,18 +187,18 @@ def _warn_once(problem: str) -> None:
     log.warning("%s", problem)
 
 
-def remembered(folder: str, ask: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
-    """A folder's resolved tokenizer: from the cache, or else what `ask` gives.
+def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+    """A folder's resolved tokenizer: from the cache, or else what `resolve` gives.
 
     Args:
         folder: the tokenizer's folder, or a name on the Hub, which is never cached.
-        ask: resolves it, and writes the files into their folder.
+        resolve: resolves it, and writes the files into their folder.
     """
     # Where transformers is imported already, other classes may be registered with it; and the import is what is slow.
     note = None if "transformers" in sys.modules else _note(folder)
     if note is not None and (known := _recall(note)) is not None:
         return known
-    known = ask()
+    known = resolve()
     if note is not None and note == _note(folder):  # nobody changed the files meanwhile
         _remember(note, known)
     return known
@@ -253,5 +253,5 @@ def _remember(note: Path, known: ResolvedTokenizer) -> None:
         made = note.with_suffix(f".{uuid.uuid4().hex}")
         made.write_text(json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}))
         made.replace(note)
-    except OSError:  # a full disk: the next run asks again
+    except OSError:  # a full disk: the next run resolves again
         return

@@ -24,7 +24,7 @@ class RawBlock:
         start: offset of the range in the content.
         size: bytes of the range.
         skip: bytes at the head of the range that belong to a line of the block before.
-        data: the bytes from `start + skip` to the end of the last line, which may lie beyond the range.
+        data: the bytes from `start + skip` to the end of the last line, which may be beyond the range.
         head: the skipped bytes.
     """
 

@@ -12,8 +12,8 @@ blocks, rejects with their byte offset) then holds for lists.
 What is broken within an element (a bad literal, a trailing comma, bytes that are no UTF-8) is a reject of that
 element, a scalar is `not_an_object`, nothing between two commas is a blank line. Where the borders of elements are no
 longer certain, the file is refused (`InputError` with the byte offset): a bracket or a quote that never ends, one
-bracket too many, a line end within a string, bytes after the list. One kind of damage cannot be told from a single
-broken element: two faults that cancel out, such as a bracket missing in one element and one too many in a later one;
+bracket too many, a line end within a string, bytes after the list. One kind of damage looks like a single broken
+element: two faults that cancel out, such as a bracket missing in one element and one too many in a later one;
 all between them is then one reject, of at most `MAX_ELEMENT` bytes.
 
 A file that begins with an object is that one record, or several of them, each from a new line on; if the first line
