@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from beam_prep.core.data.schema import Column
-from beam_prep.core.encoding import tokenizer_cache as resolve
-from beam_prep.core.encoding.tokenizer import fingerprint_of
+from beam_prep.core.encoding import tokenizer_cache
+from beam_prep.core.encoding.resolver import fingerprint_of
 from beam_prep.core.shards.plan import LedgerTotals
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
@@ -142,7 +142,7 @@ def _tokenizer(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]
     wanted = manifest["tokenizer"]["fingerprint"]
     with files.local(names) as folder:
         try:
-            found = fingerprint_of(resolve.read(folder / TOKENIZER))
+            found = fingerprint_of(tokenizer_cache.read(folder / TOKENIZER))
         except OSError:
             found = None
     if found is None:

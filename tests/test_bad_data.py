@@ -433,7 +433,7 @@ def test_the_verdict_on_each_line(name: str, config: str, tmp_path: Path) -> Non
         ("grpo_odd.jsonl", "grpo_text", 1, "2 responses, 1 rewards: wanted as many of each"),
         ("grpo_odd.jsonl", "grpo_text", 4, "field 'rewards[0]' is null, wanted a number"),
         ("grpo_odd.jsonl", "grpo_text", 6, "field 'responses' is a string (\"a\"), wanted a list"),
-        ("duplicate_keys.jsonl", "sft_chat", 2, "the key 'role' stands twice in one object"),
+        ("duplicate_keys.jsonl", "sft_chat", 2, "the key 'role' is twice in one object"),
         ("huge_numbers.jsonl", "pretrain", 1, "9999999999999999999999999999999999999999 is beyond a double"),
     ],
 )

@@ -278,6 +278,7 @@ def test_the_files_that_the_decisions_name_are_there(name: str) -> None:
 def test_every_reject_reason_is_in_the_docs() -> None:
     told = set(re.findall(r"`(\w+)`", page("docs/formats.md")))
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "beam_prep").rglob("*.py"))
+    code = re.sub(r"^ *>>>.*", "", code, flags=re.M)
     reasons = set(re.findall(r"\bReject\(\s*\"(\w+)\"", code))
     reasons |= set(re.findall(r"\.(?:reject|drop)\([^\"()]*(?:\([^()]*\))?[^\"()]*\"(\w+)\"", code))
     assert reasons >= {"bad_json", "wrong_type", "missing_source", "untrained", "empty", "too_short_to_shift"}

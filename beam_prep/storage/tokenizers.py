@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from beam_prep.core.encoding import tokenizer_cache as resolve
+from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import StorageError, TokenizerError
 from beam_prep.storage.files import join, write_file
@@ -29,8 +29,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return Tokenizer.load(given)
     base = given.rstrip("/") + "/"
     names = [each.path[len(base) :] for each in objects.listed(base)]
-    names = [name for name in names if name.rpartition("/")[0] in ("", resolve.BELOW)]
-    names = [name for name in names if name and Path(name).suffix not in resolve.WEIGHTS]
+    names = [name for name in names if name.rpartition("/")[0] in ("", tokenizer_cache.BELOW)]
+    names = [name for name in names if name and Path(name).suffix not in tokenizer_cache.WEIGHTS]
     if not names:
         raise TokenizerError(f"no tokenizer folder {given!r}: wanted one with tokenizer.json; check bucket and path")
     with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as copied:

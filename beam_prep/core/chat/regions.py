@@ -24,8 +24,8 @@ def regions_of(
         marks: (characters or pieces written, message) whenever a loop comes to a message, or ends.
         messages: how many there are.
         end: of the rendering, in the unit of the marks.
-        has_text: tells whether there is any text between two places.
-        is_token: tells whether the rendering ends with nothing, or with one special token, from a place on.
+        has_text: gives True if there is any text between two places.
+        is_token: gives True if nothing, or one special token, is all that follows a place.
 
     Returns:
         Per message its region, None where it has none or its text is in several places; and whether the first one is

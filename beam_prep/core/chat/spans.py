@@ -103,10 +103,10 @@ class SpanFinder:
         if role == "assistant" and self._prompt and lead.startswith(self._prompt):
             return Place(first, len(self._prompt))
         if own and pieces.layout.mixed[own[0]]:
-            return None  # where a header ends cannot be told
+            return None  # the end of the header is not known
         if pieces.is_one_content(own):
             if role == "assistant" and lead.strip() and not pieces.text(own[0]).strip():
-                return None  # where a header ends that no text follows is not known
+                return None  # the end of a header without text after it is not known
             return Place(own[0], 0)
         # Constants around reasoning and calls are trained, the header before them is not.
         known = [header for header in self._frame.leads.get(role, ()) if lead.startswith(header)]

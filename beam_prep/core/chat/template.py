@@ -43,7 +43,7 @@ class RenderedChat:
         text: the entire rendering.
         regions: per message, the range that the template wrote for it, header and end marker included; None where
             that is not known for certain.
-        generations: ranges of the `{% generation %}` blocks; None where they could not be told for certain.
+        generations: ranges of the `{% generation %}` blocks; None where they are not certain.
         guessed: the first region is what was written before all others, in no message's turn.
         planned: the same in pieces, where a plan rendered it.
     """
@@ -62,7 +62,7 @@ class ChatTemplate:
         source: the template.
         special_tokens: by their names in templates.
         plans: render conversations of known patterns by recorded plans: the same texts, faster (`core.chat.recorded`).
-        date: the day that `strftime_now` tells, as "2026-11-22".
+        date: the day that `strftime_now` gives, as "2026-11-22".
 
     Attributes:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
@@ -130,8 +130,8 @@ class ChatTemplate:
         """The conversation in pieces, where there is a plan for it.
 
         Returns:
-            None where plans are switched off, or none fits: then `render` and `render_chat` ask jinja. `generations`
-            of its layout are None where the template's generation blocks cannot be told from a plan.
+            None where plans are switched off, or none fits: then `render` and `render_chat` use jinja. `generations`
+            of its layout are None where a plan does not give the template's generation blocks.
         """
         if self._plans is None:
             return None
@@ -164,7 +164,7 @@ class ChatTemplate:
         return self._chat(rendered, len(messages))
 
     def chat_of(self, planned: RenderedPieces) -> RenderedChat | None:
-        """A planned conversation as `render_chat` gives it; None where its generation blocks cannot be told."""
+        """A planned conversation as `render_chat` gives it; None where its generation blocks are not known."""
         if planned.layout.generations is None:
             return None
         return self._chat(in_characters(planned), planned.layout.messages, planned)
@@ -226,7 +226,7 @@ class ChatTemplate:
     def contents(self, messages: list[Message], text: str, /, **variables: Any) -> list[list[tuple[int, int]]] | None:
         """Where each message's content is written in the rendering `text`: by rendering once more, with marks in it.
 
-        Up to three renderings, however many messages: a template may trim contents, or ask whether there is any.
+        Up to three renderings, however many messages: a template may trim contents, or test for empty ones.
 
         Returns:
             Per message its ranges: none where its content is not written, an empty one where only its end is (or it

@@ -61,7 +61,7 @@ PROBES = (
 
 @dataclass(frozen=True, slots=True)
 class _TokenBytes:
-    """How many bytes of text each token stands for.
+    """How many bytes of text each token represents.
 
     Attributes:
         lengths: int32 [ids].
@@ -72,7 +72,7 @@ class _TokenBytes:
     normalised: bool
 
     def keeps(self, text: str) -> bool:
-        """True if the normaliser leaves a text alone."""
+        """True if the normaliser does not change a text."""
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
 
@@ -89,7 +89,7 @@ def _token_bytes(tokenizer: Tokenizer) -> _TokenBytes | None:
         return None
     if any(step.get("add_prefix_space") for step in steps):
         return None
-    # Each character of a byte-level token stands for one byte; an added token is the text that it says.
+    # Each character of a byte-level token represents one byte; an added token is its own text.
     lengths = np.zeros(tokenizer.max_id + 1, np.int32)
     vocabulary = backend.get_vocab(with_added_tokens=False)
     lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
@@ -104,10 +104,10 @@ def _state(part: Any) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids that the reference puts before and behind a text; None where it does something else."""
-    plain, whole = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
-    at = next((at for at in range(len(whole) + 1) if whole[at : at + len(plain)] == plain), None)
-    return None if at is None or not plain else (whole[:at], whole[at + len(plain) :])
+    """The ids that the reference puts before and after a text; None if it does anything else."""
+    plain, full = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
+    at = next((at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain), None)
+    return None if at is None or not plain else (full[:at], full[at + len(plain) :])
 
 
 @functools.lru_cache(maxsize=4)
@@ -141,7 +141,7 @@ class FastEncoder:
     Attributes:
         tokenizer: the reference.
         backend: what makes ids: `gigatoken`, or `transformers` (then only offsets are made another way).
-        fell_back: texts that the reference had to encode, since they may differ from what their tokens stand for.
+        fell_back: texts that the reference had to encode, since they may differ from what their tokens represent.
     """
 
     tokenizer: Tokenizer
@@ -170,7 +170,7 @@ class FastEncoder:
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = list(take(texts, wide))
-        # Tokens seldom stand for 2 GB of text, and sums of half the size take half the time.
+        # Tokens rarely represent 2 GB of text, and sums of half the size take half the time.
         most = len(ids.flat) * int(table.lengths.max(initial=0))
         ends = np.cumsum(table.lengths.take(ids.flat), dtype=np.int32 if most <= MAX_NARROW else np.int64)
         totals = np.zeros(len(ids) + 1, np.int64)
@@ -190,13 +190,13 @@ class FastEncoder:
 
     def _with_special_tokens(self, ids: Ragged) -> Ragged:
         around = _around_text(self.tokenizer)
-        assert around is not None  # the gate lets no other through
+        assert around is not None  # `choose` accepts no other tokenizer
         return _around(ids, *around)
 
     def _with_reference(
         self, texts: Sequence[str], special: bool, spans: CharSpans, ids: Ragged, tokens: TokenSpans, lossy: Array
     ) -> tuple[Ragged, TokenSpans]:
-        """The texts of a bool mask are the reference's."""
+        """Replaces the ids and tokens of the texts of a bool mask by the reference's."""
         places = np.flatnonzero(lossy)
         self.fell_back += len(places)
         mine = lossy[spans.text]
@@ -221,14 +221,14 @@ def _inputs(texts: Sequence[str]) -> Any:
     return awkward.Array(layout.ListOffsetArray(offsets, letters, parameters={"__array__": "string"}))
 
 
-def _around(ids: Ragged, before: list[int], behind: list[int]) -> Ragged:
-    """Every row with the same ids before and behind it."""
-    if not before and not behind:
+def _around(ids: Ragged, before: list[int], after: list[int]) -> Ragged:
+    """Every row with the same ids before and after it."""
+    if not before and not after:
         return ids
-    # In order of the rows, so that between two of them what ends the one stands before what begins the other.
-    places = np.column_stack([ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(behind)).ravel()
-    flat = np.insert(ids.flat, places, np.tile(np.array(before + behind, np.int32), len(ids)))
-    return Ragged.from_lengths(flat, ids.lengths + len(before) + len(behind))
+    # In order of the rows: between two of them, the ids that end the one come before those that begin the other.
+    places = np.column_stack([ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(after)).ravel()
+    flat = np.insert(ids.flat, places, np.tile(np.array(before + after, np.int32), len(ids)))
+    return Ragged.from_lengths(flat, ids.lengths + len(before) + len(after))
 
 
 def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Array, Array]:
@@ -276,19 +276,19 @@ def _parallel() -> bool:
 def choose(
     tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True
 ) -> tuple[Literal["transformers", "gigatoken"], str | None]:
-    """The gate when a pipeline is built: which backend encodes.
+    """Chooses the backend that encodes, when a pipeline is built.
 
     Args:
         tokenizer: the reference.
         backend: `auto`: gigatoken where its ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
-        spans: whether tokens of spans will be asked for.
+        spans: tokens of spans will be encoded, too.
 
     Returns:
         `gigatoken` or `transformers`; and why it is not gigatoken, where that was wanted.
 
     Raises:
-        TokenizerError: `gigatoken` was asked for, and cannot be used.
+        TokenizerError: `gigatoken` is wanted, and cannot be used.
     """
     if spans:
         _token_bytes(tokenizer)  # made once, for worker processes that are forked after this
@@ -335,7 +335,7 @@ def name_of(backend: str) -> str:
 
 
 def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
-    """What encodes in a worker: the reference where this machine has no gigatoken."""
+    """The encoder of a worker; it uses the reference if this machine has no gigatoken."""
     if backend == INHERITED:
         backend = _chosen[tokenizer]
     if backend == "gigatoken":

@@ -55,7 +55,7 @@ class TextCollector:
         return self._conversations
 
     def add(self, record: Record) -> bool:
-        """Adds a row; says whether it yielded anything."""
+        """Adds a row; gives True if it yielded anything."""
         if self._renderer is not None:
             self._renderer.by_jinja = False
         before = len(self._builder)
@@ -114,7 +114,7 @@ class TextCollector:
                 self._builder.end_sequence()
 
     def _sections(self, record: Record) -> None:
-        """Each section's text, and each message's, is a piece of its own."""
+        """Adds the text of each section, and of each message, as a piece of its own."""
         blank = self.voice.rules.eos != "never"
         texts = [
             None if section.template else self.guard(text_of(record.get(section.field), section.field, blank))
@@ -134,7 +134,7 @@ class TextCollector:
             first = first and not yielded
 
     def _end_with_eos(self, texts: list[str | None]) -> None:
-        """The EOS token's text behind the last text section. With it a blank text is a record; a missing one is not."""
+        """Appends the EOS token's text to the last text section, even to a blank one, but not to a missing one."""
         rules, text = self.voice.rules, texts[-1]
         if rules.eos == "never" or self.output.has_template or text is None:
             return
@@ -142,25 +142,25 @@ class TextCollector:
             texts[-1] = text + self.voice.eos
 
     def _joint(self, record: Record) -> None:
-        """All sections joined before they are encoded; what the leading `mask` sections say is the prompt."""
+        """All sections, joined before they are encoded; the leading `mask` sections are the prompt."""
         sections = self.output.sections
         texts = [self.guard(text_of(record.get(section.field), section.field, blank=True)) for section in sections]
         if self.voice.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return
         self._end_with_eos(texts)
-        whole = "".join(text or "" for text in texts)
-        if not whole:
+        joined = "".join(text or "" for text in texts)
+        if not joined:
             return
         masked = next((place for place, section in enumerate(sections) if section.action != "mask"), len(sections))
         special = sections[0].add_special_tokens is not False
         if masked == 0:
-            self._builder.add_piece(whole, special, Segment(*WHOLE, TRAIN))
+            self._builder.add_piece(joined, special, Segment(*WHOLE, TRAIN))
         else:
             prompt = "".join(text or "" for text in texts[:masked])
-            self._builder.add_piece(whole, special, Segment(*WHOLE, TRAIN), prompt=prompt)
+            self._builder.add_piece(joined, special, Segment(*WHOLE, TRAIN), prompt=prompt)
 
     def _messages(self, section: Section, value: Any, where: str) -> bool:
-        """Each message rendered alone."""
+        """Adds each message, rendered alone; gives True if there is any."""
         assert self._renderer is not None
         messages, roles = guarded_messages(self.guard, value, where)
         for turn, (message, role) in enumerate(zip(messages, roles, strict=True)):

@@ -73,9 +73,9 @@ class ConversationCollector:
         )
 
     def _add_plain(self, record: Record) -> bool:
-        """The same for messages of a role and a content alone that a plan renders; says whether it did.
+        """The same for messages of only a role and a content that a plan renders; gives True if it did.
 
-        What each message says is then known from the layout: see `core.chat.fixed_spans`.
+        The span of each message is then known from the layout: see `core.chat.fixed_spans`.
         """
         if record.get("tools") is not None or record.get("chat_template_kwargs") is not None:
             return False
@@ -103,7 +103,7 @@ class ConversationCollector:
     def table_of(
         self, layout: PieceLayout, messages: list[dict[str, Any]], counts: tuple[int, ...]
     ) -> "LayoutSegments | None":
-        """See `_table`; made once, but for layouts whose prompt has no plan yet."""
+        """See `_table`; made once, unless the prompt has no plan yet."""
         key = layout, counts
         table: LayoutSegments | None = self._tables.get(key, NOT_MADE)
         if table is NOT_MADE:
@@ -116,9 +116,9 @@ class ConversationCollector:
     def _table(
         self, layout: PieceLayout, messages: list[dict[str, Any]], counts: Sequence[int]
     ) -> "LayoutSegments | None":
-        """The segments of all conversations of a layout; None where they depend on what is said."""
+        """The segments of all conversations of a layout; None where they depend on the contents."""
         template = self._renderer.template
-        if not are_plain(messages):  # nor is any other that is rendered so
+        if not are_plain(messages):  # and no other conversation of this layout is
             return None
         actions = self._parts.actions(counts)
         roles = tuple(message["role"] for message in messages)

@@ -1,4 +1,4 @@
-"""The segments that all conversations of a layout have in common."""
+"""The segments that all conversations of a layout share."""
 
 from dataclasses import dataclass
 from typing import Any

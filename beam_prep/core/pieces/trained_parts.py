@@ -1,4 +1,4 @@
-"""What of a conversation can be trained: the segments of its piece, by the sections of its output."""
+"""The trained parts of a conversation: the segments of its piece, by the sections of its output."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,12 +26,12 @@ class TrainedParts:
         return [self._roles.setdefault(message["role"], len(self._roles)) for message in messages]
 
     def actions(self, counts: Sequence[int]) -> list[str]:
-        """Of each message, from the messages of each section."""
+        """The action of each message, from the number of messages of each section."""
         sections = self._output.sections
         return [section.action for section, count in zip(sections, counts, strict=True) for _ in range(count)]
 
     def prompt_length(self, messages: list[dict[str, Any]], actions: list[str]) -> int | None:
-        """How many messages the prompt has; None where what follows it is not trained as such."""
+        """How many messages the prompt has; None where the conversation is not one of prompt and answer."""
         if "$last" in actions:
             if messages[-1]["role"] != "assistant":
                 role = messages[-1]["role"]
@@ -42,7 +42,7 @@ class TrainedParts:
         else:
             return None
         if masked == 0:
-            raise Reject("no_prompt", "no message stands before the answer, wanted at least one")
+            raise Reject("no_prompt", "no message comes before the answer, wanted at least one")
         return masked
 
     def segments(
@@ -52,12 +52,12 @@ class TrainedParts:
         actions: list[str],
         answer: MessageSpan | None,
     ) -> Iterator[Segment]:
-        """What of the conversation can be trained: by message, or the whole."""
+        """The segments that can be trained: the span of each message, or the entire piece."""
         own = [trained_by_own_key(message) for message in messages]
         roles = self.codes(messages)
         last = len(messages) - 1
         masked = None if answer is None else self.prompt_length(messages, actions)
-        # Not all after the prompt is trained.
+        # Not all messages after the prompt are trained.
         apart = masked is not None and 0 in own[masked:]
         if answer is not None and not apart:
             yield Segment(answer.start, answer.stop, TRAIN, roles[last], last, UNSET, int(answer.proven))

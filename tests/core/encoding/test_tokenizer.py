@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beam_prep.core.encoding import resolver, tokenizer_cache
 from beam_prep.core.encoding import tokenizer as module
-from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
@@ -309,7 +309,7 @@ def test_a_worker_that_meets_another_tokenizer_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_hub_answers", lambda: False)
+    monkeypatch.setattr(resolver, "_hub_answers", lambda: False)
 
 
 @pytest.mark.usefixtures("offline")

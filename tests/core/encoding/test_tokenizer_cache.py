@@ -42,7 +42,7 @@ def ask(folder: Path) -> Ask:
         count += 1
         return kept(f"{count}")
 
-    return lambda: resolve.remembered(str(folder), work).fingerprint
+    return lambda: resolve.resolved(str(folder), work).fingerprint
 
 
 def test_the_second_time_nobody_is_asked(ask: Ask) -> None:
@@ -100,13 +100,13 @@ def test_a_file_that_changes_meanwhile_is_not_remembered(folder: Path) -> None:
         (folder / "tokenizer.json").write_text("{ }")
         return kept("new")
 
-    assert resolve.remembered(str(folder), work).fingerprint == "new"
+    assert resolve.resolved(str(folder), work).fingerprint == "new"
     assert not (resolve.cache() / "resolved").exists()
 
 
 def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
     answers = iter(["1", "2"])
-    asked = [resolve.remembered("org/name", lambda: kept(next(answers))).fingerprint for _ in range(2)]
+    asked = [resolve.resolved("org/name", lambda: kept(next(answers))).fingerprint for _ in range(2)]
     assert asked == ["1", "2"]
 
 

@@ -21,7 +21,7 @@ class PieceLayout:
         plain_content: per piece the message whose content it is, as it is or stripped of white space; else -1.
         marks: (pieces written, message) whenever a loop comes to a message or ends: then -1, or the message of the
             loop around it.
-        generations: ranges of the `{% generation %}` blocks in pieces; None where they could not be told.
+        generations: ranges of the `{% generation %}` blocks in pieces; None if they are not known.
         blind: a loop whose text is captured came to a message: `marks` do not tell which text is whose.
         tested: messages whose text the template tests: the plan fits only texts with the same outcomes.
         dependent: messages in whose turn the template tests what another message says.

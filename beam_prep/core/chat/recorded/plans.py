@@ -1,11 +1,11 @@
 """Chat templates rendered from recorded plans: the same text as jinja's, several times cheaper.
 
 Conversations come in few patterns: roles, keys and types in order. For each pattern the template runs once with
-tracers in place of the contents. What it does with them is written down and compiled to a straight-line function,
-which renders further conversations of the pattern. A tracer replaces a real value: every operation also runs on that,
-and where the template decides by it (a truth test, a length, a type), the function gets a guard: another outcome, and
-it gives up. Whatever is not modelled here refuses, and jinja renders. So jinja stays the reference: it also renders
-the first conversations of every plan, and one difference switches the plans of the template off.
+tracers in place of the contents. Its operations on them are recorded and compiled to a straight-line function, the
+plan, which renders further conversations of the pattern. A tracer replaces a real value, and every operation also runs
+on that. Where the template decides by a value (a truth test, a length, a type), the plan gets a guard: with another
+outcome it gives up. An operation that is not modelled here is refused, and jinja renders. So jinja stays the
+reference: it also renders the first conversations of every plan, and one difference turns off the template's plans.
 """
 
 import threading
@@ -133,7 +133,7 @@ class Plans:
     def _shape(self, messages: list[Message]) -> tuple[Any, list[Message]]:
         """The shape of messages, which a plan relies on: their keys, types and roles. None: not plain data.
 
-        What lies deeper in them is guarded where the template looks at it.
+        Deeper values are guarded where the template reads them.
         """
         count = len(messages)
         if {*map(type, messages)} == _DICTS and count < len(_PLAIN_KEYS):
