@@ -42,7 +42,7 @@ engines: $(VENV)/.engines
 test-engines: engines
 	@$(BIN)/python -m pytest tests/engines
 
-# Outputs in TRL and in a loop of one's own. The environment, of 6 GB, goes into the same cache, once.
+# Outputs in TRL and in a loop of your own. The environment, of 6 GB, goes into the same cache, once.
 test-trainers: $(VENV)/.installed
 	@python=$$($(BIN)/python -m tests.trainers.build) && HF_HUB_OFFLINE=1 $$python -m pytest tests/trainers
 

@@ -219,7 +219,7 @@ JOBS = {
         (100, 200, 800),
         3,
         ("beam-prep chat_last", MAP),
-        "Whole conversations, the last message trained, cut at 2,048 tokens, labels unshifted, to `bin`; the peer is "
+        "Entire conversations, the last message trained, cut at 2,048 tokens, labels unshifted, to `bin`; the peer is "
         "`datasets.map` and `save_to_disk`. Both write the same rows, which are compared; the peer writes an "
         "attention mask as well, ours a manifest with checksums.",
         {"input_ids": "input_ids", "labels": "labels"},

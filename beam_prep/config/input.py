@@ -46,7 +46,7 @@ class AdapterConfig(Strict):
 
 
 class InputConfig(Strict):
-    """What is read: `sections` for one output, `sources` for several."""
+    """The input: `sections` for one output, `sources` for several."""
 
     sections: Sections | None = Field(default=None, description="What the only output is made of, in order.")
     sources: dict[Name, SourceConfig] | None = Field(default=None, description="Several outputs, each with its name.")

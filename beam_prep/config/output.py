@@ -8,7 +8,7 @@ from beam_prep.config.values import DType, Formats, Name, Strict, Text
 
 
 class OutputConfig(Strict):
-    """What is written."""
+    """The columns, formats and shards that are written."""
 
     domain_key: Text | None = Field(default=None, description="Key of the record that names its domain (a folder).")
     storage_format: Formats = Field(default=("bin",), description="Format, or list of formats, of the shards.")

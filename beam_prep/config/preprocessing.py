@@ -8,7 +8,7 @@ from beam_prep.config.values import Strict
 
 
 class PreprocessingConfig(Strict):
-    """What is dropped, cut and shifted."""
+    """Rules for dropping, cutting, packing, padding and shifting."""
 
     max_seq_len: int = Field(default=2048, gt=0, description="Longest sequence in tokens; longer ones are cut.")
     min_chars: int = Field(default=50, ge=0, description="Shorter all-trained text fields are left out (code points).")
