@@ -20,7 +20,7 @@ from beam_prep import recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
@@ -122,9 +122,7 @@ class Pipeline:
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
-        for name, share in (("max_reject_rate", max_reject_rate), ("max_drop_rate", max_drop_rate)):
-            if not 0 <= share <= 1:
-                raise ConfigError(f"{name} is {share}, wanted a share between 0 and 1")
+        check_rates(max_reject_rate, max_drop_rate)
         self.output = normalise_path(os.fspath(output_dir))
         if is_local(self.output) and not is_local(staging or ""):
             raise ConfigError(

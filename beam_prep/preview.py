@@ -24,7 +24,6 @@ from beam_prep.core.shards.plan import LedgerTotals, Plan
 from beam_prep.core.shards.receipts import ROLE_COUNTS
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.settle import settle
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.inspect.output import checked_count, columns_line, rows_to_show
 from beam_prep.inspect.rows import render_row
@@ -112,8 +111,8 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
             `truncation_mode` is `error`.
     """
     batch = run_steps(chain(config, tokenizer), records)
-    fitting = layout(config, tokenizer).fit(batch, tokenizer.id_of("eos_token"))
-    return settle(fitting, config.preprocessing.untrained, config.columns())
+    eos_id, untrained = tokenizer.id_of("eos_token"), config.preprocessing.untrained
+    return layout(config, tokenizer).spooled(batch, eos_id, untrained, config.columns())
 
 
 def _texts(job: _Job) -> Iterator[Text]:

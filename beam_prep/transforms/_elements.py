@@ -37,12 +37,6 @@ class BlockCoder(coders.Coder):
     def from_type_hint(cls, typehint: Any, registry: Any) -> "BlockCoder":
         return cls()
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
 
 for _element in (Records, Rendered, Batch):
     coders.registry.register_coder(_element, BlockCoder)

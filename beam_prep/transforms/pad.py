@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.pad import pad
+from beam_prep.core.tokens.pad import Padding, pad
 from beam_prep.transforms.block_step import BlockStep
 
 
@@ -29,8 +29,7 @@ class Pad(BlockStep):
 
     def __post_init__(self) -> None:
         super().__init__()
-        if self.multiple < 1:
-            raise ValueError(f"multiple is {self.multiple}, wanted at least 1")
+        Padding(self.multiple, self.pad_id)  # which checks them
 
     def step(self) -> Callable[[Batch], Batch]:
         return partial(pad, multiple=self.multiple, pad_id=self.pad_id)

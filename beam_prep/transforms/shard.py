@@ -18,11 +18,10 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.plan import Plan, first_lost, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
-from beam_prep.core.tokens.settle import settle
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
@@ -51,10 +50,8 @@ class SpoolBlocks(beam.DoFn):
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
-            if self.layout.cuts:
-                eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
-                batch = self.layout.fit(batch, eos_id)
-            batch = settle(batch, self.untrained, self.dtype)
+            eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
+            batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
             receipt = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
@@ -233,9 +230,7 @@ class Shard(beam.PTransform):
         for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, wanted at least {least}")
-        for name, share in (("max_reject_rate", self.max_reject_rate), ("max_drop_rate", self.max_drop_rate)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} is {share}, wanted a share between 0 and 1")
+        check_rates(self.max_reject_rate, self.max_drop_rate)
         if self.untrained not in ("drop", "keep", "reject"):
             raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
         self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})

@@ -10,7 +10,9 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column, name_problems
 from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, Strategy, pack_columns, plan_packs
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import Untrained
 from beam_prep.core.tokens.pad import ATTENTION_MASK, Padding
+from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import ConfigError
 
@@ -90,6 +92,10 @@ class Layout:
         if fitting is not batch and self.truncation_mode in ("keep_start", "keep_end"):
             fitting.count(CUT, fitting.counters["truncated_tokens"] - before)
         return fitting
+
+    def spooled(self, batch: Batch, eos_id: int | None, untrained: Untrained, dtype: Mapping[str, str]) -> Batch:
+        """The rows that the spool holds: cut to the length of a packed row (`fit`), then settled (see `settle`)."""
+        return settle(self.fit(batch, eos_id), untrained, dtype)
 
     def tokens(self, batch: Batch) -> Array:
         """int64 [rows]: tokens of each row, with its padding, which counts for the size of a shard."""

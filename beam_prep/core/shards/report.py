@@ -8,8 +8,18 @@ from typing import Any
 from beam_prep.core.reading.lost import LOST, Lost
 from beam_prep.core.shards.layout import CUTTING
 from beam_prep.core.shards.plan import LedgerTotals, Plan
+from beam_prep.errors import ConfigError
 
 MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
+
+
+def check_rates(max_reject_rate: float, max_drop_rate: float) -> None:
+    """Raises ConfigError if a rate is not a share between 0 and 1."""
+    for name, share in (("max_reject_rate", max_reject_rate), ("max_drop_rate", max_drop_rate)):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"{name} is {share}, wanted a share between 0 and 1")
+
+
 CUT_SHARE = 0.05
 """A larger share of tokens that are cut off is worth a warning."""
 
