@@ -14,6 +14,8 @@ import pytest
 import beam_prep
 from tests.conftest import ROOT, shared
 
+pytestmark = pytest.mark.long
+
 FOLDER = ROOT / "benchmarks"
 SCRIPT = FOLDER / "end_to_end.py"
 

@@ -25,6 +25,8 @@ from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT, tree
 from tests.test_backends import config
 
+pytestmark = pytest.mark.long
+
 CHAT = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()] * 3
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
 TEXTS = [{"text": f"Text number {number}, as good as any other."} for number in range(200)]

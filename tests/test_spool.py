@@ -27,6 +27,8 @@ from beam_prep.storage.stores.client import ObjectInfo
 from beam_prep.transforms import shard
 from tests.test_resume import Jobs, changed, chat, spooled
 
+pytestmark = pytest.mark.long
+
 ENDINGS = (ROWS, SIDECAR, REJECTS)
 LABELS = changed(output__columns="labels", output__domain_key="topic")
 ONE_SHARD = changed(output__max_tokens_per_shard=10**9)

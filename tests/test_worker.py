@@ -16,6 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import Tokenizer, runners, worker
 from beam_prep.storage.files import list_inputs
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 
 SCRIPT = """

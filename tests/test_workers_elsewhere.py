@@ -26,6 +26,8 @@ from beam_prep.storage.stores import retry
 from beam_prep.storage.tokenizers import TokenizerFolder, ship
 from tests.conftest import ROOT, tree
 
+pytestmark = pytest.mark.long
+
 CHAT = str(ROOT / "examples" / "data" / "chat.jsonl")
 CONFIG = str(ROOT / "configs" / "sft_chat.json")
 

@@ -24,6 +24,8 @@ from beam_prep.core.tokens.tokenize import tokenize
 from tests.conftest import shared
 from tests.core.reference import auto
 
+pytestmark = pytest.mark.long
+
 WITH_VARIANT = ("qwen2.5", "gpt2", "mistral-v1", "mistral-v3", "minimind")
 MARKED = ("chatml-12k", "tekken-32k", "mistral-v1-conversations")
 """Tokenizers whose own template has generation blocks."""
