@@ -34,6 +34,8 @@ from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import first_records
 from tests.conftest import ROOT, shared
 
+pytestmark = pytest.mark.long
+
 TEXTS = [
     "Hello 😀 world, 你好 𠮷野家! naïve café",
     "👩‍👩‍👧‍👦 family ☕️ नमस्ते  two  spaces\n\n\ttabs\r\nend ",

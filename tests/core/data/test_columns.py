@@ -32,6 +32,8 @@ from tests.core.chat.test_conversation import CONTROLS, TOKENS
 from tests.core.chat.test_fixed_spans import ROLES, SAID, SOURCES
 from tests.core.encoding.test_backends import ours
 
+pytestmark = pytest.mark.long
+
 USER = {"role": "user", "content": "hi"}
 CHAT = {"messages": [USER, {"role": "assistant", "content": "x"}]}
 GOOD = json.dumps(CHAT).encode()
