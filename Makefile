@@ -2,10 +2,9 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= out/demo
-TESTS ?= tests
 SHELL = /bin/bash
 
-.PHONY: demo test coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo test test-long coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -26,8 +25,12 @@ demo: $(VENV)/.installed
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
 
 APART = --ignore=tests/engines --ignore=tests/trainers
+# TESTS=... runs the long ones among them, too.
 test: $(VENV)/.installed
-	@$(BIN)/python -m pytest -n auto $(APART) $(TESTS)
+	@$(BIN)/python -m pytest -n auto $(APART) $(or $(TESTS),-m "not long")
+
+test-long: $(VENV)/.installed
+	@$(BIN)/python -m pytest -n auto $(APART) -m long
 
 # Of the package, by the same tests; `coverage html` in place of `coverage report` shows the lines.
 coverage: $(VENV)/.installed
@@ -42,7 +45,7 @@ engines: $(VENV)/.engines
 test-engines: engines
 	@$(BIN)/python -m pytest tests/engines
 
-# Outputs in TRL and in a loop of one's own. The environment, of 6 GB, goes into the same cache, once.
+# Outputs in TRL and in a loop of your own. The environment, of 6 GB, goes into the same cache, once.
 test-trainers: $(VENV)/.installed
 	@python=$$($(BIN)/python -m tests.trainers.build) && HF_HUB_OFFLINE=1 $$python -m pytest tests/trainers
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from beam_prep.core.tokens.batch import Batch as Batch
     from beam_prep.core.tokens.batch import Segments as Segments
     from beam_prep.core.tokens.mask import RoleMask as RoleMask
+    from beam_prep.core.tokens.pad import Padding as Padding
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.dataset import Dataset as Dataset
     from beam_prep.readers.dataset import open_dataset
@@ -56,6 +57,7 @@ _PUBLIC = {
     "MapRecords": "transforms.filter",
     "Output": "core.data.schema",
     "Pad": "transforms.pad",
+    "Padding": "core.tokens.pad",
     "Prepare": "recipe",
     "Pipeline": "pipeline",
     "PipelineConfig": "config",

@@ -1,19 +1,19 @@
-"""The command line: `beam-prep run | inspect | cat | verify | schema`. Heavy imports wait until they are needed."""
+"""The command line: `beam-prep run | inspect | cat | verify | schema`. Large modules are imported when needed."""
 
 import argparse
+import contextlib
 import difflib
 import gc
 import importlib
-import importlib.abc
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import beam_prep
-from beam_prep import options, worker
+from beam_prep import options, patches, worker
 from beam_prep.errors import BeamPrepError
 
 RUN_EXAMPLE = """\
@@ -21,7 +21,7 @@ example:
   beam-prep run 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
 Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
-process and large ones in one worker process a core.
+process and large ones in one worker process for each core.
 """
 
 INSPECT_EXAMPLE = """\
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument(
         "--count",
         type=int,
-        help="show the first N records (default: the first, the shortest, the longest, and some that are drawn)",
+        help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
     )
     inspect.add_argument("--domain", help="only records of this domain")
     inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
@@ -73,10 +73,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit code: 0 good, 1 the job failed, 2 the call is wrong.
+    """Runs a command. Returns the exit code: 0 success, 1 the job failed, 2 the arguments are wrong.
 
     Args:
-        arguments: of the command; None: those that this program was called with.
+        arguments: the command's arguments; None means those of this process.
     """
     parser = _parser()
     words = sys.argv[1:] if arguments is None else arguments
@@ -103,47 +103,46 @@ def _set_up_log(verbose: bool) -> None:
     logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-_UNUSED = ("pandas", "pymongo", "apache_beam.io.gcp.bigquery")
-
-
-class _Absent(importlib.abc.MetaPathFinder):
-    """Finds that some libraries are not installed."""
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname in _UNUSED:
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-
-
 def _import_beam() -> None:
-    """Imports Beam; in a program of our own, as it is where some libraries are not installed.
+    """Imports Beam; in the command line's own process without the libraries that no job needs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # Beam warns of every cloud extra that is not installed
+    try:
+        if worker.is_own_program():
+            with patches.without_unused_libraries():
+                importlib.import_module("apache_beam")
+                importlib.import_module("pyarrow").array([])
+        else:
+            importlib.import_module("apache_beam")
+    finally:
+        logging.disable(before)
 
-    With them it takes half as long again, for types and connectors that no job of ours has. So does pyarrow, which
-    looks for pandas with the first array that it makes, and asks only once.
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Turns garbage collection off while modules are imported, which saves a tenth of the time.
+
+    Only in the command line's own process: in another it is the caller's.
     """
-    logging.disable(logging.WARNING)  # Beam complains of what its cloud extras would bring
-    if worker.is_own_program():
-        absent = _Absent()
-        sys.meta_path.insert(0, absent)
-        importlib.import_module("apache_beam")
-        importlib.import_module("pyarrow").array([])
-        sys.meta_path.remove(absent)
-    else:
-        importlib.import_module("apache_beam")
-    logging.disable(logging.NOTSET)
+    if not worker.is_own_program():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
-    gc.disable()  # nothing that is imported is garbage, and to look for some takes a tenth of the time
-    try:
+    with _without_collections():
         _import_beam()
         if problem := unknown_beam_options(beam_options):
             print(f"beam-prep run: {problem}", file=sys.stderr)
             return 2
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
-    finally:
-        gc.freeze()
-        gc.enable()
     in_line = given.config_json is not None
     result = Pipeline(
         PipelineConfig.from_text(given.config_json, "--config_json") if in_line else given.config,
@@ -161,7 +160,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         tokenizer_backend=given.tokenizer_backend,
         render=given.render,
         check=given.check,
-        beam_options=[*beam_options, *options.as_given(given)],
+        beam_options=[*beam_options, *options.changed_options(given)],
     ).run(wait=given.wait)
     if result.manifest is None:
         print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
@@ -173,7 +172,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
-    """What is wrong with options that are not ours, or None. Beam itself would drop a misspelt one with a log line."""
+    """What is wrong with options that are not ours, or None. Beam only logs a misspelt option, and ignores it."""
     if not beam_options:
         return None
     _import_beam()
@@ -195,7 +194,7 @@ def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
 
 
 def summary(output: str, manifest: dict[str, Any]) -> str:
-    """What a run gave, in a few lines."""
+    """The result of a run, in a few lines."""
     from beam_prep.core.shards import report
 
     ledger, totals = manifest["ledger"], manifest["totals"]
@@ -204,7 +203,9 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     for column, trained in totals["trained"].items():
         of = totals["tokens"][ids_of[column]]
         lines.append(f"  {column}: {trained:,} trained tokens ({trained / of if of else 0:.1%} of {ids_of[column]})")
-    lines += [f"  {line}" for line in report.lines(report.Found.of(manifest), report.Asked.of(manifest["config"]))]
+    lines += [
+        f"  {line}" for line in report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest["config"]))
+    ]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())
@@ -254,7 +255,7 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _wrong_inspect(given: argparse.Namespace) -> str | None:
-    """What is wrong with the options of `inspect` together, and what to type; None: nothing."""
+    """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
     output = next((path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))), None)
     file = next((path for path in given.paths if os.path.isfile(path)), None)
     before = "beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME"
@@ -287,7 +288,7 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.dataset import open_dataset
-    from beam_prep.verify import Files, LocalFiles, numbers, problems
+    from beam_prep.verify import LocalFiles, OutputFiles, numbers, problems
 
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep verify: {problem}", file=sys.stderr)
@@ -296,10 +297,14 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     try:
         if "://" in given.output:
             _import_beam()
+            from apache_beam.io.filesystems import FileSystems
+            from apache_beam.options.pipeline_options import PipelineOptions
+
             from beam_prep.storage.stored import StoredFiles
 
-            stored = StoredFiles(given.output, beam_options)
-            files: Files = stored
+            FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
+            stored = StoredFiles(given.output)
+            files: OutputFiles = stored
             text = stored.manifest()
         else:
             folder = open_dataset(given.output).path

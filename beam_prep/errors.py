@@ -1,22 +1,22 @@
-"""Every error that beam_prep raises on purpose.
+"""All errors that beam_prep raises on purpose.
 
     BeamPrepError
-     |-- ConfigError        a config that cannot be meant; also a ValueError
+     |-- ConfigError        a config that makes no sense; also a ValueError
      |-- InputError         an input that cannot be read: missing, a directory, damaged gzip, changed during the run
      |-- TokenizerError     a tokenizer that cannot be loaded, or that does not do what it says
      |-- OutputError        an output that cannot be written: it exists and belongs to another job, its lock is held
      |-- StorageError       an object store that does not answer, or refuses
      |-- RunError           a run that failed by a rule: too many rejects, nothing kept, nothing trained
-     |-- SpoolError         a tokenised block is damaged or gone: the same run again makes it anew
+     |-- SpoolError         a tokenised block is damaged or missing: run again, and it is made again
      |-- FormatError        a file that is not what its reader expects
      `-- UserFunctionError  a user's function raised on a record; the message names file and offset
 
-Each takes one message and nothing else, so that it crosses process borders (pickle) unchanged.
+Each takes one message and nothing else, so that pickle carries it to another process unchanged.
 """
 
 
 class BeamPrepError(Exception):
-    """The base: ``except BeamPrepError`` catches whatever beam_prep raises on purpose."""
+    """The base class: ``except BeamPrepError`` catches everything that beam_prep raises on purpose."""
 
 
 class ConfigError(BeamPrepError, ValueError):
@@ -44,7 +44,7 @@ class RunError(BeamPrepError):
 
 
 class SpoolError(BeamPrepError):
-    """A tokenised block is damaged or gone. The run may be tried again as it is: that makes the block anew."""
+    """A tokenised block is damaged or missing. Run the same job again: it makes the block again."""
 
 
 class FormatError(BeamPrepError):

@@ -1,7 +1,7 @@
-"""The options of a job, said once: the command line and the form of the Dataflow template are made from this list.
+"""The options of a job, in one list, from which the command line and the form of the Dataflow template are made.
 
-Values may come as strings, as the Dataflow console sends all of them: `--flag=value`, flags as "true" or "false", and
-"" for what was left empty, which is the same as not given.
+The Dataflow console sends all values as strings: `--flag=value`, flags as "true" or "false", and "" for an empty field,
+which means the same as no value.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
+OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,23 +20,23 @@ class Option:
     Attributes:
         name: as in `--name=value`, and the name of the template's parameter.
         label: its title in the form.
-        group: options that belong together, in the help and in the form.
-        kind: of the value; files and folders differ from texts in the form only.
+        group: the heading of its group, in the help and in the form.
+        kind: the kind of its value. Files and folders differ from texts in the form only.
         help: what it does.
-        default: None: none.
-        required: the job cannot do without.
+        default: its default value, or None.
+        required: True if the job needs it.
         choices: the values of a `choice`, each with its meaning.
         short: as in `-o value`.
-        metavar: what stands for the value in the help.
-        pattern: what the form lets through; the command line takes local paths too.
-        example: a value that `pattern` lets through.
-        not_in_template: why the form does not have it; "": the form has it.
+        metavar: the placeholder of the value in the help.
+        pattern: the values that the form accepts. The command line takes local paths, too.
+        example: a value that `pattern` accepts.
+        not_in_template: the reason why the form does not have it; "" if it has.
     """
 
     name: str
     label: str
     group: str
-    kind: Kind
+    kind: OptionKind
     help: str
     default: Any = None
     required: bool = False
@@ -48,10 +48,10 @@ class Option:
     not_in_template: str = ""
 
     def parse(self, text: str) -> Any:
-        """The value that a string stands for; "" stands for the default.
+        """Parses a value. "" is the default.
 
         Raises:
-            argparse.ArgumentTypeError: no value of this option.
+            argparse.ArgumentTypeError: the option cannot have this value.
         """
         if text == "" and self.required:
             raise argparse.ArgumentTypeError("is empty, and the job needs it")
@@ -85,7 +85,7 @@ def _text(option: Option, text: str) -> str:
     return text
 
 
-_PARSERS: dict[Kind, Callable[[Option, str], Any]] = {
+_PARSERS: dict[OptionKind, Callable[[Option, str], Any]] = {
     "text": _text,
     "boolean": _boolean,
     "integer": _number(int, "a whole number"),
@@ -151,7 +151,7 @@ OPTIONS = (
         help="a tokenizer's folder; on the command line also its Hugging Face name",
         required=True,
         metavar="DIR_OR_NAME",
-        # Dataflow's image is offline: no Hugging Face names, but it may hold tokenizers of its own.
+        # Dataflow's image is offline: no Hugging Face names. But it may contain tokenizers.
         pattern=r"^(gs://[^/\s]+|/template/tokenizers)/\S+$",
         example="gs://bucket/tokenizers/qwen3",
     ),
@@ -212,7 +212,7 @@ OPTIONS = (
         label="Folder for unfinished files",
         group="Working files",
         kind="output_folder",
-        help="where unfinished files lie; without it in .beam_prep beside the output",
+        help="the folder of unfinished files; without it .beam_prep next to the output",
         metavar="DIR",
         pattern=_FOLDER,
         example="gs://bucket/unfinished",
@@ -299,9 +299,9 @@ OPTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `run` to a parser: `normalise_flags` comes before it, `complete` after it."""
-    told = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
-    parser.add_argument("files", nargs="*", metavar="INPUT", help=told)
+    """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
+    inputs_help = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
+    parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)
     groups: dict[str, Any] = {}
     for option in OPTIONS:
         if option.group not in groups:
@@ -336,22 +336,22 @@ def _help(option: Option) -> str:
 def normalise_flags(arguments: Sequence[str]) -> list[str]:
     """The arguments with every flag as `--flag=value`.
 
-    A bare `--overwrite` is `--overwrite=true`: it takes the word behind it only if that says true or false, since any
-    other may be an input.
+    A bare `--overwrite` is `--overwrite=true`: it takes the next word only if that is true or false, because any other
+    word may be an input.
     """
     flags = {f"--{option.name}" for option in OPTIONS if option.kind == "boolean"}
     words, found = list(arguments), []
     while words:
         word = words.pop(0)
         if word in flags:
-            said = bool(words) and words[0].lower() in ("true", "false")
-            word = f"{word}={words.pop(0) if said else 'true'}"
+            has_value = bool(words) and words[0].lower() in ("true", "false")
+            word = f"{word}={words.pop(0) if has_value else 'true'}"
         found.append(word)
     return found
 
 
 def complete(given: argparse.Namespace) -> str | None:
-    """Puts inputs from both places into `given.inputs`; what is wrong with the options together, or None."""
+    """Collects the inputs of both kinds in `given.inputs`. Returns what is wrong with the options, or None."""
     given.inputs = [*given.files, *filter(None, re.split(r"[\s,]+", given.inputs or ""))]
     if not given.inputs:
         return "no input: give files or quoted globs, or --inputs"
@@ -362,8 +362,8 @@ def complete(given: argparse.Namespace) -> str | None:
     return None
 
 
-def as_given(given: argparse.Namespace) -> list[str]:
-    """The job's options that differ from their defaults, as `--name=value`: what a runner's console shows of it."""
+def changed_options(given: argparse.Namespace) -> list[str]:
+    """The job's options that differ from their defaults, as `--name=value`, for a runner's console."""
     values = {**vars(given), "inputs": " ".join(given.inputs)}
     found = []
     for option in OPTIONS:

@@ -1,4 +1,4 @@
-"""`beam-prep inspect FILE --config C --tokenizer_path T`: rows of a run before it runs. Writes nothing."""
+"""`beam-prep inspect FILE --config C --tokenizer_path T`: shows rows of a run before it is run. Writes nothing."""
 
 import dataclasses
 import functools
@@ -20,25 +20,23 @@ from beam_prep.core.reading.json_list import is_json_file
 from beam_prep.core.reading.lost import Lost, lost_records
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.plan import ROLE_COUNTS, Plan
-from beam_prep.core.shards.plan import Ledger as PlanLedger
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, Asked, Found, failure, lines, warnings
+from beam_prep.core.shards.plan import LedgerTotals, Plan
+from beam_prep.core.shards.receipts import ROLE_COUNTS
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.settle import settle
 from beam_prep.formats.manifest import count_tokens
-from beam_prep.formats.spool import row_tokens
-from beam_prep.inspect.output import checked_count, columns_line, picked
+from beam_prep.inspect.output import checked_count, columns_line, rows_to_show
 from beam_prep.inspect.rows import render_row
 from beam_prep.inspect.screen import VISIBLE, Screen, legend
-from beam_prep.inspect.sequences import Look
+from beam_prep.inspect.sequences import RowDisplay
 from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
-from beam_prep.transforms.read import FIRST_BYTES, first_records, records_at
 
-_AT_ONCE = 4096  # lines, once nothing was found in fewer
-_PROBLEMS = 10  # that are shown one by one
+_AT_ONCE = 4096  # lines, if nothing was found in fewer
+_PROBLEMS = 10  # shown one by one
 _TEXT = 200  # characters of a record that is left out
 
 _DROPPED = {
@@ -55,19 +53,19 @@ def preview(
     tokenizer_path: str | os.PathLike[str],
     count: int | None = None,
 ) -> None:
-    """Prints rows that a run would write, what becomes of other records, and what the run would say.
+    """Prints rows that a run would write, the outcome of other records, and what the run would say.
 
-    Some records are looked at, always the same ones: at the beginning of the files, and in places farther on. Of their
-    rows the first, the shortest, the longest, and some that are drawn are shown.
+    It looks at some of the records, always the same ones: at the beginning of the files, and at places farther on. Of
+    their rows it shows the first, the shortest, the longest, and a few that are drawn.
 
     Args:
         inputs: paths and globs of JSONL files, as for a run.
         config: a config, or the path of its JSON file.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        count: print the first rows instead, so many, with what became of the records before them.
+        count: print this many rows instead, the first ones, with the outcome of the records between them.
 
     Raises:
-        ConfigError, InputError, TokenizerError, RunError: as a run with these arguments would.
+        ConfigError, InputError, TokenizerError, RunError: if a run with these arguments would raise them.
     """
     count = None if count is None else checked_count(count)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
@@ -82,7 +80,7 @@ def preview(
 
 @dataclass(frozen=True)
 class _Job:
-    """What `preview` was asked for."""
+    """The arguments of `preview`, loaded."""
 
     config: PipelineConfig
     name: str
@@ -93,11 +91,18 @@ class _Job:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        return layout(self.config)
+        return layout(self.config, self.tokenizer)
+
+    def unpacked(self, batch: Batch) -> Layout:
+        """The layout of the rows of a block, each of which stands alone."""
+        if self.layout.packing == "none":
+            return self.layout
+        names = {column: name for column, name in self.layout.names.items() if column in batch.schema}
+        return dataclasses.replace(self.layout, packing="none", position_ids="none", names=names)
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows that a run spools of a block: all of a config but packing and position ids.
+    """The rows that a run spools of a block: all of a config but packing, padding and position ids.
 
     The steps of `recipe.chain`, and what `Shard` does before it spools them, without Beam.
 
@@ -106,13 +111,13 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
             `truncation_mode` is `error`.
     """
     batch = run_steps(chain(config, tokenizer), records)
-    fitting = layout(config).fit(batch, tokenizer.id_of("eos_token"))
-    return settle(fitting, config.preprocessing.untrained, config.columns())
+    eos_id, untrained = tokenizer.id_of("eos_token"), config.preprocessing.untrained
+    return layout(config, tokenizer).spooled(batch, eos_id, untrained, config.columns())
 
 
 def _texts(job: _Job) -> Iterator[Text]:
-    """What is printed: a head, rows and what is left out, and what a run would say."""
-    sample = list(_sample(job))  # what is wrong with the config or a file is raised before the head
+    """The texts to print: a head, rows and records that are left out, and what a run would say."""
+    sample = list(_sample(job))  # raises problems of the config or a file before the head
     rows = _sampled_rows(job, sample) if job.count is None else _first_rows(job, job.count)
     first = list(itertools.islice(rows, 1))
     yield _head(job)
@@ -122,7 +127,7 @@ def _texts(job: _Job) -> Iterator[Text]:
 
 
 def _first_rows(job: _Job, count: int) -> Iterator[Text]:
-    """The first rows with what is left out between them, and what is missing at the end."""
+    """The first rows, the records left out between them, and at the end a note if there are fewer."""
     kept = left_out = 0
     more: Counter[str] = Counter()
     for entry in _entries(job, count):
@@ -140,19 +145,19 @@ def _first_rows(job: _Job, count: int) -> Iterator[Text]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in more.items())
         yield Text(f"{more.total():,} more records are left out: {counts}")
     if kept < count:
-        whole = all(file.size <= FIRST_BYTES and file.compression is None for file in job.files)
+        all_was_read = all(file.size <= FIRST_BYTES and file.compression is None for file in job.files)
         found = f"{kept:,} row{'s' * (kept != 1)}"
-        yield Text(f"{found} in {'all' if whole else f'the first {FIRST_BYTES // 1024:,} KB of each file'}")
+        yield Text(f"{found} in {'all' if all_was_read else f'the first {FIRST_BYTES // 1024:,} KB of each file'}")
 
 
-_FILES = 8  # that are looked at
+_FILES = 8  # looked at
 _PARTS = 12  # of all files
 _PART_BYTES = CHUNK
 _HEAD_BYTES = 4 * CHUNK
 
 
 def _sample(job: _Job) -> Iterator[Batch]:
-    """Some blocks of the input: the beginning of files, and of plain ones parts that lie farther on."""
+    """A few blocks of the input: the beginning of files, and parts of plain files farther on."""
     some = drawn(len(job.files), _FILES, first=True).tolist()
     head = max(CHUNK, _HEAD_BYTES // len(some) // CHUNK * CHUNK)
     for index in some:
@@ -166,11 +171,11 @@ def _sample(job: _Job) -> Iterator[Batch]:
 
 
 def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
-    """Rows of the sample: the first, the shortest, the longest, some that are drawn; and a record of each problem."""
+    """Rows of the sample: the first, the shortest, the longest, a few that are drawn; and a record for each problem."""
     starts = offsets_of([len(batch) for batch in sample])
-    sizes = np.concatenate([np.zeros(0, np.int64), *map(row_tokens, sample)])
+    sizes = np.concatenate([np.zeros(0, np.int64), *map(job.layout.tokens, sample)])
     shown = [_Shown(job, batch) for batch in sample]
-    for number, why in picked(np.arange(len(sizes)), sizes, len(sizes)).items():
+    for number, why in rows_to_show(np.arange(len(sizes)), sizes, len(sizes)).items():
         place = int(np.searchsorted(starts, number, side="right")) - 1
         yield shown[place].row(number - int(starts[place]), why)
     problems: dict[str, _LeftOut] = {}
@@ -183,9 +188,9 @@ def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
 
 
 def _report(job: _Job, sample: Sequence[Batch]) -> Text:
-    """What a run would say, had it these records."""
+    """The report that a run on these records would give."""
     plan, found = _as_planned(job, sample)
-    asked, ledger = Asked.of(job.config.canonical()), plan.ledger
+    config, ledger = ConfigView.of(job.config.canonical()), plan.ledger
     where = (
         "all of the input" if len(sample) == 1 and _is_all(job.files, sample[0]) else f"{len(sample):,} places of it"
     )
@@ -195,12 +200,12 @@ def _report(job: _Job, sample: Sequence[Batch]) -> Text:
     for kind, counts in (("dropped", ledger.dropped), ("rejected", ledger.rejected)):
         if counts:
             text.append(f"\n{kind}: {', '.join(f'{count:,} {reason}' for reason, count in sorted(counts.items()))}")
-    for line in lines(found, asked):
+    for line in lines(found, config):
         text.append(f"\n{line}".translate(VISIBLE))
-    if (problem := failure(plan, asked, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
+    if (problem := failure(plan, config, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
         text.append(f"\na run on these would fail: {problem}".translate(VISIBLE), "bold red")
     else:
-        for warning in warnings(found, asked):
+        for warning in warnings(found, config):
             text.append(f"\nwarning: {warning}".translate(VISIBLE), "yellow")
     return text
 
@@ -209,7 +214,7 @@ def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
     return len(files) == 1 and files[0].compression is None and batch.origin.size == files[0].size
 
 
-def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
+def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
     """What a run would know of these blocks, had it no others."""
     kinds = {kind: Counter[str]() for kind in ("dropped", "rejected", "counter", "tokens", "trained")}
     roles: dict[str, Counter[str]] = {}
@@ -220,20 +225,23 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
         ledger, path = batch.ledger, batch.origin.source.path
         counts = count_outcomes(ledger.status, ledger.outcomes)
         total, blank = total + len(ledger.status), blank + counts["blank"]
-        found = count_tokens(tuple(batch.schema.values()), batch.columns)
-        for kind, more in {**counts, **found}.items():
-            if kind in kinds:
+        for kind in ("dropped", "rejected"):
+            kinds[kind].update(counts[kind])
+        written = job.unpacked(batch)
+        columns = written.columns(tuple(batch.schema.values()))
+        for rows, _ in written.rows([(batch.columns, None)], columns):
+            for kind, more in count_tokens(columns, rows).items():
                 kinds[kind].update(more)
         kinds["counter"].update({name: int(per_row.sum()) for name, per_row in batch.counters.items()})
         for role, said in batch.roles.count(batch.line, len(ledger.status)).sums().items():
             roles.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
-        lost += [(path, batch.origin.first_line + record.offset, record) for record in lost_records(ledger)]
+        lost += [(path, batch.origin.first_byte + record.offset, record) for record in lost_records(ledger)]
         if first_reject is None and ledger.messages:
             line = min(ledger.messages)
-            offset = batch.origin.first_line + int(ledger.starts[line])
+            offset = batch.origin.first_byte + int(ledger.starts[line])
             reason = ledger.outcomes[ledger.status[line] - 1][1]
             first_reject = {"file": path, "offset": offset, "reason": reason, "message": ledger.messages[line]}
-    whole = PlanLedger(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
+    whole = LedgerTotals(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
     inputs = [{"path": file.path} for file in job.files]
     by_role = {role: dict(counts) for role, counts in roles.items()}
     plan = Plan(
@@ -253,7 +261,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Found]:
         first_reject=first_reject,
     )
     cut = kinds["counter"]["truncated_tokens"]
-    return plan, Found(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)
+    return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)
 
 
 def _head(job: _Job) -> Text:
@@ -267,7 +275,7 @@ def _head(job: _Job) -> Text:
     text.append(f"{columns_line(config.written(), shifted)}\n")
     if step.packing_strategy != "none":
         size = step.max_packed_len or step.max_seq_len
-        text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document stands alone\n")
+        text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document is shown alone\n")
     for warning in config.warnings:
         text.append(f"config: {warning}\n")
     return text.append_text(legend(job.screen.marks))
@@ -275,7 +283,7 @@ def _head(job: _Job) -> Text:
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """A record that becomes no row: its place, `dropped` or `rejected`, why, and how it begins."""
+    """A record that becomes no row: its place, `dropped` or `rejected`, the reason, and the beginning of its text."""
 
     place: str
     kind: str
@@ -291,7 +299,7 @@ def _problem(record: _LeftOut) -> Text:
 
 
 def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
-    """What each record becomes, in order: the text of a row, or why there is none."""
+    """The outcome of each record, in order: the text of its row, or why there is none."""
     for index, source in enumerate(job.files):
         records = first_records(source, index)
         start, at_once = 0, max(count, 1)
@@ -303,12 +311,12 @@ def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
 
 
 def _lines(records: Records, start: int, stop: int) -> Records:
-    """The records of some lines."""
+    """The records of the lines from `start` to `stop`."""
     return records.part(range(*np.searchsorted(records.line, [start, stop]).tolist()))
 
 
 def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut]:
-    """What each of these lines of a block becomes."""
+    """The outcome of each of these lines of a block."""
     shown = _Shown(job, batch)
     rows = {line: row for row, line in enumerate(batch.line.tolist())}
     for line in lines:
@@ -323,25 +331,25 @@ class _Shown:
     """The rows of a block as texts."""
 
     def __init__(self, job: _Job, batch: Batch) -> None:
-        plan = job.layout
-        if plan.packing != "none":
-            names = {column: name for column, name in plan.names.items() if column in batch.schema}
-            plan = dataclasses.replace(plan, packing="none", position_ids="none", names=names)
         self._job, self._batch = job, batch
-        self._schema = plan.columns(tuple(batch.schema.values()))
-        self._columns, _ = next(plan.rows([(batch.columns, None)], self._schema))
+        self._layout = job.unpacked(batch)
+        self._schema = self._layout.columns(tuple(batch.schema.values()))
 
     def row(self, row: int, why: str = "") -> Text:
-        """A row that is kept."""
+        """The text of a row that is kept."""
         job, batch = self._job, self._batch
         path = batch.origin.source.path
-        look = Look(self._schema, job.tokenizer, job.config.canonical(), path, job.screen.marks, job.screen.width)
-        values = {name: column[row] for name, column in self._columns.items()}
+        display = RowDisplay(
+            self._schema, job.tokenizer, job.config.canonical(), path, job.screen.marks, job.screen.width
+        )
+        own = {name: column[row : row + 1] for name, column in batch.columns.items()}
+        columns, _ = next(self._layout.rows([(own, None)], self._schema))
+        values = {name: column[0] for name, column in columns.items()}
         title = [self._place(int(batch.line[row])), why, f"domain {batch.domain[row]}"]
-        return render_row(look, values, [part for part in title if part], _counted(batch, row))
+        return render_row(display, values, [part for part in title if part], _counted(batch, row))
 
     def left_out(self, line: int) -> _LeftOut:
-        """Why a line that is not blank is no row."""
+        """Says why a line that is not blank became no row."""
         ledger = self._batch.ledger
         kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
         why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
@@ -356,10 +364,10 @@ class _Shown:
     def _place(self, line: int) -> str:
         origin = self._batch.origin
         if origin.start:  # nobody has counted the lines before
-            return f"{origin.source.path}, byte offset {origin.first_line + int(self._batch.ledger.starts[line]):,}"
+            return f"{origin.source.path}, byte offset {origin.first_byte + int(self._batch.ledger.starts[line]):,}"
         return f"{origin.source.path}, {'record' if is_json_file(origin.source.path) else 'line'} {line + 1:,}"
 
 
 def _counted(batch: Batch, row: int) -> list[str]:
-    """What a run would count of a kept row: `truncated_tokens: 12`."""
+    """The counters of a kept row: `truncated_tokens: 12`."""
     return [f"{name}: {counts[row]:,}" for name, counts in batch.counters.items() if counts[row]]

@@ -1,6 +1,9 @@
-"""Progress of a run that may last: a bar in a terminal, plain lines in a log."""
+"""Progress of a run: a bar in a terminal, plain lines in a log."""
 
+import contextlib
 import logging
+import os
+import platform
 import sys
 import threading
 import time
@@ -16,11 +19,11 @@ _EVERY_TERMINAL, _EVERY_LOG = 0.5, 15.0
 
 
 class Progress:
-    """Reads what the workers report (a line a block) while the run lasts. A context manager.
+    """Shows what the workers report while a run lasts, one line for each block. A context manager.
 
     Args:
-        folder: where the workers report.
-        inputs: their sizes are the goal, unless some are compressed.
+        folder: the folder of the workers' reports.
+        inputs: the sum of their sizes is the goal, unless one is compressed.
     """
 
     def __init__(self, folder: str, inputs: Sequence[InputFile]) -> None:
@@ -47,7 +50,7 @@ class Progress:
         for path in self._folder.glob("*"):
             for line in path.read_text().splitlines():
                 fields = line.split()
-                if len(fields) == 3:  # the last line may be half written
+                if len(fields) == 3:  # the last line may be incomplete
                     size, lines, rejects = size + int(fields[0]), lines + int(fields[1]), rejects + int(fields[2])
         return size, lines, rejects
 
@@ -74,3 +77,11 @@ class Progress:
             task = bar.add_task("reading", total=self._goal)
             while not self._stop.wait(_EVERY_TERMINAL):
                 bar.update(task, completed=self.counts()[0], description=self._line())
+
+
+def report(folder: str, size: int, lines: int, rejected: int) -> None:
+    """Appends a short line to the report of this process, which the launcher reads."""
+    # A late retry may come when the launcher has removed the folder; or the launcher is on another machine.
+    name = f"{platform.node()}-{os.getpid()}"
+    with contextlib.suppress(OSError), open(os.path.join(folder, name), "a") as file:
+        file.write(f"{size} {lines} {rejected}\n")

@@ -1,4 +1,4 @@
-"""A config -> the chain of PTransforms that it stands for."""
+"""A config -> its chain of PTransforms, its layout, and the facts that tell its output from others."""
 
 import dataclasses
 import hashlib
@@ -22,31 +22,32 @@ from beam_prep.core.data.schema import TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice_of import Render, check_voice
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.core.shards.layout import CUTTING, Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
+from beam_prep.core.tokens.pad import Padding
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
-from beam_prep.transforms.pad import Pad
-from beam_prep.transforms.read import first_records
 from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.template import ApplyTemplate, Render, check_voice
+from beam_prep.transforms.template import ApplyTemplate
 from beam_prep.transforms.tokenize import AnyBackend, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
-# What makes tokens: with another version of these, an old block or output is another one.
+# What makes tokens: another version of these makes other blocks and outputs.
 _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
-# What a spooled block went through besides: with another version of these, it is made again, and an output stays the
-# same if it ends the same. orjson and pyarrow parse, numpy computes, pyarrow packs the block.
+# Used for spooled blocks besides: with another version of these a block is made again, but the output remains up to
+# date. orjson and pyarrow parse, numpy computes, pyarrow packs the block.
 _BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
 
@@ -68,7 +69,15 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
 
 @dataclasses.dataclass(eq=False)
 class Prepare(beam.PTransform):
-    """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard.
+    """`Records` -> `Batch`: everything of a config between ReadJSONL and Shard, which packs and pads.
+
+    >>> config = bp.PipelineConfig.from_json("configs/sft_chat.json")
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     records = pipeline | bp.ReadJSONL(["examples/data/chat.jsonl"])
+    ...     batches = records | bp.Prepare(config, tokenizer)
+    ...     _ = batches | bp.testing.rows() | beam.combiners.Count.Globally() | beam.Map(print)
+    260
 
     Attributes:
         config: the config.
@@ -127,15 +136,15 @@ def mask_steps(
     check: Check | None = None,
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
-    step, given = config.preprocessing, config.input
-    outputs, domain_key = given.outputs(joint=step.encode == "joint"), config.output.domain_key
+    preprocessing, given = config.preprocessing, config.input
+    outputs, domain_key = given.outputs(joint=preprocessing.encode == "joint"), config.output.domain_key
     if given.tokenized:
         return [FromTokens(outputs[0], tokenizer, domain_key)]
     steps: list[BlockStep] = []
     if given.adapter is not None:
         steps.append(AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
-        steps.append(FilterByChars(step.min_chars, step.max_chars, config.char_filter_fields))
+        steps.append(FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
     sampled = check == "sample"
     return [
         *steps,
@@ -147,17 +156,15 @@ def mask_steps(
 
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     """The steps from ids and masks to the rows of a block."""
-    step = config.preprocessing
-    steps: list[BlockStep] = [Truncate(step.max_seq_len, step.truncation_mode, tokenizer)]
+    preprocessing = config.preprocessing
+    steps: list[BlockStep] = [Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer)]
     if config.output.columns == "labels":
-        steps.append(Shift() if step.shift else Labels())
-    if config.pad_multiple is not None:
-        steps.append(Pad(config.pad_multiple, pad_id_of(tokenizer)))
+        steps.append(Shift() if preprocessing.shift else Labels())
     return steps
 
 
 def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
-    """What steps make of a block, without Beam."""
+    """Runs steps on a block, without Beam."""
     for step in steps:
         block = step.step()(block)
     return block
@@ -179,8 +186,8 @@ class CheckInFull(BlockStep):
         return partial(check_in_full, config=self.config, tokenizer=self.tokenizer)
 
 
-def columns_of(config: PipelineConfig, render: Render) -> Wanted | None:
-    """What records of a config need not become objects; None where a step looks at each."""
+def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
+    """The records of a config that are parsed as columns; None if a step needs every record as an object."""
     outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
     sections = outputs[0].sections
     if config.input.tokenized or config.input.adapter is not None or len(outputs) > 1 or len(sections) > 1:
@@ -196,7 +203,7 @@ _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
 
 
 def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile) -> list[str]:
-    """Some texts of the first records of a file, as they are encoded. None where it cannot be read: the run says so."""
+    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
     if config.input.tokenized:
         return []
     try:
@@ -221,7 +228,7 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
     """The batch, if the reference gives the same for every line of its block, from the bytes on.
 
     Lines are parsed one by one, chats rendered by jinja, texts and their offsets encoded by the Rust library of
-    transformers. What comes behind masks is the same code for all.
+    transformers. What follows the masks is the same code for all.
 
     Raises:
         RunError: it gives something else; the message names file and byte offset of the first line where it does.
@@ -235,10 +242,10 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
         found = first_difference(batch, run_steps(mask_steps(config, tokenizer), records))
         if found is not None:
             line, how = found
-            offset = origin.first_line + int(ledger.starts[line])
+            offset = origin.first_byte + int(ledger.starts[line])
             raise RunError(
                 f"--check full: {origin.source.path} (byte offset {offset}) is not what transformers and jinja give: "
-                f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us of it"
+                f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us about it"
             )
         for way in ("jinja", "transformers"):
             if way == "transformers" or any(name.startswith("rendered_") for name in batch.made):
@@ -255,27 +262,32 @@ def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
 
 
 def text_rules(config: PipelineConfig) -> TextRules:
-    """How a config's text becomes pieces, beyond its sections."""
-    step, given = config.preprocessing, config.input
-    return TextRules(step.eos, step.bos, given.implicit_prompt, given.chat_template, step.control_tokens, given.date)
+    """The rules of a config that turn text into pieces, beyond its sections."""
+    rules, given = config.preprocessing, config.input
+    return TextRules(rules.eos, rules.bos, given.implicit_prompt, given.chat_template, rules.control_tokens, given.date)
 
 
-def layout(config: PipelineConfig) -> Layout:
-    """How the rows of a config's shards are packed."""
-    step = config.preprocessing
+def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
+    """The packing, padding and names of a config's shards.
+
+    Raises:
+        ConfigError: see `pad_id_of`.
+    """
+    preprocessing, multiple = config.preprocessing, config.pad_multiple
     return Layout(
-        step.packing_strategy,
-        step.max_packed_len or step.max_seq_len,
-        step.packing_group,
+        preprocessing.packing_strategy,
+        preprocessing.max_packed_len or preprocessing.max_seq_len,
+        preprocessing.packing_group,
         config.position_ids_mode,
         config.columns(),
         config.names,
-        step.truncation_mode,
+        preprocessing.truncation_mode,
+        None if multiple is None else Padding(multiple, pad_id_of(tokenizer)),
     )
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:
-    """The id that fills up rows.
+    """The id that pads rows.
 
     Raises:
         ConfigError: the tokenizer has none.
@@ -287,7 +299,7 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
 
 
 def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dict[str, Any]:
-    """What an output is a function of, besides its input: it stands in the manifest, and tells jobs apart."""
+    """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart."""
     versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
     return {
         "config": config.canonical(),
@@ -300,15 +312,18 @@ def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dic
 def spool_recipe(job_facts: dict[str, Any]) -> str:
     """Digest of what a spooled block is a function of, besides its bytes: all but what only the plan and Write see."""
     config = json.loads(json.dumps(job_facts["config"]))
-    step = config["preprocessing"]
-    if step["packing_strategy"] not in CUTTING or (step["max_packed_len"] or math.inf) >= step["max_seq_len"]:
-        del step["max_packed_len"]  # no row is cut to it
+    preprocessing = config["preprocessing"]
+    if (
+        preprocessing["packing_strategy"] not in CUTTING
+        or (preprocessing["max_packed_len"] or math.inf) >= preprocessing["max_seq_len"]
+    ):
+        del preprocessing["max_packed_len"]  # no row is cut to it
     for key in ("max_items", "packing_strategy", "packing_group"):
-        del step[key]
+        del preprocessing[key]
     for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
         del config["output"][key]
     config["output"].pop("names", None)
-    for key in ("position_ids", "seq_lens"):
+    for key in ("attention_mask", "position_ids", "seq_lens"):
         config["output"]["dtype"].pop(key, None)
     versions = {name: importlib.metadata.version(name) for name in _BLOCK_LIBRARIES}
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.

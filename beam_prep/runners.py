@@ -1,12 +1,13 @@
-"""Which runner a job runs on, and what each runner is told where the user does not say otherwise."""
+"""Chooses the runner of a job, and sets the options of each runner that the user has not set."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from apache_beam.options.pipeline_options import (
@@ -22,21 +23,21 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.version import __version__ as BEAM
 
-from beam_prep import worker
+from beam_prep import patches, worker
 from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
 from beam_prep.storage.files import total_size
-from beam_prep.transforms.read import BLOCK_BYTES
+from beam_prep.storage.splits import BLOCK_BYTES
 
 log = logging.getLogger("beam_prep")
 
 SMALL_INPUT = 4 * BLOCK_BYTES
-"""Below this, starting worker processes costs more than it gains."""
+"""Bytes of input below which worker processes take longer to start than they save."""
 
 
 class FlinkOptions(PipelineOptions):
-    """What we say to Beam's job server for Flink: Beam's Python knows its options only once it has asked it."""
+    """An option of Beam's job server for Flink that Beam's Python does not know before it has asked the server."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ class FlinkOptions(PipelineOptions):
 
 
 class JobOptions(PipelineOptions):
-    """Our own options, as texts: a runner shows them beside Beam's, in Dataflow's console for instance."""
+    """Our own options, as texts. A runner shows them with Beam's, for example in Dataflow's console."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -54,21 +55,27 @@ class JobOptions(PipelineOptions):
 
 
 def choose_runner(
-    options: PipelineOptions, inputs: Sequence[InputFile], prepare: worker.Prepare | None = None
+    options: PipelineOptions, inputs: Sequence[InputFile], prepare: worker.WorkerSetup | None = None
 ) -> tuple[Any, PipelineOptions, str]:
-    """(runner, options, how it runs in words). Never one that would download something by itself.
+    """Chooses a runner. It is never one that would download something.
 
-    `prepare` is what worker processes that are forked do first: see `worker.environment`.
+    `DirectRunner` means the in-process runner here: what Beam runs under that name would first download a binary.
 
-    `DirectRunner` is taken as the in-process runner: Beam's own choice for that name would first fetch a binary.
+    Args:
+        options: Beam's options.
+        inputs: the files of the job. Small ones are worked on in this process.
+        prepare: the first work of forked worker processes: see `worker.environment`.
+
+    Returns:
+        the runner, its options, and a description for the log.
 
     Raises:
-        ConfigError: the runner lacks what it needs.
+        ConfigError: an option that the runner needs is missing.
     """
     name = options.view_as(StandardOptions).runner
     if name not in (None, "DirectRunner", "FnApiRunner"):
-        told = _tell(options, str(name).rpartition(".")[2])
-        words = ", ".join(f"{option}={value}" for option, value in told.items())
+        chosen = _set_defaults(options, str(name).rpartition(".")[2])
+        words = ", ".join(f"{option}={value}" for option, value in chosen.items())
         return name, options, f"runner: {name}{f' with {words}' if words else ''}"
     direct = options.view_as(DirectOptions)
     given = _given(options)
@@ -79,11 +86,8 @@ def choose_runner(
         direct.direct_num_workers = 1 if small else cores
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:
         direct.direct_running_mode = "multi_processing"
-    worker.sample_often()
     if direct.direct_running_mode == "in_memory":
         return FnApiRunner(), options, "runner: in-process"
-    # The Rust tokenizers would start a thread a core in every worker.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     workers = direct.direct_num_workers = direct.direct_num_workers or worker.cores()
     if direct.direct_running_mode == "multi_threading":
         return FnApiRunner(), options, f"runner: {workers} worker threads"
@@ -92,25 +96,49 @@ def choose_runner(
     return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
 
 
+@contextlib.contextmanager
+def prepared_process(runner: Any, options: PipelineOptions) -> Iterator[None]:
+    """Changes this process for a run by `choose_runner`'s runner, and changes it back: see `beam_prep.patches`."""
+    if not isinstance(runner, FnApiRunner):
+        yield
+        return
+    threads = options.view_as(DirectOptions).direct_running_mode == "multi_threading"
+    with patches.frequent_sampling(), single_threaded_tokenizers() if threads else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def single_threaded_tokenizers() -> Iterator[None]:
+    """The Rust tokenizers start no threads: a process that has some cannot be forked, and workers have a core each."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
 def _given(options: PipelineOptions) -> set[str]:
-    """Names of the options that were asked for. Beam tells them from defaults of the same value by the flags alone."""
+    """Names of the options that were set. If a value is the default, only the flags tell that it was set."""
     return set(options.get_all_options(drop_default=True)) | {
         flag.lstrip("-").partition("=")[0] for flag in options._flags or ()
     }
 
 
-def _tell(options: PipelineOptions, runner: str) -> dict[str, Any]:
-    """Sets what was not asked for, and is right for our jobs on this runner; gives what was set."""
+def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
+    """Sets the options that suit our jobs on this runner, unless the user has set them. Returns what was set."""
     wanted: dict[str, tuple[type[PipelineOptions], Any]] = {}
     if runner == "FlinkRunner":
-        # Data goes on when a stage is done: a failure then runs that stage again, and not all before it.
+        # Data is handed on when a stage is done: then a failure repeats that stage alone, and none before it.
         wanted["execution_mode_for_batch"] = FlinkOptions, "BATCH_FORCED"
         if slots := _flink_slots(options.view_as(FlinkRunnerOptions).flink_master):
-            # Beam's own defaults are one slot, and one Python process for all slots of a machine.
+            # Beam's defaults are one slot, and one Python process for all slots of a machine.
             wanted["parallelism"] = FlinkRunnerOptions, slots[0]
             wanted["sdk_worker_parallelism"] = PortableOptions, slots[1]
     elif runner == "DataflowRunner":
-        # Its 12 threads share one Python interpreter, and hold 12 blocks.
+        # By default 12 threads share one Python interpreter and hold 12 blocks.
         wanted["number_of_worker_harness_threads"] = DebugOptions, 1
         wanted["save_main_session"] = SetupOptions, False
     elif runner == "PrismRunner" and not options.view_as(PrismRunnerOptions).prism_location:
@@ -123,14 +151,14 @@ def _tell(options: PipelineOptions, runner: str) -> dict[str, Any]:
                 "and type --prism_location=$HOME/go/bin/prism"
             )
     given = _given(options)
-    told = {name: value for name, (_, value) in wanted.items() if name not in given}
-    for name, value in told.items():
+    chosen = {name: value for name, (_, value) in wanted.items() if name not in given}
+    for name, value in chosen.items():
         setattr(options.view_as(wanted[name][0]), name, value)
-    return told
+    return chosen
 
 
 def _flink_slots(master: str) -> tuple[int, int] | None:
-    """(slots of a Flink cluster, slots of one of its TaskManagers); None where its REST interface does not say."""
+    """(slots of a Flink cluster, slots of one of its TaskManagers); None if its REST interface does not tell."""
     if master.startswith("["):  # Beam starts a cluster, or the job server knows one
         return None
     url = f"{master if '://' in master else f'http://{master}'}/overview"
@@ -141,5 +169,5 @@ def _flink_slots(master: str) -> tuple[int, int] | None:
     except (OSError, ValueError, KeyError) as error:
         log.warning("%s: %s; set --parallelism and --sdk_worker_parallelism, which are 1 otherwise", url, error)
         return None
-    # Clusters that start TaskManagers for a job have none before it.
+    # A cluster that starts TaskManagers for each job has none before it.
     return (slots, -(-slots // machines)) if machines else None

@@ -1,4 +1,4 @@
-"""A job that runs: what the runner calls it, how it ends, and the error that a worker raised."""
+"""A running job: its id, its end, and the error that a worker raised."""
 
 import contextlib
 import logging
@@ -9,13 +9,14 @@ from typing import Any
 from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors
+from beam_prep.core.tokens.check import IN_FULL
 from beam_prep.errors import BeamPrepError, RunError
 
 log = logging.getLogger("beam_prep")
 
 
 def job_id_of(running: Any) -> str | None:
-    """What a runner calls a job; None where it does not say, and for a launch by a template, which creates none."""
+    """The runner's id of a job; None if it has none, as with a launch by a template, which creates no job."""
     if not getattr(running, "has_job", True):
         return None
     found = getattr(running, "job_id", None) or getattr(running, "_job_id", None)
@@ -27,7 +28,7 @@ def wait_until_done(running: Any) -> None:
     """Waits for a job's end.
 
     Raises:
-        RunError: it was cancelled, which some runners only tell.
+        RunError: it was cancelled. Some runners raise no error of their own then.
     """
     state = running.wait_until_finish()
     if state != PipelineState.DONE:
@@ -38,11 +39,11 @@ _RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")
 
 
 _DIED = ("Channel closed prematurely", "Process died with exit code", "Worker subprocess exited")
-"""What runners say of a worker process that is no more: the local runner and Beam's job server, Flink, subprocesses."""
+"""Messages about a worker process that died: of the local runner and Beam's job server, of Flink, of subprocesses."""
 
 
 def raised_by_worker(error: BaseException) -> BaseException:
-    """The error that a worker raised, out of what the runner made of it."""
+    """The error that a worker raised, from the error that the runner made of it."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, BeamPrepError):
         seen = seen.__cause__ or seen.__context__
@@ -52,8 +53,8 @@ def raised_by_worker(error: BaseException) -> BaseException:
         name, message = found[-1]
     elif any(words in str(error) for words in _DIED):
         return RunError(
-            "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more, or "
-            "take fewer workers (--direct_num_workers); blocks that are done are not done again"
+            "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more "
+            "memory, or use fewer workers (--direct_num_workers); finished blocks are not made again"
         )
     else:
         return error
@@ -62,14 +63,14 @@ def raised_by_worker(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def quiet_beam() -> Iterator[None]:
-    """Beam logs the whole traceback of a failed bundle several times; the error is raised anyway."""
+    """Silences Beam, which logs the complete traceback of a failed bundle several times. The error is raised anyway."""
     if log.isEnabledFor(logging.DEBUG):
         yield
         return
     beam_log, root = logging.getLogger("apache_beam"), logging.getLogger()
     before = beam_log.level
     beam_log.setLevel(logging.CRITICAL)
-    root.addFilter(_not_beam)  # what job servers say is logged by no logger of Beam's
+    root.addFilter(_not_beam)  # messages of job servers come from no logger of Beam's
     try:
         yield
     finally:
@@ -78,5 +79,27 @@ def quiet_beam() -> Iterator[None]:
 
 
 def _not_beam(record: logging.LogRecord) -> bool:
-    """Whether a record that the root logger was given is not Beam's."""
+    """A filter of the root logger: drops the records of Beam."""
     return "apache_beam" not in record.pathname
+
+
+_WAYS = {
+    "encoded_by_gigatoken": "encoded by gigatoken",
+    "encoded_by_transformers": "encoded by transformers",
+    "blocks_encoded_again": "blocks in which gigatoken differed",
+    "rendered_as_columns": "rendered as columns",
+    "rendered_by_plans": "rendered by plans",
+    "rendered_by_jinja": "rendered by jinja",
+    "blocks_rendered_again": "blocks in which plans differed",
+    "compared_with_transformers": "compared with transformers' ids",
+    "compared_with_jinja": "compared with jinja's text",
+    IN_FULL: "blocks compared completely",
+    "blocks_reused": "blocks that were in the spool",
+    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
+    "blocks_damaged": "blocks of the spool that were damaged, and made again",
+}
+
+
+def how_made(run: dict[str, Any]) -> str:
+    """How many records each backend and renderer made, from a `run.json`: so a slower path is never hidden."""
+    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))

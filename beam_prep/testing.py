@@ -1,9 +1,20 @@
 """For tests of your own steps: a list of dicts as a block, and a block as rows again.
 
-def test_short_answers_are_dropped():
-    with TestPipeline(runner="FnApiRunner") as p:
-        rows = p | bp.testing.create([{"text": "a"}, {"text": "b" * 80}]) | bp.FilterByChars(min_chars=50)
-        assert_that(rows | bp.testing.rows(), equal_to([{"text": "b" * 80}]))
+Without a pipeline, a step is a function on a block:
+
+>>> block = bp.testing.records([{"text": "a"}, '{"text": '])
+>>> bp.testing.to_rows(block)
+[{'text': 'a'}]
+>>> bp.testing.rejects(block)
+[(1, 'bad_json')]
+
+In a pipeline:
+
+>>> from apache_beam.testing.test_pipeline import TestPipeline
+>>> from apache_beam.testing.util import assert_that, equal_to
+>>> with TestPipeline(runner="FnApiRunner") as p:
+...     rows = p | bp.testing.create([{"text": "a"}, {"text": "b" * 80}]) | bp.FilterByChars(min_chars=50)
+...     _ = assert_that(rows | bp.testing.rows(), equal_to([{"text": "b" * 80}]))
 """
 
 import io
@@ -24,7 +35,7 @@ _BLOCK_BYTES = 1 << 40
 
 
 def records(rows: Iterable[Record | str | bytes]) -> Records:
-    """A block of records. A string or bytes is taken as a line of a file, which may be broken."""
+    """Makes a block of records. A string or bytes is one line of a file, which need not be valid JSON."""
     lines = [
         row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode() for row in rows
     ]
@@ -36,7 +47,7 @@ def records(rows: Iterable[Record | str | bytes]) -> Records:
 
 
 def to_rows(block: Block) -> list[dict[str, Any]]:
-    """A block's rows: the records, the texts of each output, or the columns as lists."""
+    """Gives the rows of a block: its records, the texts of each output, or the columns as lists."""
     if isinstance(block, Records):
         return list(block.rows)
     if isinstance(block, Batch):
@@ -56,13 +67,13 @@ def _texts(block: Rendered, row: int) -> Iterator[tuple[str, Any]]:
 
 
 def rejects(block: Block) -> list[tuple[int, str]]:
-    """(line, reason) of the block's rejected lines."""
+    """Gives (line, reason) for each rejected line of a block."""
     ledger = block.ledger
     return [(line, ledger.outcomes[ledger.status[line] - 1][1]) for line in sorted(ledger.messages)]
 
 
 def create(rows: Sequence[Record | str | bytes]) -> beam.PTransform:
-    """A source of one block of these records, in place of ReadJSONL."""
+    """A source with one block of these records, in place of ReadJSONL."""
     # The block is made by the step, not by Create: Create would encode it.
     return "Lines" >> beam.Create([list(rows)]) | "Block" >> beam.Map(records).with_output_types(Records)
 

@@ -1,7 +1,7 @@
-"""Whether an output is what its manifest says: every file, every count. Needs no Beam and no tokenizer library.
+"""Compares an output with its manifest: every file, every count. Needs no Beam and no tokenizer library.
 
 Each file is read once for its sha256, and the shards once more, by the readers of their formats, for the counts. The
-tokenizer's fingerprint is worked out again. What the output does not hold cannot be checked: the inputs, and the
+tokenizer's fingerprint is computed again. What the output does not contain cannot be checked: the inputs, and the
 counters of what happened to kept rows.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from beam_prep.core.data.schema import Column
-from beam_prep.core.encoding import tokenizer_cache as resolve
-from beam_prep.core.encoding.tokenizer import fingerprint_of
-from beam_prep.core.shards.plan import Ledger
+from beam_prep.core.encoding import tokenizer_cache
+from beam_prep.core.encoding.resolver import fingerprint_of
+from beam_prep.core.shards.plan import LedgerTotals
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (
@@ -26,23 +26,23 @@ from beam_prep.formats.manifest import (
     TOKENIZER,
     ShardReceipt,
     WrittenFile,
-    columns_of,
     count_tokens,
     load,
+    output_columns,
     receipts_of,
     sum_shards,
 )
 
 
-class Files(Protocol):
-    """The files of an output, wherever they lie."""
+class OutputFiles(Protocol):
+    """The files of an output, on a disk or in a store."""
 
     def names(self) -> Iterable[str]:
         """Every file that is there, relative to the output; "/" separates."""
         ...
 
     def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """A folder of this machine that holds those of these files that are there, for as long as it is entered."""
+        """A folder on this machine with those of these files that exist. It is there as long as the context."""
         ...
 
 
@@ -53,20 +53,20 @@ class LocalFiles:
         self._folder = Path(folder)
 
     def names(self) -> Iterator[str]:
-        """See `Files.names`."""
+        """See `OutputFiles.names`."""
         for folder, _, names in os.walk(self._folder):
             yield from (Path(folder, name).relative_to(self._folder).as_posix() for name in names)
 
     def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """See `Files.local`."""
+        """See `OutputFiles.local`."""
         return nullcontext(self._folder)
 
 
 def numbers(text: bytes) -> dict[str, Any]:
-    """What an output holds, in the few numbers that a scheduler hands on.
+    """The few numbers of an output that a scheduler passes on.
 
     Args:
-        text: of its manifest.
+        text: the bytes of its manifest.
 
     Returns:
         `manifest_sha256`; `shards` and `rows`; `tokens` and `trained`, by column; `read`, the records looked at, and
@@ -82,11 +82,11 @@ def numbers(text: bytes) -> dict[str, Any]:
     }
 
 
-def problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Every way in which an output is not as its manifest says, one line each: the file, what is found, what is wanted.
+def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Every difference between an output and its manifest, one line each: the file, what is found, what is wanted.
 
-    Hidden files (the name or a folder begins with a dot) are nobody's business; any other that the manifest does not
-    list is a problem: a trainer that takes `*.tfrecord` would read it.
+    Hidden files (the name or a folder begins with a dot) are ignored. Any other file that the manifest does not list is
+    a problem: a trainer that takes `*.tfrecord` would read it.
 
     Raises:
         FormatError: the manifest is damaged.
@@ -97,7 +97,7 @@ def problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
         raise FormatError(f"{MANIFEST} is damaged ({error!r}): make the output again") from None
 
 
-def _problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     shards = receipts_of(manifest)
     others = [WrittenFile(**file) for file in [*manifest["rejects"], *manifest["files"]]]
     listed = [*(file for shard in shards for file in shard.files), *others]
@@ -109,7 +109,7 @@ def _problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted(found - {file.path for file in listed} - {MANIFEST, RUN}):
         yield f"{name}: found, though {MANIFEST} does not list it: remove it"
     yield from _sums(manifest, shards)
-    columns = columns_of(manifest)
+    columns = output_columns(manifest)
     of_domain = Counter(shard.domain for shard in shards)
     for shard in shards:
         with files.local([file.path for file in shard.files]) as folder:
@@ -134,15 +134,15 @@ def _problems(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
             yield f"rejects: found {reasons[reason]} lines of {reason!r}, the ledger says {wanted.get(reason, 0)}"
 
 
-def _tokenizer(files: Files, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Whether the tokenizer that lies in the output is the one that made it."""
+def _tokenizer(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Compares the tokenizer in the output with the one that made it."""
     names = [file["path"] for file in manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
-    if not names or "tokenizer" not in manifest:  # of a chain written by hand
+    if not names or "tokenizer" not in manifest:  # a chain written by hand
         return
     wanted = manifest["tokenizer"]["fingerprint"]
     with files.local(names) as folder:
         try:
-            found = fingerprint_of(resolve.read(folder / TOKENIZER))
+            found = fingerprint_of(tokenizer_cache.read(folder / TOKENIZER))
         except OSError:
             found = None
     if found is None:
@@ -156,7 +156,7 @@ def _is_outside(name: str) -> bool:
 
 
 def _file(folder: Path, file: WrittenFile) -> Iterator[str]:
-    """Whether a file is there, in its size, with its sha256."""
+    """Compares the size and the sha256 of a file."""
     path = folder / file.path
     try:
         size = path.stat().st_size
@@ -175,10 +175,10 @@ def _file(folder: Path, file: WrittenFile) -> Iterator[str]:
 
 
 def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
-    """Whether the manifest's own numbers add up."""
-    totals, said = manifest["totals"], dict(manifest["ledger"])
-    read = said.pop("read")
-    ledger = Ledger(**said)
+    """Checks that the manifest's own numbers add up."""
+    totals, counts = manifest["totals"], dict(manifest["ledger"])
+    read = counts.pop("read")
+    ledger = LedgerTotals(**counts)
     if ledger.read != read:
         yield f"{MANIFEST}: the ledger says read {read}, but kept + dropped + rejected are {ledger.read}"
     if (lines := ledger.blank + ledger.read + ledger.not_read) != ledger.lines:
@@ -189,7 +189,7 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
     for key, wanted in sum_shards(shards).items():
         if totals.get(key) != wanted:
             yield f"{MANIFEST}: totals say {key} {totals.get(key)}, the shards add up to {wanted}"
-    # Packing joins records; what came into it is counted.
+    # Packing joins records, and counts those that it was given.
     rows, where = (totals["packing"]["rows"], "packing: rows") if "packing" in totals else (totals["rows"], "rows")
     if rows != ledger.kept:
         yield f"{MANIFEST}: totals say {where} {rows}, the ledger says kept {ledger.kept}"
@@ -204,15 +204,15 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
 def _shard(
     folder: Path, name: str, columns: Sequence[Column], shard: ShardReceipt, shards: int, damaged: bool
 ) -> Iterator[str]:
-    """Whether a shard holds, in one format, the rows and tokens that the manifest says.
+    """Compares the rows and tokens of a shard, in one format, with the manifest.
 
     Args:
-        folder: the domain's.
-        name: of the format.
-        columns: of every row.
-        shard: as the manifest has it.
-        shards: of the domain.
-        damaged: a file of the shard is not as listed, which was said: that it cannot be read is no news.
+        folder: the folder of the domain.
+        name: the format.
+        columns: the columns of every row.
+        shard: the shard, as the manifest has it.
+        shards: the number of shards of the domain.
+        damaged: a file of the shard differs, which has been reported: then it is no news that it cannot be read.
     """
     if name not in FORMATS:
         yield "this version cannot read the format: pip install --upgrade beam-prep"
@@ -233,8 +233,8 @@ def _shard(
         return
     if rows != shard.rows:
         yield f"found {rows} rows, {MANIFEST} says {shard.rows}"
-    if shard.packing is not None and untrained != (said := shard.packing.get("packs_untrained", untrained)):
-        yield f"found {untrained} packed rows without a trained token, {MANIFEST} says {said}"
+    if shard.packing is not None and untrained != (untrained_listed := shard.packing.get("packs_untrained", untrained)):
+        yield f"found {untrained} packed rows without a trained token, {MANIFEST} says {untrained_listed}"
     for kind, listed in (("tokens", shard.tokens), ("trained", shard.trained)):
         for column, count in found[kind].items():
             if count != listed.get(column):
@@ -242,7 +242,7 @@ def _shard(
 
 
 def _rejects(folder: Path, name: str, reasons: Counter[str]) -> Iterator[str]:
-    """Counts the reasons of a file of rejects, and says which of its lines is none."""
+    """Counts the reasons in a file of rejects. Yields a problem for each line that is not a reject."""
     with (folder / name).open("rb") as stream:
         for number, line in enumerate(stream, 1):
             try:

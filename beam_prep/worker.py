@@ -1,12 +1,11 @@
-"""Worker processes of the local runner: Beam's own, silent, since the launcher reports what went wrong.
+"""Worker processes of the local runner. They are Beam's own, but silent: the launcher reports errors.
 
-The command line forks them from itself, where it can: they need not import Beam again (half a second), and share the
-memory of what they do not change. The first of them loads the tokenizer, while the launcher makes the pipeline, and
-then forks the others. Elsewhere they are started: `python -m beam_prep.worker`.
+The command line forks them from itself where it can: then they need not import Beam again (half a second), and share
+the memory that they do not change. The first worker loads the tokenizer, while the launcher makes the pipeline, and
+then forks the others. In other processes workers are started with `python -m beam_prep.worker`.
 """
 
 import contextlib
-import functools
 import gc
 import json
 import logging
@@ -18,26 +17,24 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from beam_prep import errors
+from beam_prep import errors, patches
 from beam_prep.errors import BeamPrepError
 
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-"""The Rust tokenizers would start a thread a core in every worker."""
-
-_SAMPLING_MS = 10
+"""Otherwise the Rust tokenizers start a thread for each core in every worker."""
 
 _URN = "beam_prep:env:forked:v1"
-_waiting: "_Crew | None" = None
+_waiting: "_ForkedWorkers | None" = None
 _program = False
 
 log = logging.getLogger("beam_prep")
 
-Prepare = Callable[[], str | None]
-"""Loads what all workers of a run need; gives what the user should know of it, if anything."""
+WorkerSetup = Callable[[], str | None]
+"""Loads what all workers of a run need. Returns a message for the user, or None."""
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     if sys.version_info >= (3, 13):
         return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
@@ -46,27 +43,27 @@ def cores() -> int:
 
 
 def own_program() -> None:
-    """Told by the command line: nothing but it runs in this process, so it may fork."""
+    """Declares that nothing but the command line runs in this process. Then it may fork."""
     global _program
     _program = True
 
 
 def is_own_program() -> bool:
-    """Whether nothing but the command line runs in this process."""
+    """True if `own_program` was called."""
     return _program
 
 
-def environment(workers: int, prepare: Prepare | None = None) -> Any:
-    """Of this many worker processes, for `FnApiRunner`. To be called before anything in this process starts threads.
+def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
+    """An environment of worker processes for `FnApiRunner`. Call it before anything in this process starts threads.
 
     Args:
-        workers: how many.
-        prepare: called in the first of them, where they are forked (`are_forked`); the others are forked from that
-            one. What it gives is logged here, what it raises (a `BeamPrepError`) is raised when the run begins.
+        workers: the number of processes.
+        prepare: called in the first of them, if they are forked (`are_forked`); the others are forked from that one.
+            Its message is logged here, and the `BeamPrepError` that it raises is raised when the run begins.
     """
     from apache_beam.transforms import environments
 
-    # What resolves tokenizers is large, and no worker needs it.
+    # transformers is large, and no worker needs it.
     if _program and sys.platform == "linux" and threading.active_count() == 1 and "transformers" not in sys.modules:
         return _forked(workers, prepare)
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _SETTINGS.items())
@@ -75,13 +72,13 @@ def environment(workers: int, prepare: Prepare | None = None) -> Any:
 
 
 def are_forked() -> bool:
-    """Whether forked workers wait for a run."""
+    """True if forked workers wait for a run."""
     return _waiting is not None
 
 
-def _forked(workers: int, prepare: Prepare | None) -> Any:
+def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
     global _waiting
-    # Imported here, so that the forked ones have it.
+    # Imported before the fork, so that the workers have it.
     from apache_beam.runners.portability.fn_api_runner import worker_handlers
     from apache_beam.runners.worker import sdk_worker_main
     from apache_beam.transforms import environments
@@ -105,24 +102,23 @@ def _forked(workers: int, prepare: Prepare | None) -> Any:
             if logging.getLogger("beam_prep").isEnabledFor(logging.DEBUG):
                 log = self.logging_api_service_descriptor()
                 settings["LOGGING_API_SERVICE_DESCRIPTOR"] = text_format.MessageToString(log)
-            crew.start(settings)
+            processes.start(settings)
 
         def stop_worker(self) -> None:
-            crew.stop()
+            processes.stop()
 
-    if _waiting is not None:  # for a run that failed before it began
+    if _waiting is not None:  # workers of a run that failed before it began
         _waiting.wait()
-    environments.Environment.register_urn(_URN, None, lambda payload, *given: Environment(*given[:-1]))
-    worker_handlers.WorkerHandler.register_environment(_URN, bytes)(Handler)
-    gc.freeze()  # a collection would write to, and so copy, all that is shared
-    crew = _waiting = _Crew(workers, sdk_worker_main.main, prepare)
+    patches.register_environment(_URN, Environment, Handler)
+    gc.freeze()  # a collection would write to all shared memory, and so copy it
+    processes = _waiting = _ForkedWorkers(workers, sdk_worker_main.main, prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
 
 
-class _Crew:
+class _ForkedWorkers:
     """Processes that wait for their work. All but the first are children of the first."""
 
-    def __init__(self, workers: int, main: Any, prepare: Prepare | None) -> None:
+    def __init__(self, workers: int, main: Any, prepare: WorkerSetup | None) -> None:
         pipes = [os.pipe() for _ in range(workers)]
         self._settings = [writing for _, writing in pipes]
         self._at_work = 0
@@ -132,7 +128,7 @@ class _Crew:
         if self._pid == 0:
             try:
                 _run_first_worker([reading for reading, _ in pipes], reporting, main, prepare)
-            except Exception:  # else it would end without a word
+            except Exception:  # otherwise it would end without a message
                 traceback.print_exc()
             finally:
                 os._exit(0)
@@ -141,38 +137,38 @@ class _Crew:
         os.close(reporting)
 
     def start(self, settings: Mapping[str, str]) -> None:
-        """Tells the next one what to work for.
+        """Starts the next worker.
 
         Raises:
-            BeamPrepError: what the first one's preparation raised.
+            BeamPrepError: the error of the first worker's preparation.
         """
         self._at_work += 1
-        self._hear()
+        self._check_first_worker()
         with open(self._settings.pop(), "wb") as pipe:
             pipe.write(json.dumps(settings).encode())
 
-    def _hear(self) -> None:
+    def _check_first_worker(self) -> None:
         if self._report is None:
             return
         with open(self._report, "rb") as pipe:
-            said = pipe.read()
+            text = pipe.read()
         self._report = None
-        if not said:
+        if not text:
             raise RuntimeError("Worker subprocess exited while it loaded the tokenizer")
-        report = json.loads(said)
+        report = json.loads(text)
         if report["raised"] is not None:
             raise getattr(errors, report["raised"])(report["words"])
         if report["words"] is not None:
             log.info("%s", report["words"])
 
     def stop(self) -> None:
-        """Told that one of those that were started has no more to do; of the last, waits for the end of all."""
+        """Counts a worker that has no more to do. After the last one, waits for the end of all."""
         self._at_work -= 1
         if self._at_work == 0:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the end of all; those that have nothing to work for end at once."""
+        """Waits for the end of all workers. Those that were not started end at once."""
         global _waiting
         _waiting = None
         while self._settings:
@@ -182,8 +178,8 @@ class _Crew:
             self._pid = None
 
 
-def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: Prepare | None) -> None:
-    """Prepares, forks the other workers, tells the launcher what came of it, and works as one of them."""
+def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: WorkerSetup | None) -> None:
+    """Prepares, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
     _close_all_but([*readings, reporting])
     report: dict[str, str | None] = {"raised": None, "words": None}
@@ -203,7 +199,7 @@ def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepar
             os._exit(0)
         children.append(child)
     _close_all_but([mine, reporting])
-    with contextlib.suppress(BrokenPipeError):  # the launcher found something wrong meanwhile, and has ended
+    with contextlib.suppress(BrokenPipeError):  # the launcher has ended with an error
         os.write(reporting, json.dumps(report).encode())
     os.close(reporting)
     _work_when_told(mine, main)
@@ -212,10 +208,10 @@ def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepar
 
 
 def _close_all_but(kept: Sequence[int]) -> None:
-    """The pipes of others, the lock of the launcher: whoever holds them would keep them open."""
+    """Closes the pipes of other workers and the lock of the launcher, which this process would keep open."""
     for name in os.listdir("/proc/self/fd"):
         if (number := int(name)) > 2 and number not in kept:
-            with contextlib.suppress(OSError):  # that of the listing
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(number)
 
 
@@ -224,43 +220,32 @@ def _work_when_told(reading: int, main: Any) -> None:
         settings = json.loads(pipe.read() or b"{}")
     if settings:
         os.environ.update(settings)
-        _be_silent()
+        _silence()
         _work(main)
 
 
-@functools.cache
-def sample_often() -> None:
-    """Has Beam look every few milliseconds at what a bundle does. By default that comes to be a fifth of a second.
-
-    Each bundle ends with the next look, so of the run of a few seconds that would be a tenth.
-    """
-    from apache_beam.runners.worker.statesampler import StateSampler
-
-    StateSampler.__init__ = functools.partialmethod(StateSampler.__init__, sampling_period_ms=_SAMPLING_MS)
-
-
-def _be_silent() -> None:
-    # Beam adds a handler that shows everything, unless there is one.
+def _silence() -> None:
+    # Without a handler, Beam adds one that shows everything.
     logging.getLogger().handlers[:] = [logging.NullHandler()]
-    # Beam prints tracebacks there too. What dies below Python still writes to the real one.
+    # Beam prints tracebacks to it, too. Crashes below Python still write to the real stderr.
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _work(main: Any) -> None:
-    """Works until the launcher says that all is done."""
+    """Runs Beam's worker until the launcher ends it."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    # Rows by the hundred thousand are no garbage: to look for it among them takes as long as to parse them.
+    # Hundreds of thousands of rows are not garbage, and a collection takes as long as it takes to parse them.
     gc.freeze()
     gc.enable()
     gc.set_threshold(200_000, 20, 100)
-    sample_often()
-    main(None)
+    with patches.frequent_sampling():
+        main(None)
 
 
 if __name__ == "__main__":
-    _be_silent()
+    _silence()
     from apache_beam.runners.worker import sdk_worker_main
 
     _work(sdk_worker_main.main)
-    os._exit(0)  # to take apart all that was imported takes a third of a second
+    os._exit(0)  # a normal exit, which clears all modules, takes a third of a second

@@ -201,7 +201,7 @@ class Job:
         tools: names in `TOOLS`.
         caption: what is compared, and in what the tools differ.
         marked: with a template that marks what the assistant says, where there is one.
-        same_rows: our column -> that of the tool behind the first: their rows are compared. Empty: they are not.
+        same_rows: our column -> that of the tool after the first: their rows are compared. Empty: they are not.
     """
 
     corpus: str
@@ -219,9 +219,9 @@ JOBS = {
         (100, 200, 800),
         3,
         ("beam-prep chat_last", MAP),
-        "Whole conversations, the last message trained, cut at 2,048 tokens, labels unshifted, to `bin`; the peer is "
+        "Entire conversations, the last message trained, cut at 2,048 tokens, labels unshifted, to `bin`; the peer is "
         "`datasets.map` and `save_to_disk`. Both write the same rows, which are compared; the peer writes an "
-        "attention mask besides, ours a manifest with checksums.",
+        "attention mask as well, ours a manifest with checksums.",
         {"input_ids": "input_ids", "labels": "labels"},
     ),
     "chat_growth": Job(
@@ -245,7 +245,7 @@ JOBS = {
         ("beam-prep chat_packed", PACKED),
         "All messages of the assistant trained, packed (`bfd`) to 2,048 tokens, to `arrow`; the peer is TRL's "
         "`SFTTrainer` (`--mode assistant`), built with a tiny model, and `save_to_disk`. Both take the template with "
-        "`{% generation %}` that lies beside the tokenizer's own: without it TRL cannot tell what the assistant says. "
+        "`{% generation %}` that is beside the tokenizer's own: without it TRL cannot tell what the assistant says. "
         "The trained tokens are the same. Ours packs groups of 1,000 rows, as TRL does; their borders differ, and so "
         "may the number of packed rows.",
         marked=True,
@@ -255,7 +255,7 @@ JOBS = {
         (200, 800),
         3,
         ("beam-prep text", TEXT_MAP),
-        "Pretraining: every document whole with EOS behind it, to `bin` in uint32. The peer is `datasets.map` and "
+        "Pretraining: every document uncut and followed by EOS, to `bin` in uint32. The peer is `datasets.map` and "
         "`save_to_disk`, whose rows are compared with ours.",
         {"sequence": "input_ids"},
     ),

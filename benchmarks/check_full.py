@@ -29,13 +29,13 @@ from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import BeamPrepError, InputError, RunError, TokenizerError
 from beam_prep.storage.files import list_inputs
-from beam_prep.transforms.read import BLOCK_BYTES, read_split, split_file
+from beam_prep.storage.splits import BLOCK_BYTES, read_split, split_file
 
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 
 
 def conversation(action: str, **given: Any) -> dict[str, Any]:
-    """A config of whole conversations."""
+    """A config of entire conversations."""
     return {"sections": [{"field": "messages", "action": action, "template": "conversation"}], **given}
 
 
@@ -128,7 +128,7 @@ def compare(config: PipelineConfig, tokenizer: Tokenizer, backend: str, path: Pa
     if config.input.chat_template is not None:
         tokenizer = tokenizer.with_template(config.input.chat_template)
     encoder = encoder_of(tokenizer, backend)
-    columns = recipe.columns_of(config, "auto")
+    columns = recipe.wanted_columns(config, "auto")
     found = Counter[str]()
     for split in split_file((0, list_inputs([path])[0]), BLOCK_BYTES):
         for records in read_split(split, BLOCK_BYTES, None, columns):

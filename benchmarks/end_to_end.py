@@ -122,7 +122,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--skip_peers", action="store_true", help="measure beam-prep alone")
     add("--log", type=Path, metavar="FILE", help="finished runs are added to it (default: a new one in --cache)")
     add("--report", type=Path, nargs="+", metavar="FILE", help="run nothing: the tables of these logs")
-    add("--markdown", type=Path, metavar="FILE", help=f"also put the tables into FILE, behind <!-- {MARKER}: begin -->")
+    add("--markdown", type=Path, metavar="FILE", help=f"also put the tables into FILE, after <!-- {MARKER}: begin -->")
     add("--quick", action="store_true", help=f"a smoke test: --sizes {QUICK:g} --repeats 1")
     given = parser.parse_args(arguments)
     if given.quick:

@@ -1,4 +1,4 @@
-"""A table, tokenizers x files: are ids and masks of whole conversations those of transformers?
+"""A table, tokenizers x files: are ids and masks of entire conversations those of transformers?
 
     python benchmarks/mask_table.py                      # all records of all files: some minutes
     python benchmarks/mask_table.py --records 200        # the first 200 of each

@@ -1,4 +1,4 @@
-"""The peer of the text job: JSONL -> ids with EOS behind each document, by Hugging Face `datasets.map`.
+"""The peer of the text job: JSONL -> ids with EOS after each document, by Hugging Face `datasets.map`.
 
     python benchmarks/peer_text.py INPUT.jsonl OUTDIR TOKENIZER_DIR PROCESSES
 

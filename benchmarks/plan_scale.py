@@ -46,10 +46,13 @@ from beam_prep.core.data.block import BlockReceipt, InputFile, Ledger, Origin, S
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.plan import Plan, RejectsPlan, ShardPlan, SpoolReceipt
+from beam_prep.core.shards.plan import Plan
+from beam_prep.core.shards.receipts import SpoolReceipt
+from beam_prep.core.shards.sidecars import Sidecar
+from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.formats.spool import REJECTS, SIDECAR, Rows, encode_block, read_rejects, read_sidecar
+from beam_prep.formats.spool import REJECTS, SIDECAR, encode_block, read_rejects, read_sidecar
 from beam_prep.storage.spool import AT_ONCE, Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
@@ -87,7 +90,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
         batch.columns[column.name] = Ragged.from_lengths(np.zeros(tokens.sum(), column.dtype), tokens)
         batch.schema[column.name] = column
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
-    receipt, files = encode_block(batch, 0, "simulated")
+    receipt, files = encode_block(batch, batch.tokens, 0, "simulated")
     return receipt, {ending: b"".join(files[ending]) for ending in (SIDECAR, REJECTS) if ending in files}
 
 
@@ -132,11 +135,11 @@ class SimulatedSpool(Spool):
     delay: float = 0.0
     rounds: list[int] = field(default_factory=list)
 
-    def sidecars(self, names: Sequence[str]) -> list[Rows]:
+    def sidecars(self, names: Sequence[str]) -> list[Sidecar]:
         self.rounds.append(len(names))
         return Spool.sidecars(self, names)
 
-    def _sidecar(self, name: str) -> Rows:
+    def _sidecar(self, name: str) -> Sidecar:
         time.sleep(self.delay)
         return read_sidecar(self._small(name, SIDECAR), "simulated")
 

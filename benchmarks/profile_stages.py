@@ -33,13 +33,13 @@ BOUND = 0.10
 STAGES = {
     "read": ("core.reading.blocks:read_blocks", "core.reading.blocks:RawBlock.origin", "storage.spool:Spool.find"),
     "parse": ("core.reading.records:parse",),
-    "render": ("transforms.template:voice_of", "core.pieces.apply:apply_template"),
+    "render": ("core.pieces.voice_of:voice_of", "core.pieces.apply:apply_template"),
     "encode": ("core.tokens.tokenize:tokenize",),
     "mask": ("core.tokens.mask:build_mask",),
     "truncate, labels": ("core.tokens.truncate:truncate", "core.tokens.shift:to_labels", "core.tokens.settle:settle"),
     "spool": ("storage.spool:Spool.write",),
     "plan, write": (
-        "core.shards.plan:pack_receipts",
+        "core.shards.receipts:pack_receipts",
         "core.shards.plan:make_plan",
         "storage.publish:write_shard",
         "storage.publish:write_rejects",
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--tokenizer", type=Path, metavar="DIR", help="default: tokenizers/qwen2.5 of the shared folder")
     add("--shared", type=Path, default=Path(shared), metavar="DIR", help=f"the test material (now {shared})")
     add("--cache", type=Path, default=Path(tempfile.gettempdir(), "beam_prep_benchmarks"), metavar="DIR")
-    add("--markdown", type=Path, metavar="FILE", help=f"also put the table into FILE, behind <!-- {MARKER}: begin -->")
+    add("--markdown", type=Path, metavar="FILE", help=f"also put the table into FILE, after <!-- {MARKER}: begin -->")
     given = parser.parse_args(arguments)
     tokenizer = (given.tokenizer or given.shared / "tokenizers" / "qwen2.5").resolve()
     try:

@@ -42,15 +42,15 @@ def watch(log: Path) -> None:
         with open(log, "a") as file:
             file.write(f"{time.time() - STARTED} {step}\n")
 
-    def around(owner: Any, name: str, before: str | None = None, behind: str | None = None) -> None:
+    def around(owner: Any, name: str, before: str | None = None, after: str | None = None) -> None:
         function: Callable[..., Any] = getattr(owner, name)
 
         def noted(*given: Any, **options: Any) -> Any:
             if before is not None:
                 note(before)
             result = function(*given, **options)
-            if behind is not None:
-                note(behind)
+            if after is not None:
+                note(after)
             return result
 
         setattr(owner, name, noted)
@@ -65,15 +65,15 @@ def watch(log: Path) -> None:
         from beam_prep.storage import spool as _spool
         from beam_prep.transforms import shard
 
-        around(pipeline.Pipeline, "__init__", behind="pipeline made: config, inputs, tokenizer")
-        around(pipeline, "choose_runner", behind="first worker forked")
-        around(pipeline, "choose", behind="gate done: gigatoken's ids are the reference's")  # in the first worker
-        around(_spool.Spool, "write", behind="last block spooled")
+        around(pipeline.Pipeline, "__init__", after="pipeline made: config, inputs, tokenizer")
+        around(pipeline, "choose_runner", after="first worker forked")
+        around(pipeline, "choose", after="gate done: gigatoken's ids are the reference's")  # in the first worker
+        around(_spool.Spool, "write", after="last block spooled")
         around(_spool.Spool, "find", before="first block begins")
-        around(_spool.Spool, "write", behind="first block spooled")
+        around(_spool.Spool, "write", after="first block spooled")
         around(shard, "make_plan", before="plan begins")
-        around(shard, "write_shard", before="shards begin", behind="last shard written")
-        around(_publish.Publisher, "publish", behind="published")
+        around(shard, "write_shard", before="shards begin", after="last shard written")
+        around(_publish.Publisher, "publish", after="published")
 
     cli._import_beam = imported
 

@@ -2,7 +2,7 @@
 
     python examples/custom_filter.py out/filtered
 
-Dropped records are counted in the manifest; rejected ones also lie in out/filtered/rejects, with file and byte offset,
+Dropped records are counted in the manifest. Rejected ones are also in out/filtered/rejects, with file and byte offset,
 and too many of them fail the run: max_reject_rate. Any option of Beam may follow.
 """
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def short_and_plain(record: dict[str, Any]) -> bool | str:
-    """True keeps a record, False drops it, a string rejects it: the string is the reason."""
+    """True keeps a record, False drops it, and a string rejects it with that reason."""
     if any("```" in message["content"] for message in record["messages"]):
         return "code_block"
     return len(record["messages"]) <= 5

@@ -1,6 +1,6 @@
 """A format of your own: every row is a line of JSON. `python examples/custom_format.py out/lines`
 
-A format that a script registers is known in its own process only. docs/extending.md says how it comes everywhere.
+A format that a script registers is known only in its own process. docs/extending.md says how to add one for all.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from beam_prep.recipe import Prepare
 HERE = Path(__file__).resolve().parent
 
 
-class JsonLines:  # keeps the contract of beam_prep.formats.Format
+class JsonLines:  # fulfils the contract beam_prep.formats.Format
     name = "jsonl"
 
     def writer(self, open_file, columns, shard, shards):
@@ -35,7 +35,7 @@ class Writer:
             self.file.write(json.dumps(dict(zip(columns, row, strict=True))).encode() + b"\n")
 
 
-class Reader(list):  # of lines: so it has a length, too
+class Reader(list):  # a list of lines, so that it has a length
     def __init__(self, lines, columns):
         super().__init__(lines)
         self.columns = columns

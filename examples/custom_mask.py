@@ -1,4 +1,4 @@
-"""A mask of your own: of every conversation the last answer is trained on, if it is not longer than 64 tokens.
+"""A mask of your own: trains the last answer of every conversation, if it is not longer than 64 tokens.
 
     python examples/custom_mask.py out/masked
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def short_last_answer(segments: bp.Segments) -> np.ndarray:
-    """Arrays with one entry a segment (a message) in, one bool a segment out: True where the loss is taken."""
+    """Takes arrays with one entry per segment (a message); returns one bool per segment: True if it is trained."""
     short = segments.stop - segments.start <= 64
     return segments.is_role("assistant") & segments.is_last_of_role() & short
 
@@ -38,8 +38,8 @@ def main() -> None:
             | bp.Tokenize(tokenizer)
             | bp.BuildMask(short_last_answer)
             | bp.Truncate(config.preprocessing.max_seq_len)
-            # Conversations whose last answer is longer have nothing to train on: they are dropped, and counted. More
-            # than max_drop_rate of them would fail the run; here they are many, and meant.
+            # Conversations whose last answer is longer have nothing to train on: they are dropped and counted. More
+            # than max_drop_rate of them would fail the run; here many are dropped on purpose.
             | bp.Shard(args.output, dtype=config.columns(), untrained="drop", max_drop_rate=1.0, tokenizer=tokenizer)
         )
     dataset = bp.open(args.output)

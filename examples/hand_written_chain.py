@@ -1,4 +1,4 @@
-"""The steps that a config stands for, written by hand: chat records -> shifted labels, as bin and as TFRecord.
+"""The steps of a config, written by hand: chat records -> shifted labels, as bin and as TFRecord.
 
     python examples/hand_written_chain.py out/by_hand
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def is_short(record: dict[str, Any]) -> bool:
-    """Whether a record is kept: a conversation of at most five messages."""
+    """Keeps conversations of at most five messages."""
     return len(record["messages"]) <= 5
 
 

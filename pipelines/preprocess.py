@@ -1,4 +1,4 @@
-"""Any config: JSONL files -> an output directory.
+"""Runs any config: JSONL files -> an output directory.
 
     python -m pipelines.preprocess 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 

@@ -21,13 +21,13 @@ import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import Block
 from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice_of import voice_of
 from beam_prep.core.reading.records import Records
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.spool import SIDECAR, read_sidecar
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.storage.files import read_file
 from beam_prep.transforms.read import ReadJSONL
-from beam_prep.transforms.template import voice_of
 from tests.conftest import ROOT, SHARED, shared
 
 FOLDER = SHARED / "data" / "bad"
@@ -113,7 +113,7 @@ def note(block: Records, folder: str) -> None:
     found = []
     for line, status in enumerate(ledger.status.tolist()):
         verdict = ledger.outcomes[status - 1][1] if status else "kept"
-        offset = block.origin.first_line + int(ledger.starts[line])
+        offset = block.origin.first_byte + int(ledger.starts[line])
         record = json.dumps(rows[line]) if line in rows else None
         found.append((offset, verdict, record, ledger.messages.get(line), ledger.text(line)))
     name = f"{block.origin.file:04d}-{block.origin.start:012d}"
@@ -433,7 +433,7 @@ def test_the_verdict_on_each_line(name: str, config: str, tmp_path: Path) -> Non
         ("grpo_odd.jsonl", "grpo_text", 1, "2 responses, 1 rewards: wanted as many of each"),
         ("grpo_odd.jsonl", "grpo_text", 4, "field 'rewards[0]' is null, wanted a number"),
         ("grpo_odd.jsonl", "grpo_text", 6, "field 'responses' is a string (\"a\"), wanted a list"),
-        ("duplicate_keys.jsonl", "sft_chat", 2, "the key 'role' stands twice in one object"),
+        ("duplicate_keys.jsonl", "sft_chat", 2, "the key 'role' is twice in one object"),
         ("huge_numbers.jsonl", "pretrain", 1, "9999999999999999999999999999999999999999 is beyond a double"),
     ],
 )

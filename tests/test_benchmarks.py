@@ -14,6 +14,8 @@ import pytest
 import beam_prep
 from tests.conftest import ROOT, shared
 
+pytestmark = pytest.mark.long
+
 FOLDER = ROOT / "benchmarks"
 SCRIPT = FOLDER / "end_to_end.py"
 
@@ -237,3 +239,23 @@ def test_rejected_lines_are_passed_over(compared: Callable[..., dict[str, Any]])
 def test_other_numbers_of_rows_are_not_compared(compared: Callable[..., dict[str, Any]]) -> None:
     found = compared(lambda rows: rows.pop())
     assert (found["ours"], found["peer"], found["equal"]) == (7, 6, 0)
+
+
+def test_the_house_counts_files_classes_and_names() -> None:
+    done = run_script(script=FOLDER / "house.py")
+    assert done.returncode == 0, done.stderr
+    told = {row[0]: row[1] for row in map(cells, done.stdout.splitlines()) if len(row) > 1}
+    files, _, lines = told["`beam_prep/formats/`"].partition(", ")
+    paths = [path for path in (ROOT / "beam_prep" / "formats").glob("*.py") if path.stat().st_size]
+    assert int(files) == len(paths)
+    assert int(lines.replace(",", "")) == sum(path.read_text().count("\n") for path in paths)
+    assert {"largest file", "largest class", "names of several classes or type aliases"} <= told.keys()
+
+
+def test_our_writers_give_the_bytes_of_tensorflow_and_pyarrow() -> None:
+    for module in ("tensorflow", "h5py"):
+        pytest.importorskip(module)
+    done = run_script("--rows", "20", "--repeats", "1", script=FOLDER / "writers.py")
+    assert done.returncode == 0, done.stderr
+    same = {row[0]: row[-1] for row in map(cells, done.stdout.splitlines()) if len(row) > 1}
+    assert (same["`tfrecord`"], same["`arrow`"]) == ("yes", "yes")

@@ -12,10 +12,11 @@ import pytest
 from beam_prep import recipe, testing
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data import columns
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
-from beam_prep.core.encoding.backends import GIGATOKEN, Fast
+from beam_prep.core.encoding.backends import GIGATOKEN, FastEncoder
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.pieces import bulk
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import first_difference
@@ -23,6 +24,8 @@ from beam_prep.errors import ConfigError, OutputError, RunError
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT, tree
 from tests.test_backends import config
+
+pytestmark = pytest.mark.long
 
 CHAT = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()] * 3
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
@@ -196,16 +199,16 @@ def seen_by_a_full_check_alone(run: Run, job: dict[str, Any], data: bytes, offse
 def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample misses it: this is what `--check full` is for."""
     data, offset = needle(TEXTS, "number 123,")
-    whole = Fast.encode
+    whole = FastEncoder.encode
 
-    def other(self: Fast, texts: Sequence[str], special: bool) -> Ragged:
+    def other(self: FastEncoder, texts: Sequence[str], special: bool) -> Ragged:
         ids = whole(self, texts, special)
         flat = ids.flat.copy()
         for place in (place for place, text in enumerate(texts) if "number 123," in text):
             flat[ids.offsets[place] + 2] += 1
         return ids.with_flat(flat)
 
-    monkeypatch.setattr(backend.Fast, "encode", other)
+    monkeypatch.setattr(backend.FastEncoder, "encode", other)
     seen_by_a_full_check_alone(run, TEXT, data, offset, r"column 'sequence': found \[.+\] from token 2 on, wanted")
 
 
@@ -213,16 +216,14 @@ def test_one_chat_whose_offsets_are_another_ones(run: Run, monkeypatch: pytest.M
     rows = [{"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
             for n in range(200)]  # fmt: skip
     data, offset = needle(rows, "Say 123!")
-    whole = Fast.encode_spans
+    whole = FastEncoder.encode_spans
 
-    def other(self: Fast, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+    def other(self: FastEncoder, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
         ids, tokens = whole(self, texts, special, spans)
         mine = [place for place, text in enumerate(texts) if "Say 123!" in text]
-        tokens = tokens.copy()
-        tokens[np.isin(spans[:, 0], mine), 0] -= 1
-        return ids, tokens
+        return ids, TokenSpans(tokens.start - np.isin(spans.text, mine), tokens.stop)
 
-    monkeypatch.setattr(backend.Fast, "encode_spans", other)
+    monkeypatch.setattr(backend.FastEncoder, "encode_spans", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'loss_mask': found \[1.+, wanted \[0")
 
 

@@ -22,6 +22,8 @@ from beam_prep.pipeline import Pipeline, Result
 from beam_prep.transforms._elements import BlockCoder
 from tests.conftest import shared, tree
 
+pytestmark = pytest.mark.long
+
 CONFIG = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
     "mask": {"assistant": "train"},

@@ -253,7 +253,7 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
         assert [each.tolist() for each in names["responses"]] == [each.tolist() for each in rows]
 
 
-PAGES = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]]
+PAGES = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]]
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -267,9 +267,18 @@ def test_links_lead_somewhere(name: str) -> None:
             assert heading in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles], target
 
 
+@pytest.mark.parametrize("name", sorted(name for name in PAGES if name.startswith("docs/decisions/")))
+def test_the_files_that_the_decisions_name_are_there(name: str) -> None:
+    text = re.sub(r"^```.*?^```$|<!-- house: begin -->.*?<!-- house: end -->", "", page(name), flags=re.M | re.S)
+    for path in re.findall(r"`((?:\w+/)*\w+(?:\.py|/))`", text):
+        places = (ROOT / "beam_prep" / path, ROOT / path, *(ROOT / "beam_prep").rglob(path))
+        assert any(place.exists() for place in places) or path == "make_corpus.py", path
+
+
 def test_every_reject_reason_is_in_the_docs() -> None:
     told = set(re.findall(r"`(\w+)`", page("docs/formats.md")))
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "beam_prep").rglob("*.py"))
+    code = re.sub(r"^ *>>>.*", "", code, flags=re.M)
     reasons = set(re.findall(r"\bReject\(\s*\"(\w+)\"", code))
     reasons |= set(re.findall(r"\.(?:reject|drop)\([^\"()]*(?:\([^()]*\))?[^\"()]*\"(\w+)\"", code))
     assert reasons >= {"bad_json", "wrong_type", "missing_source", "untrained", "empty", "too_short_to_shift"}

@@ -11,7 +11,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("way")]
 
 CHATML, MISTRAL = "chatml-12k", "mistral-v1"
 CONVERSATION = {"field": "messages", "template": "conversation"}

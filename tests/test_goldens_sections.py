@@ -15,7 +15,7 @@ from beam_prep.core.data import hashing
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("way")]
 
 EXACT = (
     "01_sft_chat",

@@ -25,13 +25,16 @@ from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError
 from beam_prep.formats.arrow import ArrowReader
 from beam_prep.formats.mmap_bin import BinReader
 from beam_prep.formats.tfrecord import TFRecordReader
-from beam_prep.inspect import Look, cat, inspect, render, render_row
+from beam_prep.inspect import RowDisplay, cat, inspect, render, render_row
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
+from beam_prep.recipe import layout
 from beam_prep.storage.files import list_inputs
-from beam_prep.transforms.read import first_records
+from beam_prep.storage.splits import first_records
 from tests.conftest import ROOT, shared
+
+pytestmark = pytest.mark.long
 
 TEXTS = [
     "Hello 😀 world, 你好 𠮷野家! naïve café",
@@ -221,7 +224,7 @@ def test_rewards_without_their_responses_are_a_line(rollouts: Dataset) -> None:
     responses = Ragged.from_lists([rollouts.tokenizer.encode(["81"], False).flat.tolist()])
     row = {"responses": responses, "rewards": np.array([0.1, 1.0], np.float32)}
     schema = (Column("responses", "int32", 2, "ids"), Column("rewards", "float32", 1, "value"))
-    text = render_row(Look(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
     assert text == "━━ record 0 · 2 tokens · no mask\n── responses[0]: 2 tokens\n81\n── rewards: 0.1, 1.0"
 
 
@@ -363,7 +366,9 @@ LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
 
 def by_hand(*columns: tuple[Column, list[int]]) -> str:
     row = {column.name: np.array(values, np.int32) for column, values in columns}
-    return render_row(Look(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]).plain
+    return render_row(
+        RowDisplay(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]
+    ).plain
 
 
 def test_trained_padding_is_found_out() -> None:
@@ -427,14 +432,14 @@ def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     )
     row = {name: np.array(ids, np.int32) for name, ids in zip(names, ([1, 7], [2, 7, 8]), strict=True)}
     row |= {"chosen_mask": np.array([0, 1]), "rejected_mask": np.array([0, 1, 1])}
-    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
     assert text.split("\n")[1:] == [
         "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
         "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
     ]
     # The same first words of two answers stay in the answers.
     row["rejected"][0] = 1
-    text = render_row(Look(schema, None, {}, "", True, 100), row, ["record 0"]).plain
+    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
     assert text.split("\n")[1:] == [
         "── both begin with 1 tokens",
         "1 ",
@@ -503,7 +508,7 @@ def test_inspect_prints_totals_and_the_first_records(chats: Dataset, capsys: pyt
         "columns: sequence, loss_mask; nothing is shifted\n"
         f"loss_mask: {totals['trained']['loss_mask']:,} trained tokens ("
     )
-    assert "what is trained stands between ⟦ and ⟧\n\n━━ record 0 " in out
+    assert "what is trained is between ⟦ and ⟧\n\n━━ record 0 " in out
     assert re.findall("━━ record ([0-9]+)", out) == ["0", "1"]
 
 
@@ -720,11 +725,15 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
 
     records = first_records(list_inputs([str(source)])[0])
     assert records is not None
-    batch = prepare(records, config, Tokenizer.load(TOKENIZER))
+    tokenizer = Tokenizer.load(TOKENIZER)
+    batch = prepare(records, config, tokenizer)
     assert len(batch) == len(ran) > 0
-    assert list(batch.columns) == [column for column in ran.columns if column != "position_ids"]
+    written = layout(config, tokenizer)
+    parts = [part for part, _ in written.rows([(batch.columns, None)], written.columns(tuple(batch.schema.values())))]
+    columns = {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}
+    assert list(columns) == list(ran.columns)
     for index, row in enumerate(ran):
-        for column, rows in batch.columns.items():
+        for column, rows in columns.items():
             one, other = rows[index], row[column]
             assert isinstance(one, Ragged) == isinstance(other, Ragged)
             as_lists = [value.to_lists() if isinstance(value, Ragged) else value.tolist() for value in (one, other)]
@@ -745,7 +754,7 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
         assert text.startswith(wanted.partition("\n")[0])  # then what was cut
     assert len(texts) == len(ran)
     assert f"{ran.manifest['ledger']['read']:,} records looked at, all of the input\n{len(ran):,} kept, " in said
-    for line in report.lines(report.Found.of(ran.manifest), report.Asked.of(ran.manifest["config"])):
+    for line in report.lines(report.Findings.of(ran.manifest), report.ConfigView.of(ran.manifest["config"])):
         assert f"\n{line}\n" in said
 
 
@@ -768,9 +777,9 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out == (
         f"{source}: the first rows, as {INSTRUCTION} makes them; nothing is written\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
-        "config: sequence: nothing stands between the texts of 'prompt' and 'response', and no EOS ends them: let the "
-        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
-        "what is trained stands between ⟦ and ⟧\n\n"
+        "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them: put a "
+        "separator into the data, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
+        "what is trained is between ⟦ and ⟧\n\n"
         f"━━ {source}, line 2 · rejected: wrong_type\n"
         "field 'prompt' is a number (3), wanted a string\n"
         '── {"prompt": 3, "response": "a"}\n\n'
@@ -825,7 +834,7 @@ def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: p
     preview(_file(tmp_path, GOOD), PipelineConfig.from_dict(settings), TOKENIZER)
     out = capsys.readouterr().out
     assert "columns: tokens, labels, position_ids, seq_lengths; labels: unshifted\n" in out
-    assert "packing: bfd, 100 tokens a row; here each document stands alone\n" in out
+    assert "packing: bfd, 100 tokens a row; here each document is shown alone\n" in out
     assert " · truncated_tokens: 3 · truncated_rows: 1\nCount to 3.⟦1 ⟧\n" in out
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.config import FORMATS
+from beam_prep.config import FORMAT_NAMES
 from beam_prep.core.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.inspect import render
@@ -26,7 +26,7 @@ PACKED: dict[str, Any] = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
     "mask": {"assistant": "train"},
     "preprocessing": {"packing_strategy": "bfd", "max_seq_len": 64},
-    "output": {"columns": "labels", "storage_format": list(FORMATS), "dtype": {"labels": "int64"}},
+    "output": {"columns": "labels", "storage_format": list(FORMAT_NAMES), "dtype": {"labels": "int64"}},
 }
 NAMES = {"input_ids": "tokens", "labels": "targets", "position_ids": "places", "seq_lens": "seq_lengths"}
 PAIRS = [
@@ -124,7 +124,7 @@ def test_a_packed_row_is_shown_as_under_its_own_names(pair: tuple[bp.Dataset, bp
 @pytest.mark.parametrize("kind", SOURCES)
 def test_outputs_of_several_sources_have_the_names(kind: str, run: Run) -> None:
     config, records, names = SOURCES[kind]
-    config = {**config, "output": {**config.get("output", {}), "storage_format": list(FORMATS)}}
+    config = {**config, "output": {**config.get("output", {}), "storage_format": list(FORMAT_NAMES)}}
     plain = bp.open(run(config, records, "plain").output)
     named = bp.open(run(with_names(config, names), records, "named").output)
     assert named.columns == tuple(names.get(name, name) for name in plain.columns)

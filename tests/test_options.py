@@ -137,7 +137,9 @@ def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_runner_is_told_what_differs_from_the_defaults() -> None:
-    told = options.as_given(parsed(*JOB, "b.jsonl", "--overwrite", "--render=auto", "--reject_text=0", "--wait=false"))
+    told = options.changed_options(
+        parsed(*JOB, "b.jsonl", "--overwrite", "--render=auto", "--reject_text=0", "--wait=false")
+    )
     assert told == [
         "--inputs=b.jsonl a.jsonl",
         "--output_dir=out",

@@ -11,7 +11,7 @@ import pytest
 
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.core.shards.report import Asked, Found, lines, role_warnings, warnings
+from beam_prep.core.shards.report import ConfigView, Findings, lines, role_warnings, warnings
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.preview import preview
 from tests.conftest import ROOT
@@ -138,10 +138,10 @@ def test_a_role_of_the_data_that_the_mask_does_not_name_is_warned_of(run: Run) -
 )
 def test_which_roles_are_warned_of(mask: Any, default: str, roles: list[str], warned: list[str]) -> None:
     table = {role: {"messages": 3, "tokens": 9, "trained": 0} for role in roles}
-    found = role_warnings(table, Asked(mask=mask, mask_default=default))
+    found = role_warnings(table, ConfigView(mask=mask, mask_default=default))
     assert len(found) == len(warned)
     assert all(name in warning for name, warning in zip(warned, found, strict=True))
-    assert role_warnings(table, Asked(mask=None)) == []
+    assert role_warnings(table, ConfigView(mask=None)) == []
 
 
 def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
@@ -149,7 +149,7 @@ def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
         "user": {"messages": 3, "tokens": 30, "trained": 0},
         "assistant": {"messages": 2, "tokens": 20, "trained": 15},
     }
-    assert lines(Found(roles, 60, 20, 0), Asked(mask={"assistant": "train"})) == [
+    assert lines(Findings(roles, 60, 20, 0), ConfigView(mask={"assistant": "train"})) == [
         "'user': 3 messages, 30 tokens, none trained; not in `mask`, mask_default is 'mask'",
         "'assistant': 2 messages, 15 of 20 tokens trained (75.0% of what is trained)",
     ]
@@ -314,8 +314,8 @@ def test_tokens_that_are_cut_off_are_a_share_and_above_5_percent_a_warning(run: 
 
 def test_small_shares_are_no_warning() -> None:
     manifest = {"totals": {"rows": 1, "tokens": {"x": 960}, "trained": {}}, "counters": {"truncated_tokens": 40}}
-    assert warnings(Found.of(manifest), Asked()) == []
-    assert lines(Found.of(manifest), Asked()) == ["cut off: 40 tokens, 4.0% of all"]
+    assert warnings(Findings.of(manifest), ConfigView()) == []
+    assert lines(Findings.of(manifest), ConfigView()) == ["cut off: 40 tokens, 4.0% of all"]
 
 
 @pytest.mark.parametrize("strategy", ["simple", "bfd"])
@@ -330,7 +330,7 @@ def test_what_packing_cuts_is_counted_once_and_its_own_limit_is_named(run: Run, 
     said = f"{lost:,} tokens were cut off, {share}: raise preprocessing.max_packed_len (now {length:,})"
     (warning,) = told(cut)
     assert warning.startswith(said)
-    assert lines(Found.of(cut.manifest), Asked()) == [f"cut off: {lost:,} tokens, {share}"]
+    assert lines(Findings.of(cut.manifest), ConfigView()) == [f"cut off: {lost:,} tokens, {share}"]
 
 
 @pytest.mark.parametrize(
@@ -356,8 +356,8 @@ def test_what_the_config_is_warned_of_stands_in_run_json_and_is_said_once(
 ) -> None:
     texts = [{"prompt": "Say it.", "response": "It."}] * 3
     (warning,) = told(run(config("sft_instruction"), texts))
-    assert warning.startswith("config: sequence: nothing stands between the texts of 'prompt' and 'response'")
-    assert [message for message in caplog.messages if "nothing stands between" in message] == [warning]
+    assert warning.startswith("config: sequence: nothing separates the texts of 'prompt' and 'response'")
+    assert [message for message in caplog.messages if "nothing separates" in message] == [warning]
 
 
 def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,5 +386,5 @@ def test_a_preview_warns_as_the_run_does(tmp_path: Path, capsys: pytest.CaptureF
     assert len(told(result)) == 3
     for warning in told(result):
         assert f"warning: {warning}\n" in out
-    for line in lines(Found.of(result.manifest), Asked.of(result.manifest["config"])):
+    for line in lines(Findings.of(result.manifest), ConfigView.of(result.manifest["config"])):
         assert f"\n{line}\n" in out

@@ -25,6 +25,8 @@ from beam_prep.storage.spool import Spool
 from beam_prep.transforms import shard
 from tests.conftest import shared, tree
 
+pytestmark = pytest.mark.long
+
 KB, MB = 1 << 10, 1 << 20
 CONFIG: dict[str, Any] = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},

@@ -23,9 +23,11 @@ from beam_prep.storage import spool as _spool
 from beam_prep.storage.files import read_file
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Found
+from beam_prep.storage.stores.client import ObjectInfo
 from beam_prep.transforms import shard
 from tests.test_resume import Jobs, changed, chat, spooled
+
+pytestmark = pytest.mark.long
 
 ENDINGS = (ROWS, SIDECAR, REJECTS)
 LABELS = changed(output__columns="labels", output__domain_key="topic")
@@ -169,9 +171,9 @@ def test_a_slice_of_rows_proves_what_it_covers_and_no_more(block: Block) -> None
 
 def test_rows_of_another_block_are_not_those_that_the_plan_knows(block: Block) -> None:
     rows = block.receipt.domains[0][1]
-    with pytest.raises(errors.FormatError, match="has not the rows"):
+    with pytest.raises(errors.FormatError, match="does not have the rows"):
         files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, 0, 0, rows + 1)
-    with pytest.raises(errors.FormatError, match="has not the rows"):
+    with pytest.raises(errors.FormatError, match="does not have the rows"):
         files.read_rows(pa.memory_map(str(block.paths[ROWS])), block.name, len(block.receipt.domains), 0, 1)
 
 
@@ -204,9 +206,9 @@ class Store:
             raise FileNotFoundError(path)
         return self.objects[path]
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         self.requests["find"] += 1
-        return Found(path, len(self._bytes(path)), "1", "", 0.0)
+        return ObjectInfo(path, len(self._bytes(path)), "1", "", 0.0)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         self.requests["get"] += 1

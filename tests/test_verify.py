@@ -12,7 +12,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep import cli
-from beam_prep.config import FORMATS, PipelineConfig
+from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.errors import FormatError
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 CHAT: dict[str, Any] = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
     "mask": {"assistant": "train"},
-    "output": {"domain_key": "topic", "max_tokens_per_shard": 400, "storage_format": list(FORMATS)},
+    "output": {"domain_key": "topic", "max_tokens_per_shard": 400, "storage_format": list(FORMAT_NAMES)},
 }
 ROLLOUTS = json.loads((ROOT / "configs" / "grpo.json").read_text())
 PACKED = json.loads((ROOT / "configs" / "sft_packed.json").read_text())
@@ -112,7 +112,7 @@ def list_again(output: Path) -> None:
     [(PACKED, "chat"), (ROLLOUTS, "rollouts"), (CHAT | {"output": {"columns": "labels"}}, "chat")],
     ids=["packed", "lists", "labels"],
 )
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_what_a_run_made_is_as_its_manifest_says(
     config: dict[str, Any], data: str, name: str, tmp_path: Path, told: Told
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_path_out_of_the_output_is_refused(name: str, output: Path, told: Told
 # Counts
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, told: Told) -> None:
     """A shard takes the place of another one, in one format, and the manifest is written to fit its files."""
     shards = [shard for shard in manifest_of(output)["shards"] if shard["domain"] == "near"]
@@ -265,7 +265,7 @@ def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, to
     ]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_a_shard_that_its_reader_cannot_read_is_named(name: str, output: Path, told: Told) -> None:
     suffix = {"bin": ".json", "h5": ".h5"}.get(name, f".{name}")
     shard = manifest_of(output)["shards"][0]

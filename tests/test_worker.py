@@ -16,6 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import Tokenizer, runners, worker
 from beam_prep.storage.files import list_inputs
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 
 SCRIPT = """
@@ -225,7 +227,6 @@ def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
 ) -> None:
     monkeypatch.setattr(runners, "SMALL_INPUT", 0)
     monkeypatch.setattr(worker, "cores", lambda: 2)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it is set for good otherwise
     assert runners.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
 
 

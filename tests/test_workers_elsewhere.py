@@ -26,6 +26,8 @@ from beam_prep.storage.stores import retry
 from beam_prep.storage.tokenizers import TokenizerFolder, ship
 from tests.conftest import ROOT, tree
 
+pytestmark = pytest.mark.long
+
 CHAT = str(ROOT / "examples" / "data" / "chat.jsonl")
 CONFIG = str(ROOT / "configs" / "sft_chat.json")
 
@@ -138,7 +140,7 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
         return shipped
 
     with monkeypatch.context() as patch:
-        patch.setattr(retry, "PATIENCE", 0.5)
+        patch.setattr(retry, "RETRY_SECONDS", 0.5)
         patch.setattr(pipeline, "ship", lose)
         launch = job(tmp_path / "out", tokenizer_path)
         with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):
@@ -233,7 +235,7 @@ def test_a_folder_with_another_tokenizer_is_refused(
     tokenizer = Tokenizer.load(tokenizer_path)
     other = tokenizer.with_template("{{ messages }}").save(tmp_path / "other")
     monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
-    wrong = tokenizer.from_origin(TokenizerFolder(other.folder, tuple(other.contents())))
+    wrong = tokenizer.from_source(TokenizerFolder(other.folder, tuple(other.contents())))
     with pytest.raises(TokenizerError, match=r"the tokenizer in .+other is not the launcher's"):
         wrong.encode(["x"], False)
 

@@ -1,4 +1,4 @@
-"""The columns of a config: which there are, and what each holds."""
+"""The columns that a config gives: their names, their dtypes, and what each holds."""
 
 from typing import Literal
 
@@ -7,8 +7,8 @@ from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 
 
-def columns_of(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
-    """Column to dtype, in output order, by their own names."""
+def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
+    """Column to dtype, in output order, under the columns' own names."""
     specs = specs_of(given, output)
     pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in specs]
     columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
@@ -23,13 +23,13 @@ def columns_of(given: InputConfig, preprocessing: PreprocessingConfig, output: O
 def position_ids_mode_of(
     preprocessing: PreprocessingConfig, output: OutputConfig
 ) -> Literal["none", "doc_reset", "continuous"]:
-    """Which position ids are written: with packing `doc_reset`, unless the config says otherwise."""
+    """The mode of position ids: the one of the config, else `doc_reset` with packing and `none` without."""
     default: Literal["none", "doc_reset"] = "none" if preprocessing.packing_strategy == "none" else "doc_reset"
     return output.position_ids_mode or default
 
 
 def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
-    """What every possible column holds, masks that are left out included: a key of `ALLOWED_DTYPES`."""
+    """Column to what it holds (a key of `ALLOWED_DTYPES`), for every possible column, even a mask that is left out."""
     specs = specs_of(given, output)
     holds = {spec.name: "values" if spec.kind == "value" else "token ids" for spec in specs}
     holds |= {spec.mask_name: "labels" if output.columns == "labels" else "masks" for spec in specs if spec.mask_name}

@@ -1,8 +1,8 @@
-"""Settings that do not go together: the problems that no part of a config has alone."""
+"""Settings that contradict each other: problems between the parts of a config, none of which is wrong alone."""
 
 from collections.abc import Iterator
 
-from beam_prep.config.columns import columns_of, contents_of
+from beam_prep.config.columns import column_dtypes, contents_of
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
@@ -15,7 +15,7 @@ from beam_prep.core.data.schema import name_problems
 def joint_problems(
     given: InputConfig | None, preprocessing: PreprocessingConfig | None, output: OutputConfig
 ) -> Iterator[Problem]:
-    """What is wrong between the parts of a config; a part that is wrong by itself is None."""
+    """Problems between the parts of a config. A part that is itself wrong is None."""
     if preprocessing is not None and preprocessing.shift and output.columns != "labels":
         yield ("preprocessing", "shift"), "found true; it works only with output.columns: 'labels'"
     if given is None:
@@ -33,12 +33,12 @@ def joint_problems(
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
     if preprocessing is not None:
-        for name, problem in name_problems(output.names, tuple(columns_of(given, preprocessing, output))):
+        for name, problem in name_problems(output.names, tuple(column_dtypes(given, preprocessing, output))):
             yield ("output", "names", name), problem
 
 
 def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
-    """Packing, padding and positions are for rows of one sequence."""
+    """Problems of packing, padding and positions, which are for rows of one sequence."""
     settings: list[tuple[Location, object]] = [
         (("preprocessing", "padding"), preprocessing.padding),
         (("preprocessing", "packing_strategy"), preprocessing.packing_strategy),
@@ -63,5 +63,5 @@ def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) 
     if preprocessing.encode == "joint":
         for spec in specs:
             if not spec.has_template and not prompt_first([section.action for section in spec.sections]):
-                text = f"found 'joint', and 'mask' behind 'train' in {spec.name!r}; the prompt must come first"
+                text = f"found 'joint', and 'mask' after 'train' in {spec.name!r}; the prompt must come first"
                 yield ("preprocessing", "encode"), text

@@ -1,4 +1,4 @@
-"""`input`: what is read, and the outputs that each record becomes."""
+"""`input`: what is read from a record, and the outputs that it becomes."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -23,14 +23,16 @@ from beam_prep.errors import ConfigError
 
 
 class AdapterConfig(Strict):
-    """How records of another shape are read."""
+    """The adapter for records of another shape."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    name: Literal["sharegpt", "alpaca", "tokenized"] = Field(description="The shape; other keys are its options.")
+    name: Literal["sharegpt", "alpaca", "tokenized"] = Field(
+        description="The shape of the records; other keys are its options."
+    )
 
     def build(self) -> Adapter:
-        """The function on records."""
+        """The adapter as a function on records."""
         return adapter(self.name, **(self.model_extra or {}))
 
     def _problems(self) -> Iterator[Problem]:
@@ -44,7 +46,7 @@ class AdapterConfig(Strict):
 
 
 class InputConfig(Strict):
-    """What is read: `sections` for one output, `sources` for several."""
+    """The input: `sections` for one output, `sources` for several."""
 
     sections: Sections | None = Field(default=None, description="What the only output is made of, in order.")
     sources: dict[Name, SourceConfig] | None = Field(default=None, description="Several outputs, each with its name.")
@@ -74,11 +76,11 @@ class InputConfig(Strict):
 
     @property
     def tokenized(self) -> bool:
-        """Whether records are tokenised already."""
+        """True if the records are tokenised already."""
         return self.adapter is not None and self.adapter.name == "tokenized"
 
     def outputs(self, joint: bool = False) -> tuple[Output, ...]:
-        """What each record becomes, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
+        """The outputs of each record, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
 
         Args:
             joint: text sections are joined before they are encoded.

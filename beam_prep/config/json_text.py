@@ -1,4 +1,4 @@
-"""The JSON of a config: repeated keys, and the file of a chat template."""
+"""The JSON text of a config: finds repeated keys, and reads the file of a chat template."""
 
 import os
 from collections import Counter
@@ -10,7 +10,7 @@ from beam_prep.errors import ConfigError
 
 
 def with_template(obj: Any, folder: str, read: Callable[[str], bytes] | None = None) -> Any:
-    """The config with the chat template itself where it names a file beside it: outputs depend on what it says."""
+    """Replaces the path of a chat template by the template itself: outputs depend on its text."""
     given = obj.get("input") if isinstance(obj, dict) else None
     if not isinstance(given, dict):
         return obj
@@ -42,7 +42,7 @@ class JSONObject(dict[str, Any]):
 
 
 def repeated_keys(value: object, at: Location = ()) -> Iterator[Problem]:
-    """The keys that an object of the JSON gives more than once."""
+    """Finds the keys that an object of the JSON has more than once."""
     if isinstance(value, JSONObject):
         yield from (((*at, key), "duplicate key; give it once") for key in value.repeated)
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -8,7 +8,7 @@ from beam_prep.config.values import DType, Formats, Name, Strict, Text
 
 
 class OutputConfig(Strict):
-    """What is written."""
+    """The columns, formats and shards that are written."""
 
     domain_key: Text | None = Field(default=None, description="Key of the record that names its domain (a folder).")
     storage_format: Formats = Field(default=("bin",), description="Format, or list of formats, of the shards.")
@@ -22,7 +22,8 @@ class OutputConfig(Strict):
         description="position_ids: from 0 in every document, or through the row; null: doc_reset with packing.",
     )
     names: dict[str, Name] = Field(
-        default={}, description="Column to the name under which it is written; all other keys use the column's own."
+        default={},
+        description="Column to the name under which it is written; all other keys use the column's own name.",
     )
 
     @property

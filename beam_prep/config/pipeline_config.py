@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from beam_prep.config.columns import columns_of, contents_of, position_ids_mode_of
+from beam_prep.config.columns import column_dtypes, contents_of, position_ids_mode_of
 from beam_prep.config.combinations import joint_problems
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.json_text import JSONObject, repeated_keys, with_template
@@ -21,7 +21,21 @@ from beam_prep.errors import ConfigError
 
 
 class PipelineConfig(Strict):
-    """A whole config: what is read, masked, cut and written."""
+    """A complete config: what is read, masked, cut and written.
+
+    >>> config = bp.PipelineConfig.from_json("configs/sft_conversation.json")
+    >>> config.mask
+    {'assistant': 'train'}
+    >>> config.columns()
+    {'input_ids': 'int32', 'labels': 'int32'}
+
+    A wrong config raises one error, which lists all problems:
+
+    >>> bp.PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "trian"}]}})
+    Traceback (most recent call last):
+    beam_prep.errors.ConfigError: config: 1 problem in the config
+      input.sections[0].action: found 'trian'; did you mean 'train'? allowed: 'train', 'mask', '$role', '$last', 'value'
+    """
 
     version: Annotated[Literal[1], one_of(1)] = Field(default=1, description="Version of the config format.")
     input: InputConfig = Field(description="What is read: sections for one output, sources for several.")
@@ -34,7 +48,7 @@ class PipelineConfig(Strict):
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> "PipelineConfig":
-        """Read a config file; raises `ConfigError` when it cannot be read or is wrong."""
+        """Reads a config file. Raises `ConfigError` if it cannot be read or is wrong."""
         name = os.fspath(path)
         try:
             with open(name, encoding="utf-8-sig") as file:
@@ -47,9 +61,9 @@ class PipelineConfig(Strict):
 
     @classmethod
     def from_text(cls, text: str, name: str = "config", read: Callable[[str], bytes] | None = None) -> "PipelineConfig":
-        """Build a config from JSON text; `name` is what error messages call it.
+        """Builds a config from JSON text; `name` is its name in error messages.
 
-        A chat template's file is looked for beside `name`, and read by `read`, where it is given.
+        The file of a chat template is expected beside `name`. `read` reads it, if given.
         """
         try:
             obj = json.loads(text, object_pairs_hook=JSONObject)
@@ -62,16 +76,17 @@ class PipelineConfig(Strict):
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":
-        """Build a config from plain dicts and lists; `name` is what error messages call it."""
+        """Builds a config from plain dicts and lists; `name` is its name in error messages."""
         return validated(PipelineConfig, with_template(obj, ""), name, [])
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
         """The JSON Schema (draft 2020-12) of a config file, for editors."""
         schema = cls.model_json_schema()
+        schema["description"] = schema["description"].partition("\n")[0]  # without the docstring's example
         link = {"type": "string", "description": "Where this schema is; for editors, ignored here."}
         schema["properties"] = {"$schema": link, **schema["properties"]}
-        # What pydantic leaves out: the description of a validated model, and that names must match their pattern.
+        # pydantic leaves these out: the description of a validated model, and that names must match their pattern.
         schema["properties"]["output"]["description"] = cls.model_fields["output"].description
         schema["$defs"]["InputConfig"]["properties"]["sources"]["anyOf"][0]["additionalProperties"] = False
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -81,7 +96,7 @@ class PipelineConfig(Strict):
     def _without_schema_link(cls, obj: object) -> object:
         return {key: value for key, value in obj.items() if key != "$schema"} if isinstance(obj, dict) else obj
 
-    # On the last field, not in `_problems`: so it runs when other parts have problems; those are missing in `data`.
+    # On the last field, not in `_problems`: so it also runs if other parts have problems; these are missing in `data`.
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
@@ -91,7 +106,7 @@ class PipelineConfig(Strict):
 
     @property
     def warnings(self) -> list[str]:
-        """What is allowed but probably not meant, one sentence each."""
+        """Settings that are allowed but probably not meant, one sentence each."""
         found = []
         if self.input.sources and self.input.sections:
             found.append("input.sections is ignored, because input.sources is set")
@@ -108,48 +123,48 @@ class PipelineConfig(Strict):
                 if spec.kind == "ids" and not spec.has_template and spec.trains and len(spec.sections) > 1:
                     fields = " and ".join(repr(section.field) for section in spec.sections)
                     found.append(
-                        f"{spec.name}: nothing stands between the texts of {fields}, and no EOS ends them: let the "
-                        "data bring a separator, and set preprocessing.eos to 'if_missing', so that the end is learned"
+                        f"{spec.name}: nothing separates the texts of {fields}, and no EOS ends them: put a separator "
+                        "into the data, and set preprocessing.eos to 'if_missing', so that the end is learned"
                     )
         return found
 
     @property
     def char_filter_fields(self) -> tuple[str, ...]:
-        """The fields that min_chars and max_chars act on: those of outputs that are plain text, all trained."""
+        """The fields that min_chars and max_chars limit: those of outputs that are plain text, all trained."""
         limited = (spec for spec in self.outputs() if spec.char_limits)
         return tuple(dict.fromkeys(section.field for spec in limited for section in spec.sections))
 
     def outputs(self) -> tuple[OutputSpec, ...]:
-        """What each record becomes, in config order."""
+        """The outputs that each record becomes, in config order."""
         return specs_of(self.input, self.output)
 
     def columns(self) -> dict[str, str]:
-        """Column to dtype, in output order: each output, then its mask. By their own names: see `names`."""
-        return columns_of(self.input, self.preprocessing, self.output)
+        """Column to dtype, in output order: each output, then its mask. Under their own names: see `names`."""
+        return column_dtypes(self.input, self.preprocessing, self.output)
 
     @property
     def names(self) -> dict[str, str]:
-        """Column to the name under which it is written, where that is another one; in output order."""
+        """Column to the name under which it is written, for those with another name; in output order."""
         given = self.output.names
         return {name: given[name] for name in self.columns() if given.get(name, name) != name}
 
     def written(self) -> dict[str, str]:
-        """Column to dtype, in output order, by the names under which they are written."""
+        """Column to dtype, in output order, under the names that are written."""
         return {self.names.get(name, name): dtype for name, dtype in self.columns().items()}
 
     @property
     def position_ids_mode(self) -> Literal["none", "doc_reset", "continuous"]:
-        """Which position ids are written: with packing `doc_reset`, unless the config says otherwise."""
+        """The mode of position ids: the one of the config, else `doc_reset` with packing and `none` without."""
         return position_ids_mode_of(self.preprocessing, self.output)
 
     @property
     def pad_multiple(self) -> int | None:
-        """Rows are padded to a multiple of this; None: not padded."""
+        """Rows are padded to a multiple of this number; None: they are not padded."""
         padding = self.preprocessing.padding
         return None if padding == "none" else self.preprocessing.max_seq_len if padding == "max_length" else padding
 
     def check_vocabulary(self, max_id: int) -> None:
-        """Raise `ConfigError` if a column that holds token ids (labels do too) cannot hold `max_id`."""
+        """Raises `ConfigError` if a column of token ids or labels cannot hold `max_id`."""
         holds = contents_of(self.input, self.output)
         lines = []
         for name, dtype in self.columns().items():
@@ -165,12 +180,12 @@ class PipelineConfig(Strict):
     def canonical(self) -> dict[str, Any]:
         """The config as JSON data with every default filled in; the same for configs that mean the same.
 
-        What has no effect is left out (ignored sections, dtypes of columns that are not written). The order of
+        Settings without effect are left out (ignored sections, dtypes of columns that are not written). The order of
         `input.sources` has an effect, so a digest must keep the order of keys: ``json.dumps(config.canonical())``.
         """
         plain = self.model_dump(mode="json")
         plain["input"]["sections" if self.input.sources else "sources"] = None
-        if self.input.date is None:  # old outputs and spools keep their names
+        if self.input.date is None:  # so that old outputs and spools stay valid
             del plain["input"]["date"]
         for spec in self.outputs() if self.input.sources else ():
             plain["input"]["sources"][spec.name]["mask_key"] = spec.mask_name

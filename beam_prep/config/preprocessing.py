@@ -8,13 +8,15 @@ from beam_prep.config.values import Strict
 
 
 class PreprocessingConfig(Strict):
-    """What is dropped, cut and shifted."""
+    """Rules for dropping, cutting, packing, padding and shifting."""
 
     max_seq_len: int = Field(default=2048, gt=0, description="Longest sequence in tokens; longer ones are cut.")
     min_chars: int = Field(default=50, ge=0, description="Shorter all-trained text fields are left out (code points).")
     max_chars: int = Field(default=2_000_000, ge=1, description="Longer all-trained text fields are left out.")
-    max_items: int | None = Field(default=None, gt=0, description="Most records that are kept; null means no limit.")
-    untrained: Literal["drop", "keep", "reject"] = Field(default="drop", description="Rows with nothing to train on.")
+    max_items: int | None = Field(default=None, gt=0, description="Most records to keep; null means no limit.")
+    untrained: Literal["drop", "keep", "reject"] = Field(
+        default="drop", description="What is done with rows that have nothing to train on."
+    )
     truncation_mode: Literal["keep_start", "keep_end", "drop", "error"] = Field(
         default="keep_start",
         description="Sequences longer than max_seq_len: keep their start or end, drop the record, or fail the run.",
@@ -23,7 +25,7 @@ class PreprocessingConfig(Strict):
         default="separate", description="joint: text sections are joined, then encoded; the masked ones are the prompt."
     )
     eos: Literal["never", "if_missing", "always"] = Field(
-        default="never", description="The EOS token's text behind text records; with it a blank text is a record."
+        default="never", description="Add the EOS token's text after text records; with it a blank text is a record."
     )
     bos: Literal["keep", "strip", "tokenizer"] = Field(
         default="keep",
@@ -38,8 +40,8 @@ class PreprocessingConfig(Strict):
     )
     packing_strategy: Literal["none", "simple", "bfd", "bfd_split", "wrapped"] = Field(
         default="none",
-        description="Several documents a row. bfd: best fit decreasing, longer ones are cut; bfd_split: cut into "
-        "pieces; wrapped: joined and cut anywhere; simple: one document a row.",
+        description="Put several documents into a row. bfd: best fit decreasing, longer ones are cut; bfd_split: cut "
+        "into pieces; wrapped: joined and cut anywhere; simple: one document a row.",
     )
     max_packed_len: Annotated[int, Field(gt=0)] | None = Field(
         default=None, description="Tokens of a packed row; null means max_seq_len."
@@ -47,7 +49,7 @@ class PreprocessingConfig(Strict):
     packing_group: int = Field(default=5000, gt=0, description="Consecutive rows of a shard that are packed together.")
     shift: bool = Field(default=False, description="Shift the labels by one, which transformers' models do themselves.")
 
-    # On the field, not in `_problems`: so it is reported together with an unknown key.
+    # On the field, not in `_problems`, so that it is reported together with an unknown key.
     @field_validator("max_chars")
     @classmethod
     def _not_below_min_chars(cls, value: int, info: ValidationInfo) -> int:

@@ -1,4 +1,4 @@
-"""What is wrong with a config, in words: all problems in one `ConfigError`, each with its place."""
+"""The problems of a config as text: all of them in one `ConfigError`, each with its place."""
 
 import difflib
 import json
@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class ProblemsError(ValueError):
-    """Several problems at once, each with its place in the object that was checked (`rooted`: in the whole config)."""
+    """Several problems at once, each with its place in the checked object (`rooted`: in the entire config)."""
 
     def __init__(self, problems: list[Problem], rooted: bool = False) -> None:
         super().__init__(problems, rooted)
@@ -25,16 +25,16 @@ class ProblemsError(ValueError):
 
 
 def validated(model: type[Model], obj: object, name: str, problems: list[Problem]) -> Model:
-    """A config of type `model`.
+    """Builds a config of type `model`.
 
     Args:
         model: the type.
         obj: the JSON.
-        name: what error messages call the config.
-        problems: what was found already.
+        name: the config's name in error messages.
+        problems: those found already.
 
     Raises:
-        ConfigError: all problems, one a line.
+        ConfigError: with all problems, one per line.
     """
     try:
         config = model.model_validate(obj)
@@ -61,13 +61,13 @@ WANTED = {
 
 
 def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
-    """One problem, or several, from one entry of pydantic's `ValidationError.errors()`."""
+    """The problems in one entry of pydantic's `ValidationError.errors()`."""
     at, kind, context = details["loc"], details["type"], details.get("ctx", {})
     found = f"found {shown(details['input'])}; "
     if isinstance(error := context.get("error"), ProblemsError):
         return [(place if error.rooted else (*at, *place), text) for place, text in error.problems]
     if kind == "too_short" and details["input"]:
-        return []  # pydantic counts only the items that are right; the others are reported by themselves
+        return []  # pydantic counts only the valid items; the others are reported separately
     if kind == "value_error":
         return [(at, str(error))]
     if kind == "extra_forbidden":
@@ -109,7 +109,7 @@ _short.maxstring = _short.maxother = 60
 
 
 def shown(value: object) -> str:
-    """A value as in a config, shortened."""
+    """A value as it is in a config, shortened."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return _short.repr(list(value) if isinstance(value, tuple) else value)
@@ -123,7 +123,7 @@ def path_of(at: Location) -> str:
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """An unknown name, the one that may be meant, and all known ones, as text."""
+    """A message for an unknown name: the name that may be meant, and all known ones."""
     return f"unknown {what} {shown(name)}; {_hint(name, known)}known: {', '.join(known)}"
 
 

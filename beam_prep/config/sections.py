@@ -1,4 +1,4 @@
-"""Sections of a record and sources, and the output that they make."""
+"""Sections and sources, and the output that each of them makes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from beam_prep.config.problems import Problem
-from beam_prep.config.values import Kind, Name, Strict, Text, one_of
+from beam_prep.config.values import Name, OutputKind, Strict, Text, one_of
 
 
 class SectionConfig(Strict):
-    """One field of the record, and what becomes of it."""
+    """One field of the record, and what is done with it."""
 
     field: Text = Field(description="Key of the record that is read.")
     action: Literal["train", "mask", "$role", "$last", "value"] = Field(
@@ -55,7 +55,7 @@ class SourceConfig(Strict):
 
     sections: Sections = Field(min_length=1, description="What the output is made of, in order.")
     list_field: bool = Field(default=False, description="The fields hold lists; each element is tokenized alone.")
-    mask_key: Name | None = Field(default=None, description="Column of its mask; forces one where it is needless.")
+    mask_key: Name | None = Field(default=None, description="Column of its mask; forces a mask where it is needless.")
 
     def _problems(self) -> Iterator[Problem]:
         actions = [section.action for section in self.sections]
@@ -74,7 +74,7 @@ class SourceConfig(Strict):
 
 
 def conversation_problems(sections: tuple[SectionConfig, ...]) -> Iterator[Problem]:
-    """What is wrong with the sections of an output that is one conversation."""
+    """Problems of the sections of an output that is one conversation."""
     if not any(section.template == "conversation" for section in sections):
         return
     actions = [section.action for section in sections]
@@ -83,17 +83,17 @@ def conversation_problems(sections: tuple[SectionConfig, ...]) -> Iterator[Probl
     elif "$last" in actions and len(actions) > 1:
         yield ("sections", actions.index("$last"), "action"), "found '$last'; it must be the only section of its output"
     elif not prompt_first(actions):
-        yield ("sections",), "found 'mask' behind 'train'; what is masked (the prompt) must come first"
+        yield ("sections",), "found 'mask' after 'train'; what is masked (the prompt) must come first"
 
 
 def prompt_first(actions: Sequence[str]) -> bool:
-    """Whether `mask` sections stand before `train` ones."""
+    """True if all `mask` sections are before all `train` sections."""
     ranks = [("mask", "train").index(action) for action in actions if action in ("mask", "train")]
     return ranks == sorted(ranks)
 
 
 def can_train(sections: tuple[SectionConfig, ...]) -> bool:
-    """Whether at least one section can train."""
+    """True if at least one section can train."""
     return any(section.action in ("train", "$role", "$last") for section in sections)
 
 
@@ -102,7 +102,7 @@ class OutputSpec:
     """One output: a column of ids, lists of ids or values and, unless it is needless, the column of its mask."""
 
     name: str
-    kind: Kind
+    kind: OutputKind
     sections: tuple[SectionConfig, ...]
     mask_name: str | None
     dtype: str
@@ -110,12 +110,12 @@ class OutputSpec:
 
     @property
     def has_template(self) -> bool:
-        """Whether any section goes through the chat template."""
+        """True if the chat template renders any section."""
         return any(section.template for section in self.sections)
 
     @property
     def plain(self) -> bool:
-        """Whether all is text with action train, so that every token is trained."""
+        """True if every section is text with the action train, so that every token is trained."""
         return not self.has_template and all(section.action == "train" for section in self.sections)
 
     @property
@@ -125,13 +125,13 @@ class OutputSpec:
 
     @property
     def char_limits(self) -> bool:
-        """Whether min_chars and max_chars act on the fields."""
+        """True if min_chars and max_chars limit the fields."""
         return self.plain and self.kind == "ids"
 
 
 def spec_of(name: str, mask: str, source: SourceConfig, forced: bool, dtype: Mapping[str, str]) -> OutputSpec:
-    """The output of a source; `forced`: it has a mask even where every token is trained."""
-    kind: Kind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
+    """The output of a source. With `forced` it has a mask even if every token is trained."""
+    kind: OutputKind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
     default = "float32" if kind == "value" else "int32"
     spec = OutputSpec(name, kind, source.sections, None, dtype.get(name, default), None)
     if forced or (kind != "value" and spec.trains and not spec.plain):

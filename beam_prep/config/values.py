@@ -10,10 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from beam_prep.config.problems import Problem, ProblemsError, shown
 
-Kind = Literal["ids", "list", "value"]
+OutputKind = Literal["ids", "list", "value"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
-FORMATS = ("bin", "tfrecord", "arrow", "h5")
+FORMAT_NAMES = ("bin", "tfrecord", "arrow", "h5")
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),
@@ -24,7 +24,7 @@ ALLOWED_DTYPES = {
 
 
 class Strict(BaseModel):
-    """A part of a config: no unknown keys, no conversions; `_problems` says what the types cannot."""
+    """A part of a config: no unknown keys, no conversions; `_problems` finds what types cannot express."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=True)
 
@@ -35,12 +35,12 @@ class Strict(BaseModel):
         return self
 
     def _problems(self) -> Iterable[Problem]:
-        """What the types cannot say; runs when every key is right by itself."""
+        """Problems that types cannot express. Runs if every key is valid by itself."""
         return ()
 
 
 def one_of(*allowed: object) -> BeforeValidator:
-    """Only these values, of these types."""
+    """Allows only these values, of these types."""
 
     def check(value: object) -> object:
         if not any(type(value) is type(item) and value == item for item in allowed):  # 1 == True == 1.0
@@ -51,14 +51,14 @@ def one_of(*allowed: object) -> BeforeValidator:
 
 
 def _as_formats(value: object) -> tuple[str, ...]:
-    """Formats in one order, whatever the order in the config: it changes nothing in the output."""
+    """Formats in a fixed order: their order in the config changes nothing in the output."""
     names: Any = [value] if isinstance(value, str) else value
-    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMATS for name in names)
+    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMAT_NAMES for name in names)
     if not known or any(names.count(name) > 1 for name in names):
         raise ValueError(
-            f"found {shown(value)}; allowed: {', '.join(map(repr, FORMATS))}, or a list of them, each once"
+            f"found {shown(value)}; allowed: {', '.join(map(repr, FORMAT_NAMES))}, or a list of them, each once"
         )
-    return tuple(name for name in FORMATS if name in names)
+    return tuple(name for name in FORMAT_NAMES if name in names)
 
 
 def as_date(value: object) -> str | None:
@@ -73,6 +73,7 @@ def as_date(value: object) -> str | None:
 
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
-_ONE = {"enum": list(FORMATS)}
-_SOME = {"type": "array", "items": _ONE, "minItems": 1, "uniqueItems": True}
-Formats = Annotated[tuple[str, ...], BeforeValidator(_as_formats), WithJsonSchema({"anyOf": [_ONE, _SOME]})]
+_ONE_FORMAT = {"enum": list(FORMAT_NAMES)}
+_FORMAT_LIST = {"type": "array", "items": _ONE_FORMAT, "minItems": 1, "uniqueItems": True}
+_SCHEMA = WithJsonSchema({"anyOf": [_ONE_FORMAT, _FORMAT_LIST]})
+Formats = Annotated[tuple[str, ...], BeforeValidator(_as_formats), _SCHEMA]

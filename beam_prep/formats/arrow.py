@@ -76,7 +76,7 @@ def _file_name(shard: int, shards: int) -> str:
 
 
 def _features(columns: Sequence[Column]) -> dict[str, Any]:
-    """What `Features.from_dict` takes."""
+    """The argument of `Features.from_dict`."""
     found = {}
     for column in columns:
         feature: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
@@ -222,7 +222,7 @@ class ArrowReader:
         except FileNotFoundError:
             raise FormatError(f"{path}: no such file") from None
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise FormatError(f"{path}: not a whole Arrow stream of these columns: {error}") from None
+            raise FormatError(f"{path}: not a complete Arrow stream of these columns: {error}") from None
         self._starts: list[int] = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
 
     def __reduce__(self) -> tuple[type["ArrowReader"], tuple[Path, tuple[Column, ...]]]:
@@ -276,7 +276,7 @@ def _batches(path: Path, columns: Sequence[Column]) -> list[pa.RecordBatch]:
             batch.validate()
             batches.append(batch.select([column.name for column in columns]))
             end = source.tell()
-        # Arrow takes a file that is cut between two batches for a whole one.
+        # Arrow takes a file that is cut between two batches for a complete one.
         if source.size() != end + len(_END) or source.read_at(len(_END), end) != _END:
             raise ValueError("its end is missing")
     return batches

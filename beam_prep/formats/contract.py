@@ -1,4 +1,4 @@
-"""What a format is: one shard <-> bytes, and the checks that all formats share."""
+"""The contract of a format (one shard <-> bytes), and the checks that all formats share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ OpenFile = Callable[[str], BinaryIO]
 Row = dict[str, Any]
 """Column name to a row's values: an array [length], or a `Ragged` (its lists) where the column's depth is 2.
 
-`Any`, since only the schema says which of the two: a trainer's type checker would ask at every use.
+`Any`, since only the schema says which of the two: a trainer's type checker would complain at every use.
 """
 
 
@@ -35,7 +35,7 @@ class ShardWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Writes what comes last and closes the files. Only then is the shard whole."""
+        """Writes what comes last and closes the files. Only then is the shard complete."""
         ...
 
 

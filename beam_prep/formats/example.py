@@ -31,7 +31,7 @@ _LIST_FIELD = {"float32": 2, "int64": 3}
 
 
 def feature_type(column: Column) -> str:
-    """What an Example keeps a column's values as: "int64" or "float32"."""
+    """The type of a column's values in an Example: "int64" or "float32"."""
     return "float32" if np.dtype(column.dtype).kind == "f" else "int64"
 
 

@@ -10,13 +10,13 @@
         row = file["sequence"][borders[7] : borders[8]]
 
 The borders mean what they mean in `bin`. Every dataset is one-dimensional, little-endian, neither chunked nor
-compressed: its values lie in one piece of the file, which our reader maps. (Chunks would fill every small shard up to
-whole chunks.)
+compressed: its values lie in one piece of the file, which our reader maps. (Chunks would pad every small shard to
+complete chunks.)
 
 HDF5 needs a file to seek in, and a dataset in one piece needs its size before its values. So values wait in temporary
-files; at the end the HDF5 library lays out a file without values (temporary, too, and sparse), and what it wrote goes
-out with the values in their places. The bytes are a function of the rows: no times, no order of creation, and `libver`
-begins with the oldest version, in which groups have no times either.
+files; at the end the HDF5 library lays out a file without values (temporary, too, and sparse), and our writer copies
+that file and the values, each in its place, to the output. The bytes are a function of the rows: no times, no order of
+creation, and `libver` begins with the oldest version, in which groups have no times either.
 
 Source: HDF5 File Format Specification 3.0, IV.A.2.i "The Data Layout Message", contiguous storage.
 """
@@ -107,7 +107,7 @@ class HDF5Writer:
                 self._borders[_INNER, name].append_lengths(rows.values.lengths)
 
     def close(self) -> None:
-        """Writes the file and closes it; the temporary files go."""
+        """Writes the file and closes it; removes the temporary files."""
         datasets: list[_Dataset] = [*self._values.values(), *self._borders.values()]
         with tempfile.TemporaryFile() as empty:
             at = 0
@@ -192,7 +192,7 @@ class HDF5Reader:
     """Rows of one shard, as views of its memory-mapped file; see `ShardReader`.
 
     Attributes:
-        columns: every column whole, by name.
+        columns: every column, by name.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
@@ -212,7 +212,7 @@ class HDF5Reader:
         except FileNotFoundError:
             raise FormatError(f"{path}: no such file") from None
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{path}: not a whole HDF5 file of these columns: {error}") from None
+            raise FormatError(f"{path}: not a complete HDF5 file of these columns: {error}") from None
         counts = {name: len(rows) for name, rows in self.columns.items()}
         if len(set(counts.values())) > 1:
             raise FormatError(f"{path}: columns of different row counts: {counts}")
@@ -236,7 +236,7 @@ class HDF5Reader:
 
 
 def _open_column(data: Array, file: Any, column: Column) -> Ragged:
-    """The column whole, over `data`, the mapped bytes of `file`.
+    """The column over `data`, the mapped bytes of `file`.
 
     Raises:
         ValueError: it is not as the writer leaves it.
@@ -261,7 +261,7 @@ def _rising(data: Array, file: Any, name: str, end: int) -> Array:
 
 
 def _values(data: Array, file: Any, name: str, dtype: str) -> Array:
-    """A dataset whole, of the given dtype and one dimension."""
+    """A dataset of the given dtype and one dimension."""
     dataset = file.get(name)
     found, shape = getattr(dataset, "dtype", None), getattr(dataset, "shape", None)
     if found != np.dtype(dtype) or shape is None or len(shape) != 1:

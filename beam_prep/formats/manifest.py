@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 RUN = "run.json"
 FAILURE = "failure.json"
-"""What a failed run leaves in `OUTPUT.failed`, last."""
+"""The report of a failed run in `OUTPUT.failed`, written last."""
 FEATURES = "features.json"
 DATASET_DICT = "dataset_dict.json"
 TOKENIZER = "tokenizer"
@@ -97,7 +97,7 @@ def count_tokens(columns: Sequence[Column], rows: Mapping[str, Ragged | Array]) 
 
     Args:
         columns: what `rows` has.
-        rows: some rows, or a single one.
+        rows: one row or several.
     """
     counts: dict[str, dict[str, int]] = {"tokens": {}, "trained": {}}
     for column in columns:
@@ -159,7 +159,7 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
     return manifest
 
 
-def columns_of(manifest: Mapping[str, Any]) -> tuple[Column, ...]:
+def output_columns(manifest: Mapping[str, Any]) -> tuple[Column, ...]:
     """The columns of an output."""
     return tuple(Column(**column) for column in manifest["columns"])
 

@@ -117,7 +117,7 @@ class BinReader:
     """Rows of one shard, as views of its memory-mapped files; see `ShardReader`.
 
     Attributes:
-        columns: every column whole, by name.
+        columns: every column, by name.
     """
 
     def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
@@ -167,7 +167,7 @@ def _arrays(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open_column(folder: Path, column: Column, meta: Any) -> Ragged:
-    """The column whole, over its mapped file."""
+    """The column over its mapped file."""
     entry = meta.get(column.name) if isinstance(meta, dict) else None
     where = f"{folder / META}: {column.name!r}"
     if not isinstance(entry, dict):

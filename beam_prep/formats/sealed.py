@@ -1,24 +1,24 @@
-"""Sealed files: content, and behind it the checksums with which a reader proves what it uses of it.
+"""Sealed files: content, then the checksums by which a reader proves the parts that it uses.
 
     content | crc32c of each 64 KB of the content | begin and end of each body | size, bodies, crc32c of the seal, magic
 
 The crc32c of the seal covers the file's name, too, so that a sound file in another's place is refused.
 
-Checksums are of bytes, not of values, and are looked at before anything makes sense of the bytes: with a damaged length
+Checksums are of bytes, not of values, and are checked before anything parses the bytes: with a damaged length
 a reader would allocate, or read, anything. A *body* is a part of which a reader takes slices: of a file that is mapped
 into memory, its chunks are checked when they are used. All else is checked when the file is opened.
 """
 
-import io
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 
 from beam_prep.errors import FormatError
+from beam_prep.formats.range_file import RangeFile
 
 CHUNK = 64 * 1024
 _TAIL = struct.Struct("<QII8s")
@@ -30,7 +30,7 @@ Data: TypeAlias = bytes | pa.Buffer
 
 
 def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> bytes:
-    """What is written behind a file's content.
+    """The seal, which is written after a file's content.
 
     Args:
         content: of the file.
@@ -38,9 +38,9 @@ def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> by
         bodies: (first byte, one past the last) of the parts that are read in slices.
     """
     crcs = [google_crc32c.value(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
-    told = np.array(crcs, "<u4").tobytes() + np.array(bodies, "<u8").tobytes()
+    sums = np.array(crcs, "<u4").tobytes() + np.array(bodies, "<u8").tobytes()
     size = struct.pack("<QI", len(content), len(bodies))
-    return told + _TAIL.pack(len(content), len(bodies), google_crc32c.value(told + size + name.encode()), _MAGIC)
+    return sums + _TAIL.pack(len(content), len(bodies), google_crc32c.value(sums + size + name.encode()), _MAGIC)
 
 
 class Sealed:
@@ -57,23 +57,23 @@ class Sealed:
     def __init__(self, file: pa.NativeFile, name: str) -> None:
         self._file, self.name = file, name
         self._mapped: pa.Buffer | None = None
-        whole = file.size()
-        if whole < _TAIL.size:
+        total = file.size()
+        if total < _TAIL.size:
             raise self._damaged("it is cut")
         if isinstance(file, pa.MemoryMappedFile | pa.BufferReader):
             file.seek(0)
             self._mapped = file.read_buffer()
-        size, bodies, crc, magic = _TAIL.unpack(self._raw(whole - _TAIL.size, whole))
+        size, bodies, crc, magic = _TAIL.unpack(self._raw(total - _TAIL.size, total))
         chunks = -(-size // CHUNK)
-        if magic != _MAGIC or size + 4 * chunks + 16 * bodies + _TAIL.size != whole:
+        if magic != _MAGIC or size + 4 * chunks + 16 * bodies + _TAIL.size != total:
             raise self._damaged("it is cut, or its end is damaged")
-        told = bytes(self._raw(size, whole - _TAIL.size))
-        if google_crc32c.value(told + struct.pack("<QI", size, bodies) + name.encode()) != crc:
+        sums = bytes(self._raw(size, total - _TAIL.size))
+        if google_crc32c.value(sums + struct.pack("<QI", size, bodies) + name.encode()) != crc:
             raise self._damaged("its end is damaged, or it is a copy of another file")
         self.size = int(size)
-        self._crcs = np.frombuffer(told, "<u4", chunks)
+        self._crcs = np.frombuffer(sums, "<u4", chunks)
         self._proven = np.zeros(chunks, bool)
-        self._bodies = np.frombuffer(told, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
+        self._bodies = np.frombuffer(sums, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
         if self._mapped is not None:
             at = 0
             for first, last in [*self._bodies.tolist(), (self.size, self.size)]:
@@ -110,7 +110,7 @@ class Sealed:
         self.check(first // 8, -(-(first + len(values) * bits) // 8))
 
     def check_all(self) -> None:
-        """Proves the whole content.
+        """Proves all of the content.
 
         Raises:
             FormatError: it is not what was written.
@@ -121,7 +121,7 @@ class Sealed:
                 self.read(start, min(start + _PART, self.size))
 
     def read(self, start: int, stop: int) -> Data:
-        """Bytes [start, stop), proven. They are read as whole chunks."""
+        """Bytes [start, stop), proven. They are read in complete chunks."""
         if start >= stop:
             return b""
         first, last = start // CHUNK, -(-stop // CHUNK)
@@ -143,28 +143,12 @@ class Sealed:
         return FormatError(f"the spool file {self.name} is damaged: {how}")
 
 
-class _Proven(io.RawIOBase):
+class _Proven(RangeFile):
     """The content of a sealed file for Arrow, which reads the parts that it wants."""
 
     def __init__(self, sealed: Sealed) -> None:
-        self._sealed, self._at = sealed, 0
+        super().__init__(sealed.size)
+        self._sealed = sealed
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._sealed.size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def read(self, size: int = -1) -> Any:
-        stop = self._sealed.size if size < 0 else min(self._at + size, self._sealed.size)
-        data = self._sealed.read(self._at, stop)
-        self._at = max(self._at, stop)
-        return data
+    def read_range(self, start: int, stop: int) -> Data:
+        return self._sealed.read(start, stop)

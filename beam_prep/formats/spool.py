@@ -9,69 +9,46 @@ Each is sealed (`formats.sealed`), with its name: no byte of it is used unproven
 rows proves only what it covers.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, Kind, count_outcomes
+from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, count_outcomes
 from beam_prep.core.data.ragged import Array, Ragged, narrow
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.reading.lost import Lost, lost_records
+from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
 from beam_prep.errors import FormatError
 from beam_prep.formats.sealed import Data, Sealed, seal
 
-SPOOL_VERSION = 5
-"""Goes up with every change of what a spool file holds; older blocks are then not used again."""
+SPOOL_VERSION = 6
+"""Rises with every change of the contents of a spool file; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What shard borders need to know of a block (its sidecar).
-
-    Attributes:
-        line: int32 [rows], the line of each kept row, ascending.
-        domain: int32 [rows], index into the receipt's domains.
-        tokens: int64 [rows], tokens of the row's first output that holds ids.
-        status: uint8 [lines], see `Ledger`.
-        outcomes: what the codes of `status` mean.
-        counters: name -> int64 [rows].
-        roles: who says what.
-        lost: the first records that were dropped with nothing to train on.
-    """
-
-    line: Array
-    domain: Array
-    tokens: Array
-    status: Array
-    outcomes: list[tuple[Kind, str]]
-    counters: dict[str, Array]
-    roles: RoleCounts = dataclasses.field(default_factory=RoleCounts)
-    lost: tuple[Lost, ...] = ()
-
-
-def encode_block(batch: Batch, text_limit: int, name: str) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
+def encode_block(
+    batch: Batch, tokens: Array, text_limit: int, name: str
+) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
     """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
 
-    A file is its content and, behind it, its seal.
+    A file is its content, then its seal.
 
     Args:
         batch: rows with their final dtypes; masks may be uint8 where bool is stored.
+        tokens: int64 [rows], tokens of each row in a shard.
         text_limit: characters kept of a rejected record; 0 keeps texts out.
         name: of the block; it is read under no other.
     """
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
-    tokens = row_tokens(batch)
     roles = batch.roles.count(batch.line, len(batch.ledger.status))
     receipt = BlockReceipt(
         lines=len(batch.ledger.status),
@@ -91,14 +68,6 @@ def encode_block(batch: Batch, text_limit: int, name: str) -> tuple[BlockReceipt
     files[SIDECAR] = _sidecar(batch, domain, tokens, roles, lost, name)
     files[ROWS] = _rows(batch, domain, receipt, name)
     return receipt, files
-
-
-def row_tokens(batch: Batch) -> Array:
-    """int64 [rows]: tokens of the first output that holds ids, the measure of shards."""
-    for name, column in batch.schema.items():
-        if column.role == "ids":
-            return batch[name].flat_lengths
-    return np.zeros(len(batch), np.int64)
 
 
 _OF = b"of"
@@ -127,7 +96,7 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tup
 
 
 def _body(content: pa.Buffer, message: int) -> int:
-    """Where the body of a record batch begins: behind a mark and the metadata's size, of 4 bytes each, and these."""
+    """Where the body of a record batch begins: after a mark and the size of the metadata (4 bytes each), and these."""
     return message + 8 + int.from_bytes(content[message + 4 : message + 8], "little")
 
 
@@ -212,19 +181,19 @@ def check_whole(source: pa.NativeFile, name: str, ending: str) -> None:
     Sealed(source, name + ending).check_all()
 
 
-def read_receipt(source: pa.NativeFile, name: str, whole: bool = False) -> BlockReceipt:
+def read_receipt(source: pa.NativeFile, name: str, entire: bool = False) -> BlockReceipt:
     """The receipt in the footer of a block's rows.
 
     Args:
         source: an open file or a memory map.
         name: of the block.
-        whole: prove the rows, too.
+        entire: prove the rows, too.
 
     Raises:
         FormatError: the file is cut or damaged, or it is another block's.
     """
     sealed = Sealed(source, name + ROWS)
-    if whole:
+    if entire:
         sealed.check_all()
     found = json.loads(sealed.open().metadata[b"receipt"])
     found["domains"] = [tuple(entry) for entry in found["domains"]]
@@ -234,18 +203,19 @@ def read_receipt(source: pa.NativeFile, name: str, whole: bool = False) -> Block
 
 
 def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
-    """Rows [start, stop) of a domain, views of the source's memory where it is mapped and they lie there so; and
-    whether these are all.
+    """Rows [start, stop) of a domain, and True if the block has no others.
+
+    They are views of the source's memory where it is mapped, except for bits.
 
     Raises:
         FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
     """
     sealed = Sealed(source, name + ROWS)
     reader = sealed.open()
-    if domain >= reader.num_record_batches or stop > len(whole := reader.get_batch(domain)):
-        raise FormatError(f"the spool file {name} has not the rows that its receipt told of")
-    batch = whole.slice(start, stop - start)
-    are_all = len(batch) == len(whole) and reader.num_record_batches == 1
+    if domain >= reader.num_record_batches or stop > len(rows_of_domain := reader.get_batch(domain)):
+        raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
+    batch = rows_of_domain.slice(start, stop - start)
+    are_all = len(batch) == len(rows_of_domain) and reader.num_record_batches == 1
     rows = {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}
     for field in batch.schema:
         if field.metadata is not None and _OF in field.metadata:
@@ -264,7 +234,7 @@ def _ragged(array: pa.ListArray, sealed: Sealed) -> Ragged:
     return Ragged(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
 
 
-def read_sidecar(source: pa.NativeFile, name: str) -> Rows:
+def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
     """The sidecar of a block.
 
     Raises:
@@ -280,7 +250,7 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Rows:
     lost = tuple(
         Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"])
     )
-    return Rows(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
+    return Sidecar(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Protobuf varints of whole arrays: 7 bits a byte, lowest first, the top bit set on all but the last byte.
+"""Protobuf varints of arrays: 7 bits a byte, lowest first, the top bit set on all but the last byte.
 
 Source: protobuf.dev/programming-guides/encoding, "Base 128 Varints". Negative int64 take the 10 bytes of their two's
 complement.
@@ -57,8 +57,8 @@ def encode(values: Array) -> tuple[Array, Array | None]:
     out[begins[negative] + _MAX_SIZE - 1] = 1
     put(out, begins[wide] + 3, rest >> 21)
     low = values.astype(np.uint32)
-    # Without a mask every value puts a byte at each place, also behind its own end. What it hits there is a lower place
-    # of a value behind it, which is put later.
+    # Without a mask every value puts a byte at each place, also after its own end. There it hits a lower place
+    # of a later value, which is put later.
     for place in range(min(3, int(widths.max())) - 1, -1, -1):
         more = (widths > place + 1).view(np.uint8) << 7
         out[place:][begins] = (low >> (7 * place)).astype(np.uint8) & 127 | more
@@ -114,7 +114,7 @@ def _encode_runs(values: Array, offsets: Array, negative: Array, turns: Array, o
 
 
 def decode(data: Array) -> Array:
-    """uint8 [bytes] of whole varints -> int64 [n].
+    """uint8 [bytes] of complete varints -> int64 [n].
 
     Raises:
         ValueError: the last varint is cut, or one has more than 10 bytes.

@@ -1,12 +1,12 @@
-"""`beam-prep inspect` and `beam-prep cat`: what is in an output, for eyes and for other programs.
+"""`beam-prep inspect` and `beam-prep cat`: the rows of an output, for people and for other programs.
 
-What the loss is taken on is shown in bold green, the rest dim, special tokens reversed; where there are no colours
-(a file, a pipe, NO_COLOR), what is trained stands between `⟦` and `⟧`. Packed rows are shown document by document,
-padding as a count, preference pairs side by side where there is room. `beam_prep.preview` shows rows before a run.
+Trained tokens are bold green, the others dim, special tokens reversed. Without colours (a file, a pipe, NO_COLOR),
+trained tokens are between `⟦` and `⟧`. Packed rows are shown document by document, padding as a count, preference
+pairs side by side if the line is long enough. `beam_prep.preview` shows rows before a run.
 """
 
 from beam_prep.inspect.output import cat, inspect
 from beam_prep.inspect.rows import render, render_row
-from beam_prep.inspect.sequences import Look
+from beam_prep.inspect.sequences import RowDisplay
 
-__all__ = ["Look", "cat", "inspect", "render", "render_row"]
+__all__ = ["RowDisplay", "cat", "inspect", "render", "render_row"]

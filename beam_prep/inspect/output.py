@@ -22,18 +22,18 @@ from beam_prep.readers.dataset import Dataset, drawn, open_dataset
 def inspect(
     output: str | os.PathLike[str], record: int | None = None, count: int | None = None, domain: str | None = None
 ) -> None:
-    """Prints records of an output, decoded: the first, the shortest, the longest, and some that are drawn.
+    """Prints records of an output, decoded: the first, the shortest, the longest, and a few that are drawn.
 
-    The same ones each time. Of an output of many shards, the shortest and longest are those of some of them.
+    They are the same each time. If there are many shards, only some are searched for the shortest and the longest.
 
     Args:
         output: an output directory.
-        record: the number of the only record to print (negative: from the end); numbers are those of `domain` if given.
-        count: print the first records instead, so many.
+        record: the number of the only record to print (negative: from the end); with `domain`, its number there.
+        count: print this many records instead, the first ones.
         domain: only records of this domain.
 
     Raises:
-        BeamPrepError: no such output, domain or record.
+        BeamPrepError: there is no such output, domain or record.
     """
     dataset = open_dataset(output)
     rows = dataset if domain is None else dataset.domain(domain)
@@ -45,24 +45,24 @@ def inspect(
         known, sizes = rows.sizes(_SHARDS)
         unit = " in bytes" if dataset.format == "tfrecord" else ""
         some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
-        numbers = picked(known, sizes, len(rows), unit + some)
+        numbers = rows_to_show(known, sizes, len(rows), unit + some)
     screen = Screen()
     texts = (render(rows, number, screen.marks, screen.width, why) for number, why in numbers.items())
     screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))
 
 
-_SHARDS = 16  # that are looked at for the shortest and the longest row
+_SHARDS = 16  # searched for the shortest and the longest row
 _DRAWN = 3
 
 
-def picked(numbers: Array, sizes: Array, rows: int, some: str = "") -> dict[int, str]:
-    """Rows to show, and why: the first, the shortest, the longest, and some that are drawn, always the same ones.
+def rows_to_show(numbers: Array, sizes: Array, rows: int, some: str = "") -> dict[int, str]:
+    """Row -> why it is shown: the first, the shortest, the longest, and a few that are drawn, always the same ones.
 
     Args:
-        numbers: int64, rows of which the size is known.
+        numbers: int64, the rows whose size is known.
         sizes: int64, their sizes.
         rows: how many there are.
-        some: what to say of the shortest and the longest.
+        some: added to the reason of the shortest and the longest.
     """
     if not rows:
         return {}
@@ -79,11 +79,11 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
 
     Args:
         output: an output directory.
-        count: how many rows, at most; default: all.
+        count: the most rows to print; default: all.
         domain: only rows of this domain.
 
     Raises:
-        BeamPrepError: no such output or domain.
+        BeamPrepError: there is no such output or domain.
     """
     dataset = open_dataset(output)
     left = len(dataset) if count is None else min(checked_count(count), len(dataset))
@@ -97,7 +97,7 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
 
 
 def checked_count(count: int) -> int:
-    """`--count`.
+    """Checks `--count`, and returns it.
 
     Raises:
         BeamPrepError: it is negative.
@@ -115,7 +115,7 @@ def _number(rows: Dataset, record: int, domain: str | None) -> int:
 
 
 def _totals(dataset: Dataset, marks: bool) -> Text:
-    """What the whole output holds."""
+    """The totals of the entire output."""
     manifest, totals = dataset.manifest, dataset.manifest["totals"]
     shards = len(manifest["shards"])
     text = Text()
@@ -139,7 +139,7 @@ def _totals(dataset: Dataset, marks: bool) -> Text:
 
 
 def columns_line(names: Iterable[str], shifted: bool | None) -> str:
-    """The names of the columns, and how labels stand; None: there are none."""
+    """The names of the columns, and whether labels are shifted; None: there are no labels."""
     labels = {None: "nothing is shifted", True: "labels: shifted by one", False: "labels: unshifted"}[shifted]
     return f"columns: {', '.join(names)}; {labels}"
 

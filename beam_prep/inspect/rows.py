@@ -10,12 +10,12 @@ from rich.text import Text
 
 from beam_prep.formats import Row
 from beam_prep.inspect.screen import CAPTION, VISIBLE
-from beam_prep.inspect.sequences import Look, TokenSequence, lengths_of, parts_of, positions_of
+from beam_prep.inspect.sequences import RowDisplay, TokenSequence, lengths_of, parts_of, positions_of
 from beam_prep.inspect.text import counts_of, padding_text, tokens_text
 from beam_prep.readers.dataset import Dataset
 
 SIDE_BY_SIDE = 100
-"""Columns of a terminal from which on both sides of a preference pair stand beside each other."""
+"""In a terminal of at least this many columns, the two sides of a preference pair are side by side."""
 _RULE = 72  # characters of the line that begins a document
 
 
@@ -25,7 +25,7 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, w
     Args:
         dataset: an output, or a view of one.
         index: the row; negative: from the end.
-        marks: what is trained stands between `⟦` and `⟧`, for text without colours.
+        marks: put what is trained between `⟦` and `⟧`, for text without colours.
         width: characters of a line; only preference pairs are fitted to it.
         why: why it is shown, for the header.
 
@@ -34,21 +34,23 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, w
         FormatError: the row is damaged, or a mask has another length than its ids.
     """
     row = dataset[index]
-    look = Look(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path), marks, width)
+    display = RowDisplay(
+        dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path), marks, width
+    )
     title = [f"record {index % len(dataset)}", why, f"domain {dataset.domain_of(index)}"]
-    return render_row(look, row, [part for part in title if part])
+    return render_row(display, row, [part for part in title if part])
 
 
-def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] = ()) -> Text:
+def render_row(display: RowDisplay, row: Row, title: Sequence[str], notes: Sequence[str] = ()) -> Text:
     """A row, below a header that begins with `title` and ends with `notes`.
 
     Raises:
         FormatError: a mask has another length than its ids, or the lengths of the documents are not those of the row.
     """
-    parts = [part for column in look.schema for part in parts_of(column, look, row)]
+    parts = [part for column in display.schema for part in parts_of(column, display, row)]
     sequences = [part for part in parts if isinstance(part, TokenSequence)]
     shared = [note for one in sequences[:1] for note in one.notes if all(note in other.notes for other in sequences)]
-    header = [*title, counts_of(sequences), *shared, *_layout_notes(look, row), *notes]
+    header = [*title, counts_of(sequences), *shared, *_layout_notes(display, row), *notes]
     text = Text().append(f"━━ {' · '.join(header)}".translate(VISIBLE), "bold")
     own = [
         dataclasses.replace(part, notes=tuple(note for note in part.notes if note not in shared))
@@ -56,16 +58,16 @@ def render_row(look: Look, row: Row, title: Sequence[str], notes: Sequence[str] 
         else part
         for part in parts
     ]
-    return text.append_text(_body(own, look, packed=lengths_of(look, row) is not None))
+    return text.append_text(_body(own, display, packed=lengths_of(display, row) is not None))
 
 
-def _body(parts: Sequence["TokenSequence | str"], look: Look, packed: bool) -> Text:
-    """What stands below the header."""
+def _body(parts: Sequence["TokenSequence | str"], display: RowDisplay, packed: bool) -> Text:
+    """The text below the header."""
     text = Text()
     pair = [part for part in parts if isinstance(part, TokenSequence)]
-    beside = look.width >= SIDE_BY_SIDE and _is_pair(look, pair)
+    beside = display.width >= SIDE_BY_SIDE and _is_pair(display, pair)
     if beside:
-        text.append_text(_side_by_side(pair[0], pair[1], look))
+        text.append_text(_side_by_side(pair[0], pair[1], display))
     for part in parts:
         if isinstance(part, str):
             text.append(f"\n── {part}", CAPTION)
@@ -74,7 +76,7 @@ def _body(parts: Sequence["TokenSequence | str"], look: Look, packed: bool) -> T
                 text.append("\n" + f"{_caption(part)} ".ljust(_RULE, "─"), CAPTION)
             elif len(parts) > 1:
                 text.append(f"\n{_caption(part)}", CAPTION)
-            text.append("\n").append_text(tokens_text(part, look)).append_text(padding_text(part, look))
+            text.append("\n").append_text(tokens_text(part, display)).append_text(padding_text(part, display))
     return text
 
 
@@ -82,40 +84,40 @@ def _caption(sequence: TokenSequence) -> str:
     return f"── {', '.join([f'{sequence.name}: {counts_of([sequence])}', *sequence.notes])}"
 
 
-def _layout_notes(look: Look, row: Row) -> Iterator[str]:
-    """What to say of the row as a whole: its documents, its positions."""
-    if (lengths := lengths_of(look, row)) is not None:
-        strategy = look.config.get("preprocessing", {}).get("packing_strategy")
+def _layout_notes(display: RowDisplay, row: Row) -> Iterator[str]:
+    """Notes on the entire row: its documents, its positions."""
+    if (lengths := lengths_of(display, row)) is not None:
+        strategy = display.config.get("preprocessing", {}).get("packing_strategy")
         parts = " or parts of some" if strategy in ("bfd_split", "wrapped") else ""
         yield f"{len(lengths):,} document{'s' * (len(lengths) != 1)}{parts}"
-    for column in look.schema:
-        if column.role == "position" and (summary := positions_of(column, look, row)) is not None:
+    for column in display.schema:
+        if column.role == "position" and (summary := positions_of(column, display, row)) is not None:
             yield f"positions: {summary}"
 
 
-def _is_pair(look: Look, sequences: Sequence[TokenSequence]) -> bool:
-    """Whether a row is two sequences of equal right: both with something to train on, neither of a list."""
-    ids = [column for column in look.schema if column.role == "ids"]
+def _is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
+    """True if a row has two equivalent sequences: both have something to train on, neither is in a list."""
+    ids = [column for column in display.schema if column.role == "ids"]
     return (
         len(ids) == len(sequences) == 2
         and all(column.depth == 1 for column in ids)
-        and not any(column.role in ("lengths", "attention") for column in look.schema)
+        and not any(column.role in ("lengths", "attention") for column in display.schema)
         and all(one.trained is not None and one.trained.any() for one in sequences)
     )
 
 
-def _side_by_side(left: TokenSequence, right: TokenSequence, look: Look) -> Text:
-    """Two sequences in two columns; above them, once, what both begin with."""
+def _side_by_side(left: TokenSequence, right: TokenSequence, display: RowDisplay) -> Text:
+    """Two sequences in two columns; their common beginning is above them, once."""
     common = _alike(left, right)
     text = Text()
     if common:
         text.append(f"\n── both begin with {common:,} tokens", CAPTION)
-        text.append("\n").append_text(tokens_text(left, look, stop=common))
-    width = (look.width - 3) // 2
-    console = Console(width=look.width)
+        text.append("\n").append_text(tokens_text(left, display, stop=common))
+    width = (display.width - 3) // 2
+    console = Console(width=display.width)
     sides = []
     for side in (left, right):
-        column = Text.assemble((_caption(side), CAPTION), "\n", tokens_text(side, look, start=common))
+        column = Text.assemble((_caption(side), CAPTION), "\n", tokens_text(side, display, start=common))
         column.rstrip()
         sides.append(column.wrap(console, width, overflow="fold"))
     for one, other in itertools.zip_longest(*sides, fillvalue=Text()):
@@ -126,7 +128,7 @@ def _side_by_side(left: TokenSequence, right: TokenSequence, look: Look) -> Text
 
 
 def _alike(one: TokenSequence, other: TokenSequence) -> int:
-    """Tokens that both begin with, up to the last that is not trained: an answer is not cut."""
+    """How many tokens both begin with, up to the last that is not trained, so that no answer is cut."""
     assert one.trained is not None
     assert other.trained is not None
     size = min(len(one.ids), len(other.ids))

@@ -1,4 +1,4 @@
-"""Where texts are printed: colours, or marks where there are none."""
+"""Prints texts with colours, or with marks where there are no colours."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ VISIBLE = (
     | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
     | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 )
-"""For `str.translate`. Text must not steer the terminal: control characters and turns of the writing direction show."""
+"""For `str.translate`. Text must not control the terminal: control and bidirectional characters are made visible."""
 
 
 class Screen:
-    """Where texts are printed.
+    """The terminal, file or pipe on which texts are printed.
 
     Attributes:
-        marks: there are no colours: what is trained stands between `⟦` and `⟧`.
+        marks: there are no colours, so trained tokens are put between `⟦` and `⟧`.
         width: characters of a line.
     """
 
@@ -33,7 +33,7 @@ class Screen:
         self.width = self._console.width
 
     def show(self, texts: Iterable[Text]) -> None:
-        """Prints texts with a blank line behind each."""
+        """Prints texts with a blank line after each."""
         with stop_when_reader_closes():
             for text in texts:
                 if self.marks:
@@ -44,19 +44,19 @@ class Screen:
 
 @contextlib.contextmanager
 def stop_when_reader_closes() -> Iterator[None]:
-    """Printing stops without an error when the reader goes away (`| head`)."""
+    """Stops printing without an error when the reader closes the pipe (`| head`)."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout at its end, and would complain there.
+        # Python flushes stdout when it exits, and would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def legend(marks: bool) -> Text:
-    """How it is seen what is trained."""
+    """Explains how trained tokens are shown."""
     if marks:
-        return Text(f"what is trained stands between {OPEN} and {CLOSE}")
+        return Text(f"what is trained is between {OPEN} and {CLOSE}")
     return Text.assemble(
         ("trained", TRAINED), "  ", ("not trained", UNTRAINED), "  ", ("special token", f"{UNTRAINED} reverse")
     )

@@ -1,4 +1,4 @@
-"""A row as sequences of tokens: which are trained, which are padding, what else to say of them."""
+"""A row as sequences of tokens: which are trained, which are padding, and notes on them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -13,20 +13,20 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
 
-_VALUES = 100  # that are printed of one list
+_VALUES = 100  # printed of one list
 
 
 @dataclass(frozen=True)
-class Look:
-    """What rows are shown with.
+class RowDisplay:
+    """Settings with which rows are shown.
 
     Attributes:
         schema: their columns.
-        tokenizer: None: tokens are shown as ids.
-        config: the config that made them, as in a manifest; {} where it is not known.
+        tokenizer: decodes tokens; None: they are shown as ids.
+        config: the config that made them, as in a manifest; {} if it is not known.
         where: the output, for errors.
-        marks: what is trained stands between `⟦` and `⟧`, for text without colours.
-        width: of a line; from `SIDE_BY_SIDE` on both sides of a preference pair stand beside each other.
+        marks: put what is trained between `⟦` and `⟧`, for text without colours.
+        width: of a line; from `SIDE_BY_SIDE` on, the two sides of a preference pair are side by side.
     """
 
     schema: tuple[Column, ...]
@@ -42,12 +42,12 @@ class TokenSequence:
     """Tokens of a row to show.
 
     Attributes:
-        name: the column, with an index where it is a list of lists; the document's number in packed rows.
-        ids: the tokens without padding, with the one that only the labels hold where they are shifted.
-        trained: bool [len(ids)]; None where nothing says.
+        name: the column, with an index if it is a list of lists; in packed rows, the document's number.
+        ids: the tokens without padding; if labels are shifted, with the last one, which only they hold.
+        trained: bool [len(ids)]; None if it is not known.
         stored: tokens in the column of ids, without padding.
-        notes: what else to say.
-        padding: ids of the padding behind them.
+        notes: further remarks.
+        padding: ids of the padding after them.
     """
 
     name: str
@@ -58,11 +58,11 @@ class TokenSequence:
     padding: tuple[int, ...] = ()
 
 
-def positions_of(column: Column, look: Look, row: Row) -> str | None:
-    """What the positions of a row do, in words; None where they do something else."""
+def positions_of(column: Column, display: RowDisplay, row: Row) -> str | None:
+    """Describes the positions of a row; None if they follow no known pattern."""
     found = np.asarray(row[column.name])
     through = np.arange(len(found))
-    lengths = lengths_of(look, row)
+    lengths = lengths_of(display, row)
     if lengths is not None and lengths.sum() == len(found):
         starts = np.repeat(offsets_of(lengths)[:-1], lengths)
         if np.array_equal(found, through - starts):
@@ -72,50 +72,54 @@ def positions_of(column: Column, look: Look, row: Row) -> str | None:
     return None
 
 
-def parts_of(column: Column, look: Look, row: Row) -> Iterator[TokenSequence | str]:
-    """What to show of a column: sequences of tokens, or a line of text. What is trained is shown on the ids."""
+def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSequence | str]:
+    """Gives sequences of tokens, or a line of text, for a column. Masks and labels are shown on the ids."""
     if column.role == "ids":
-        yield from _sequences(column, look, row)
+        yield from _sequences(column, display, row)
         return
     shown_elsewhere = {
         "lengths": True,
         "mask": column.of is not None,
         "labels": column.of is not None,
-        "attention": _padded(look, row) is not None,
-        "value": column.name in _values(look, row),
-        "position": column.role == "position" and positions_of(column, look, row) is not None,
+        "attention": _padded(display, row) is not None,
+        "value": column.name in _values(display, row),
+        "position": column.role == "position" and positions_of(column, display, row) is not None,
     }
     if not shown_elsewhere[column.role]:
         yield f"{column.name}: {_numbers(row[column.name])}"
 
 
-def _sequences(column: Column, look: Look, row: Row) -> Iterator[TokenSequence | str]:
+def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSequence | str]:
     """The sequences of a column of ids: one, or those of a list, or the documents of a packed row."""
-    loss = next((other for other in look.schema if other.of == column.name and other.role in ("mask", "labels")), None)
+    loss = next(
+        (other for other in display.schema if other.of == column.name and other.role in ("mask", "labels")), None
+    )
     taken_name = column.name if loss is None else loss.name
     ids, taken = _lists(row[column.name]), _lists(row[taken_name])
     if [len(one) for one in ids] != [len(one) for one in taken]:
-        raise FormatError(f"{look.where}: columns {column.name} and {taken_name} of a row have other lengths")
+        raise FormatError(f"{display.where}: columns {column.name} and {taken_name} of a row have other lengths")
     names = [column.name]
     if column.depth == 2:
         names = [f"{column.name}[{index}]" for index in range(len(ids))]
-    elif (lengths := lengths_of(look, row)) is not None:
-        ids, taken = _documents(ids[0], lengths, look), _documents(taken[0], lengths, look)
+    elif (lengths := lengths_of(display, row)) is not None:
+        ids, taken = _documents(ids[0], lengths, display), _documents(taken[0], lengths, display)
         names = [f"document {number:,} of {len(ids):,}" for number in range(1, len(ids) + 1)]
     if not ids:
         yield f"{column.name}: an empty list"
     for index, (name, one, other) in enumerate(zip(names, ids, taken, strict=True)):
-        found = _without_padding(column.name, one, loss, other, look, row)
-        values = _values(look, row) if column.depth == 2 else {}
+        found = _without_padding(column.name, one, loss, other, display, row)
+        values = _values(display, row) if column.depth == 2 else {}
         beside = (f"{key}[{index}]: {numbers[index]}" for key, numbers in values.items())
         yield dataclasses.replace(found, name=name, notes=(*found.notes, *beside))
 
 
-def _without_padding(name: str, ids: Array, loss: Column | None, taken: Array, look: Look, row: Row) -> TokenSequence:
-    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show, and the padding behind them."""
-    real = len(ids) - (_padded(look, row) or 0)
+def _without_padding(
+    name: str, ids: Array, loss: Column | None, taken: Array, display: RowDisplay, row: Row
+) -> TokenSequence:
+    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show, and the padding after them."""
+    real = len(ids) - (_padded(display, row) or 0)
     if loss is None:
-        found = _unmasked(name, ids[:real], _trains(look.config, name))
+        found = _unmasked(name, ids[:real], _trains(display.config, name))
     else:
         found = _sequence(name, ids[:real], loss, taken[:real])
     if real == len(ids):
@@ -125,15 +129,15 @@ def _without_padding(name: str, ids: Array, loss: Column | None, taken: Array, l
     return dataclasses.replace(found, notes=notes, padding=tuple(ids[real:].tolist()))
 
 
-def lengths_of(look: Look, row: Row) -> Array | None:
+def lengths_of(display: RowDisplay, row: Row) -> Array | None:
     """The lengths of the documents of a packed row."""
-    return next((np.asarray(row[column.name]) for column in look.schema if column.role == "lengths"), None)
+    return next((np.asarray(row[column.name]) for column in display.schema if column.role == "lengths"), None)
 
 
-def _documents(values: Array, lengths: Array, look: Look) -> list[Array]:
+def _documents(values: Array, lengths: Array, display: RowDisplay) -> list[Array]:
     if lengths.sum() != len(values):
-        name = next(column.name for column in look.schema if column.role == "lengths")
-        raise FormatError(f"{look.where}: {name} of a row count {lengths.sum():,} tokens, it has {len(values):,}")
+        name = next(column.name for column in display.schema if column.role == "lengths")
+        raise FormatError(f"{display.where}: {name} of a row count {lengths.sum():,} tokens, it has {len(values):,}")
     return np.split(values, offsets_of(lengths)[1:-1]) if len(lengths) else []
 
 
@@ -141,19 +145,21 @@ def _lists(value: Array | Ragged) -> list[Any]:
     return [value[index] for index in range(len(value))] if isinstance(value, Ragged) else [value]
 
 
-def _padded(look: Look, row: Row) -> int | None:
-    """How many tokens at the row's end are padding; None where nothing says, or it stands elsewhere too."""
-    attention = next((np.asarray(row[column.name]) for column in look.schema if column.role == "attention"), None)
-    if attention is None or lengths_of(look, row) is not None:
+def _padded(display: RowDisplay, row: Row) -> int | None:
+    """How many tokens at the row's end are padding; None if it is not known, or there is padding elsewhere too."""
+    attention = next((np.asarray(row[column.name]) for column in display.schema if column.role == "attention"), None)
+    if attention is None or lengths_of(display, row) is not None:
         return None
     real = int(np.count_nonzero(attention))
     return len(attention) - real if (attention[:real] != 0).all() else None
 
 
-def _values(look: Look, row: Row) -> dict[str, list[str]]:
-    """Columns of values that go with the sequences of a list, one each: rewards with their responses."""
-    lists = [column.name for column in look.schema if column.role == "ids" and column.depth == 2]
-    values = {column.name: row[column.name] for column in look.schema if column.role == "value" and column.depth == 1}
+def _values(display: RowDisplay, row: Row) -> dict[str, list[str]]:
+    """Columns with one value for each sequence of a list: rewards for their responses."""
+    lists = [column.name for column in display.schema if column.role == "ids" and column.depth == 2]
+    values = {
+        column.name: row[column.name] for column in display.schema if column.role == "value" and column.depth == 1
+    }
     count = len(row[lists[0]]) if len(lists) == 1 else 0
     return {name: [str(value) for value in found] for name, found in values.items() if 0 < len(found) == count}
 
@@ -173,7 +179,7 @@ def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> TokenSequenc
     notes = ["labels: unshifted"]
     shown = ids
     if loss.shifted:
-        # Label i is the token behind input i; behind the last one stands a token that only the labels know.
+        # Label i is the token after input i; the last label is a token that the inputs do not have.
         notes = ["labels: shifted by one"]
         shown = np.append(ids, taken[-1:][trained[-1:]])
         trained, taken = np.append(False, trained)[: len(shown)], np.append(IGNORE_INDEX, taken)[: len(shown)]
@@ -185,9 +191,9 @@ def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> TokenSequenc
 
 
 def _trains(config: Mapping[str, Any], name: str) -> bool | None:
-    """Whether an output without a mask is trained, by its config: then it is all, or nothing. `name`: as written.
+    """True or False if all or nothing of an output without a mask is trained, by its config. `name`: as written.
 
-    None where there is no config (a chain written by hand).
+    None if there is no config (a chain written by hand).
     """
     given = config.get("input")
     if given is None:
@@ -201,4 +207,4 @@ def _numbers(values: Array | Ragged) -> str:
     if isinstance(values, Ragged):
         return " | ".join(_numbers(values[index]) for index in range(len(values)))
     more = f" ... ({len(values):,} in all)" if len(values) > _VALUES else ""
-    return ", ".join(str(value) for value in values[:_VALUES]) + more  # of the array: 0.1, as float32 means it
+    return ", ".join(str(value) for value in values[:_VALUES]) + more  # numpy values: float32 prints 0.1

@@ -10,16 +10,16 @@ from rich.text import Text
 
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.inspect.screen import CLOSE, OPEN, TRAINED, UNTRAINED, VISIBLE
-from beam_prep.inspect.sequences import Look, TokenSequence
+from beam_prep.inspect.sequences import RowDisplay, TokenSequence
 
 
-def percent(part: int, whole: int) -> str:
-    """A share as text: `12.5%`; 0.0% of nothing."""
-    return f"{part / whole if whole else 0:.1%}"
+def percent(part: int, total: int) -> str:
+    """A share as text: `12.5%`; 0.0% if the total is 0."""
+    return f"{part / total if total else 0:.1%}"
 
 
 def counts_of(sequences: Sequence[TokenSequence]) -> str:
-    """How many tokens, how many of them trained, and how much padding."""
+    """Counts tokens, trained tokens and padding, as text."""
     stored = sum(sequence.stored for sequence in sequences)
     known = [sequence.trained for sequence in sequences if sequence.trained is not None]
     text = f"{stored:,} tokens"
@@ -30,12 +30,12 @@ def counts_of(sequences: Sequence[TokenSequence]) -> str:
     return f"{text} + {padding:,} of padding" if padding else text
 
 
-def tokens_text(sequence: TokenSequence, look: Look, start: int = 0, stop: int | None = None) -> Text:
-    """The text (ids without a tokenizer) of the tokens from `start` to `stop`, trained runs of tokens as one."""
+def tokens_text(sequence: TokenSequence, display: RowDisplay, start: int = 0, stop: int | None = None) -> Text:
+    """The text (or, without a tokenizer, ids) of tokens from `start` to `stop`. A run of trained tokens is one part."""
     ids = sequence.ids.tolist()
-    special = _special_ids(look.tokenizer)
+    special = _special_ids(display.tokenizer)
     trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
-    tokens = list(zip(trained, ids, _pieces(ids, look.tokenizer), strict=True))[start:stop]
+    tokens = list(zip(trained, ids, _pieces(ids, display.tokenizer), strict=True))[start:stop]
     text = Text()
     for is_trained, run in itertools.groupby(tokens, lambda token: token[0]):
         style = {True: TRAINED, False: UNTRAINED, None: ""}[is_trained]
@@ -44,7 +44,7 @@ def tokens_text(sequence: TokenSequence, look: Look, start: int = 0, stop: int |
             plain = "".join(piece for _, _, piece in members)
             part.append(plain.translate(VISIBLE), f"{style} reverse" if is_special else style)
         if is_trained:
-            part = Text.assemble(OPEN, part, CLOSE) if look.marks else _show_outer_newlines(part, style)
+            part = Text.assemble(OPEN, part, CLOSE) if display.marks else _show_outer_newlines(part, style)
         text.append_text(part)
     return text
 
@@ -53,18 +53,18 @@ def _pieces(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
     return [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
 
 
-def padding_text(sequence: TokenSequence, look: Look) -> Text:
+def padding_text(sequence: TokenSequence, display: RowDisplay) -> Text:
     """`+ 57 x <|pad|>`, below the text."""
     text = Text()
     for token, run in itertools.groupby(sequence.padding):
-        style = f"{UNTRAINED} reverse" if token in _special_ids(look.tokenizer) else UNTRAINED
-        piece = _pieces([token], look.tokenizer)[0].strip(" ")
+        style = f"{UNTRAINED} reverse" if token in _special_ids(display.tokenizer) else UNTRAINED
+        piece = _pieces([token], display.tokenizer)[0].strip(" ")
         text.append(f"\n+ {len(list(run)):,} x ", UNTRAINED).append(piece.translate(VISIBLE), style)
     return text
 
 
 def _show_outer_newlines(run: Text, style: str) -> Text:
-    """A newline in colour is not seen: at the ends of a trained run it gets a sign."""
+    """Adds a visible sign to newlines at the ends of a trained run, as colour does not show them."""
     body = run.plain.strip("\n")
     before = len(run.plain) - len(run.plain.lstrip("\n")) if body else 0
     after = len(run.plain) - before - len(body)

@@ -24,7 +24,7 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
-from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, columns_of, load
+from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, load, output_columns
 from beam_prep.verify import LocalFiles, problems
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
     """Opens an output directory. Reads its manifest; shards are opened when their rows are asked for.
+
+    >>> ds = bp.open("out/chat")
+    >>> len(ds), ds.columns
+    (260, ('input_ids', 'labels'))
 
     Raises:
         FormatError: there is no output; the message says what is there instead.
@@ -44,14 +48,14 @@ def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
         raise FormatError(_why_not(path, folder)) from None
     manifest = load(text, str(folder / MANIFEST))
     try:
-        output = _Output(folder, manifest)
+        output = _OpenOutput(folder, manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{folder / MANIFEST} is damaged ({error!r}): make the output again") from None
     return Dataset(output, range(output.starts[-1]))
 
 
 def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
-    """Why a path without a manifest is no output, and what to type."""
+    """Says why a path without a manifest is not an output, and what to type."""
     failed = Path(f"{folder}.failed")
     if "://" in os.fspath(path):
         return (
@@ -71,14 +75,14 @@ def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
 
 
 def _copying(path: str) -> str:
-    """What to type to have an output of a store in this directory."""
+    """The command that copies an output from a store into this directory."""
     path = path.rstrip("/")
     if path.startswith("s3://"):
         return f"aws s3 cp --recursive {path} {path.rpartition('/')[2]}"
     return f"gcloud storage cp --recursive {path} ." if path.startswith("gs://") else "with the tools of its store"
 
 
-class _Shard(NamedTuple):
+class _ListedShard(NamedTuple):
     """A shard as the manifest lists it."""
 
     domain: str
@@ -86,14 +90,14 @@ class _Shard(NamedTuple):
     rows: int
 
 
-class _Output:
-    """What all views of one output share: its manifest and the shards that are open. Row numbers are of the output."""
+class _OpenOutput:
+    """Shared by all views of an output: the manifest and the open shards. Row numbers count in the entire output."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.schema = columns_of(manifest)
-        self.shards = [_Shard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
+        self.schema = output_columns(manifest)
+        self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
         self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
         self.shards_of: dict[str, int] = {}
         self.rows_of: dict[str, range] = {}
@@ -105,15 +109,15 @@ class _Output:
         self._format = _format_of(folder, manifest)
         self._open: dict[int, ShardReader] = {}
 
-    def __reduce__(self) -> tuple[type["_Output"], tuple[Path, dict[str, Any]]]:
-        # Another process opens the shards itself.
-        return _Output, (self.folder, self.manifest)
+    def __reduce__(self) -> tuple[type["_OpenOutput"], tuple[Path, dict[str, Any]]]:
+        # The other process opens the shards itself.
+        return _OpenOutput, (self.folder, self.manifest)
 
     def shard_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
 
     def reader(self, index: int, keep: bool) -> ShardReader:
-        """The shard's reader; `keep`: it stays open."""
+        """The shard's reader. With `keep` it stays open."""
         if index in self._open:
             return self._open[index]
         domain, number, rows = self.shards[index]
@@ -155,18 +159,27 @@ def _format_of(folder: Path, manifest: Mapping[str, Any]) -> Format:
 
 
 class Dataset:
-    """Rows of an output, or of a part of it: a sequence (map-style dataset), read lazily.
+    """The rows of an output, or of a part of it: a sequence (map-style dataset) that is read lazily.
 
     Row order: domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column name to
-    array [length] in the column's dtype, or to a `Ragged` where the column is a list of lists; the arrays are copies,
-    the caller's own. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share what is open. A shard once
-    indexed stays open (memory-mapped); iterating keeps one shard open at a time.
+    array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. The arrays are copies and
+    belong to the caller. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share the open shards. An
+    indexed shard stays open (memory-mapped); iterating keeps one shard open at a time.
+
+    >>> ds = bp.open("out/chat")
+    >>> row = ds[0]
+    >>> row["input_ids"].shape, int((row["labels"] != -100).sum())
+    ((87,), 36)
+    >>> ds.decode(0, "labels")
+    'Nine minutes from the moment ...<|im_end|>'
+    >>> len(ds[:100]), ds.domains
+    (100, ('__default__',))
 
     Pickles as its path and manifest, so that a data loader's processes open the files themselves.
     """
 
-    def __init__(self, output: _Output, rows: range) -> None:
-        """For `open_dataset` and views."""
+    def __init__(self, output: _OpenOutput, rows: range) -> None:
+        """Only `open_dataset` and views call this."""
         self._output = output
         self._rows = rows
 
@@ -180,7 +193,7 @@ class Dataset:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The manifest of the whole output."""
+        """The manifest of the entire output."""
         return self._output.manifest
 
     @property
@@ -190,17 +203,17 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns, in order."""
+        """The names of the columns, in order."""
         return tuple(column.name for column in self.schema)
 
     @property
     def format(self) -> str:
-        """The format that is read, of those in which the output is written."""
+        """The format that is read, if the output is written in several."""
         return self._output._format.name
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Names of the domains that have rows here, in the order of the rows."""
+        """The names of the domains that have rows here, in the order of the rows."""
         return tuple(name for name, rows in self._output.rows_of.items() if _within(self._rows, rows))
 
     def domain(self, name: str) -> "Dataset":
@@ -254,13 +267,13 @@ class Dataset:
             yield _copy(reader.row(number - self._output.starts[shard]))
 
     def sizes(self, most: int) -> tuple[Array, Array]:
-        """How large rows are, known without reading them; for views without a step.
+        """The sizes of rows, without reading them. Only for views without a step.
 
         Args:
-            most: shards that are looked at; of more, the first and some that are drawn, always the same ones.
+            most: how many shards to look at; of more, the first one and others that are drawn, always the same.
 
         Returns:
-            int64 [rows] each: numbers of rows, ascending, and sizes: values of all columns, in TFRecord files bytes.
+            int64 [rows] each: the numbers of the rows, ascending, and their sizes in values (TFRecord: in bytes).
 
         Raises:
             FormatError: a shard is missing or damaged.
@@ -277,7 +290,7 @@ class Dataset:
         return np.concatenate(numbers), np.concatenate(sizes)
 
     def _in_shard(self, shard: int) -> range:
-        """The rows of this view that lie in a shard."""
+        """The rows of this view that are in a shard."""
         return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))
 
     def _row_number(self, index: SupportsIndex) -> int:
@@ -288,10 +301,10 @@ class Dataset:
 
     @property
     def tokenizer(self) -> "Tokenizer | None":
-        """The tokenizer that made the output, loaded at first use; None where the output keeps none.
+        """The tokenizer that made the output, loaded at first use; None if the output keeps none.
 
         Raises:
-            FormatError: the kept files are not there, or of another tokenizer.
+            FormatError: the kept files are missing, or belong to another tokenizer.
         """
         return self._output.tokenizer
 
@@ -300,13 +313,13 @@ class Dataset:
 
         Args:
             index: the row; negative: from the end.
-            column: one of ids, or of labels (the text of those that are not -100); default: the first of ids.
+            column: one of ids, or of labels (gives the text of those that are not -100); default: the first of ids.
 
         Returns:
-            The text; a list of texts where the column is a list of lists.
+            The text; a list of texts if the column is a list of lists.
 
         Raises:
-            BeamPrepError: no such column, or not one of token ids.
+            BeamPrepError: there is no such column, or it has no token ids.
             TokenizerError: the output keeps no tokenizer.
             IndexError, FormatError: see `[]`.
         """
@@ -327,10 +340,10 @@ class Dataset:
         return name
 
     def verify(self) -> None:
-        """Reads every file of the whole output, and compares files and counts with the manifest: see `verify.problems`.
+        """Reads every file of the entire output and compares files and counts with the manifest: see `verify.problems`.
 
         Raises:
-            FormatError: something is not as the manifest says; the message has a line for each such thing.
+            FormatError: something is not as the manifest says; the message has one line for each difference.
         """
         found = list(problems(LocalFiles(self.path), self.manifest))
         if found:
@@ -338,7 +351,7 @@ class Dataset:
 
 
 def drawn(of: int, count: int, first: bool = False) -> Array:
-    """int64, ascending: some of the numbers below `of`, always the same ones; `first`: 0 is one of them."""
+    """int64, ascending: `count` of the numbers below `of`, always the same ones; with `first`, 0 is one of them."""
     found = np.random.default_rng(0).choice(of, min(of, count), replace=False)
     if first and count and 0 not in found:
         found[0] = 0
@@ -346,14 +359,14 @@ def drawn(of: int, count: int, first: bool = False) -> Array:
 
 
 def _within(rows: range, part: range) -> range:
-    """Those of `rows`, in their order, that lie in `part` (of step 1)."""
+    """Those of `rows`, in their order, that are in `part` (whose step is 1)."""
     if rows.step < 0:
         return _within(rows[::-1], part)[::-1]
     return rows[bisect_left(rows, part.start) : bisect_left(rows, part.stop)]
 
 
 def _copy(row: Row) -> Row:
-    """Own arrays in native byte order: a tensor over a read-only map would crash the process when it is written to."""
+    """Copies in native byte order: a tensor over a read-only map would crash the process when it is written to."""
     return {
         name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
         for name, value in row.items()

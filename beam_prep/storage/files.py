@@ -1,4 +1,4 @@
-"""Files, on this disk or in an object store: found once, read as streams, written whole."""
+"""Files on this disk or in an object store: listed once, read as streams, written completely or not at all."""
 
 import bz2
 import glob
@@ -22,28 +22,28 @@ from beam_prep.core.reading.json_list import ListAsLines, is_json_file
 from beam_prep.errors import InputError, StorageError
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, Found
+from beam_prep.storage.stores.client import Changed, ObjectInfo
 from beam_prep.storage.stores.reader import Reader, read_bytes
 
 _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 _PACKED_BYTES = 256 * 1024
 
 _END_BYTES = 256 * 1024
-"""Of an object: a block's checksums and footer, and the whole 64 KB in which the footer begins, in one request."""
+"""Read from the end of an object in one request: a block's checksums, its footer, and the 64 KB where that begins."""
 
-ASIDE = ".damaged"
-"""Behind the name of a file that is kept to be looked at, and used by nobody."""
+DAMAGED_SUFFIX = ".damaged"
+"""Appended to the name of a damaged file, which is kept for inspection and not used."""
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
-    """The files of a job: arguments in the order given, each glob sorted by bytes.
+    """Lists the files of a job: arguments in the order given, the matches of a glob sorted by bytes.
 
     Args:
         patterns: paths, globs, and `@LIST`: a file that names these, one a line.
 
     Raises:
-        InputError: nothing there, a directory, a file that cannot be read, the same file twice.
+        InputError: an argument matches nothing, is a directory, cannot be read, or names a file for the second time.
     """
     if isinstance(patterns, str | os.PathLike):
         patterns = [patterns]
@@ -62,7 +62,7 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
 
 
 def _listed(pattern: str) -> list[str]:
-    """What a list of inputs names; anything else names itself."""
+    """The lines of a list of inputs (`@LIST`). Anything else is returned as it is."""
     if not pattern.startswith("@"):
         return [pattern]
     path = pattern[1:]
@@ -88,10 +88,10 @@ def _match(pattern: str) -> list[InputFile]:
             for path in sorted(found, key=os.fsencode)
         ]
     try:
-        stored = objects.matched(pattern)
+        stored = objects.match_pattern(pattern)
     except StorageError as error:
         raise InputError(f"cannot look up {pattern!r}: {error}") from None
-    # Consoles of stores make empty objects that stand for folders.
+    # The consoles of stores create empty objects as folders.
     stored = [each for each in stored if not each.path.endswith("/")]
     if not stored:
         raise InputError(
@@ -112,7 +112,7 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
 
     Args:
         path: as given; errors name it.
-        place: where it is, if that is another path.
+        place: its absolute path, if `path` is relative to another folder.
 
     Raises:
         InputError: the file cannot be read.
@@ -144,11 +144,11 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
     Args:
         source: the file, as it was listed.
         start: where the range begins.
-        size: of the range, in bytes, where it is known: an object is asked for so much, and a little for the end of
-            the last line, at a time.
+        size: of the range, in bytes, if known. So much of an object is requested at a time, and a little more for
+            the end of the last line.
 
     Raises:
-        InputError: the file changed since it was listed, is damaged, or is not what its ending says.
+        InputError: the file changed since it was listed, is damaged, or is not compressed as its ending says.
     """
     if is_local(source.path):
         _check_unchanged(source)
@@ -157,14 +157,14 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
         except OSError as error:
             raise InputError(f"cannot read {source.path!r}: {error}") from None
     else:
-        listed = Found(source.path, source.size, source.version or "", "", source.updated)
+        listed = ObjectInfo(source.path, source.size, source.version or "", "", source.updated)
         stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
     try:
         content = _Input(source, stream)
         if source.compression is None:
             _refuse_compressed(source, content, stream, start)
         yield ListAsLines(content, source.path) if is_json_file(source.path) else content
-        # Written over while it was read? (Some stores take no notice of which version is asked for.)
+        # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
     finally:
         stream.close()
@@ -181,11 +181,11 @@ def _check_unchanged(source: InputFile) -> None:
 
 
 def _changed(source: InputFile) -> InputError:
-    return InputError(f"{source.path!r} changed while the job ran: run again on files that stay as they are")
+    return InputError(f"{source.path!r} changed while the job ran: run again on files that do not change")
 
 
 class _Input:
-    """Reads, and turns what goes wrong into an error that names the file."""
+    """Reads a file. Its errors name the file."""
 
     def __init__(self, source: InputFile, stream: Any) -> None:
         self._source = source
@@ -206,7 +206,8 @@ class _Input:
             if source.compression is None:
                 raise InputError(f"cannot read {source.path!r}: {error}") from error
             raise InputError(
-                f"{source.path!r} cannot be read as {source.compression} ({error}): mend it, rename it, or leave it out"
+                f"{source.path!r} cannot be read as {source.compression} ({error}): "
+                "repair it, rename it, or leave it out"
             ) from None
         return data
 
@@ -216,14 +217,14 @@ def _decompressed(compression: str, stream: Any) -> Any:
         return gzip.GzipFile(fileobj=stream)
     if compression == "bzip2":
         return _Bzip2(stream)
-    # Unlike the zstandard package, Arrow notices a frame that is cut.
+    # Unlike the zstandard package, Arrow detects a truncated frame.
     return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
 
 
 class _Bzip2:
-    """Reads bzip2 streams, one behind the other.
+    """Reads bzip2 streams, one after another.
 
-    `bz2.BZ2File` takes a damaged stream behind the first for padding and ends there, silently; here it is an error.
+    `bz2.BZ2File` takes a damaged stream after the first for padding and ends there, silently. Here it is an error.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -231,7 +232,7 @@ class _Bzip2:
         self._decompressor = bz2.BZ2Decompressor()
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none only at the end."""
+        """Up to `size` bytes; b"" only at the end."""
         while True:
             packed = b""
             if self._decompressor.eof:
@@ -257,7 +258,7 @@ def _refuse_compressed(source: InputFile, content: _Input, stream: Any, start: i
 
 
 def read_file(path: str) -> Any:
-    """A file for Arrow: mapped into memory where it is local, else opened with its end already read.
+    """Opens a file for Arrow: a local one is mapped into memory, of an object the end is read at once.
 
     Raises:
         FileNotFoundError: there is none.
@@ -266,7 +267,7 @@ def read_file(path: str) -> Any:
 
 
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
-    """Writes a file whole: under another name first, then renamed (object stores: one request)."""
+    """Writes a file: under a temporary name, then renamed. In an object store it is one request."""
     if not is_local(path):
         objects.put(path, b"".join(parts))
         return
@@ -279,25 +280,25 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
 
 
 def set_aside(path: str) -> None:
-    """Gives a file another name, under which nobody looks for it; one that is not there is no error."""
+    """Renames a damaged file, so that it is no longer found. A file that is not there is no error."""
     with suppress(FileNotFoundError):
         if is_local(path):
-            os.replace(path, path + ASIDE)
+            os.replace(path, path + DAMAGED_SUFFIX)
         else:
-            objects.put(path + ASIDE, read_bytes(path))
+            objects.put(path + DAMAGED_SUFFIX, read_bytes(path))
             objects.delete([path])
 
 
 def exists(path: str) -> bool:
-    """Whether a file is there."""
+    """Looks whether a file is there."""
     return os.path.exists(path) if is_local(path) else objects.find(path) is not None
 
 
 def join(folder: str, *names: str) -> str:
-    """A path below a folder, local or not."""
+    """Joins names to a folder's path, local or in a store."""
     return os.path.join(folder, *names) if is_local(folder) else "/".join([folder.rstrip("/"), *names])
 
 
 def total_size(files: Iterable[InputFile]) -> int:
-    """Bytes of all files in their stores."""
+    """Bytes of all files, as they are stored (compressed or not)."""
     return sum(file.size for file in files)

@@ -1,9 +1,9 @@
-"""Where an output lies: a directory that takes its place by a rename, or objects of which the manifest comes last.
+"""How an output is put in place: a directory by a rename, objects by writing the manifest last.
 
-An object store has no rename. There every file is written once, under its final name, after the manifest of the output
-that is replaced has gone; the new manifest comes when all files are there as they were written. So a reader, which
-trusts nothing but a manifest, sees the old output, none, or the new one. What is removed later is what the old manifest
-lists, never what a listing shows.
+An object store has no rename. There the manifest of an output that is replaced is removed first. Then every file is
+written once, under its final name, and the new manifest when all files are there as they were written. So a reader,
+who trusts only a manifest, sees the old output, none, or the new one. Later only files that the old manifest lists are
+removed, and never a file because a listing shows it.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,9 @@ from beam_prep.errors import OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.staging import Files, Staging, temporary_files
+from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
 from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import parts, read_bytes
 
 log = logging.getLogger("beam_prep")
@@ -34,81 +34,96 @@ log = logging.getLogger("beam_prep")
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 
 
-class Output(Protocol):
-    """An output that is being made."""
+class OutputTarget(Protocol):
+    """An output that a launch is making."""
 
-    def claim(self) -> None:
-        """Says that this launch now makes it, and no other."""
-        ...
-
-    def release(self) -> None:
-        """Says that this launch has made it."""
-        ...
-
-    def manifest(self) -> bytes | None:
-        """Its manifest as it stands; None: there is none."""
-        ...
-
-    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether every file that a manifest lists is there, in its size."""
-        ...
-
-    def is_empty(self) -> bool:
-        """Whether nothing is there, or only what a job of ours left unfinished."""
-        ...
-
-    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
-        """Before the first file is written: the output that will be replaced goes out of sight.
+    def claim(self, started: float) -> None:
+        """Claims the output for this launch.
 
         Args:
-            is_ours: whether a manifest is of the very job that this launch does.
-            overwrite: whether another's may go.
+            started: when this launch began, in seconds since the epoch.
 
         Raises:
-            OutputError: it may not; another launch has claimed the output.
+            OutputError: another launch claimed it at the same moment, or began later and has claimed it.
         """
         ...
 
-    def files(self) -> contextlib.AbstractContextManager[Files]:
-        """Files of a shard, which count when the context ends without an error."""
+    def release(self) -> None:
+        """Gives the claim up, once the output is published."""
         ...
 
-    def rejects(self) -> contextlib.AbstractContextManager[Files]:
-        """The same for files of rejects, which a failed run has too."""
+    def manifest(self) -> bytes | None:
+        """The current manifest, or None."""
+        ...
+
+    def is_published(self) -> bool:
+        """True if this launch has published the output, and one of its steps runs again."""
+        ...
+
+    def is_complete(self, manifest: Mapping[str, Any]) -> bool:
+        """True if every file that a manifest lists is there and has the size that it lists."""
+        ...
+
+    def is_empty(self) -> bool:
+        """True if nothing is there, or only unfinished files of a job of ours."""
+        ...
+
+    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
+        """Removes the manifest of the output that will be replaced. Called before the first file is written.
+
+        Args:
+            is_ours: tells whether a manifest is of the same job as this launch.
+            overwrite: allows to replace another job's output.
+
+        Raises:
+            OutputError: another job's output may not be replaced, or another launch has claimed the output.
+        """
+        ...
+
+    def files(self) -> contextlib.AbstractContextManager[HashedFiles]:
+        """New files of a shard. They are kept if the context ends without an error."""
+        ...
+
+    def rejects(self) -> contextlib.AbstractContextManager[HashedFiles]:
+        """The same for files of rejects, which a failed run keeps, too."""
         ...
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
     ) -> None:
-        """Everything takes its place; the manifest last.
+        """Puts everything in place, the manifest last.
 
         Args:
             manifest, text: the manifest, and its bytes.
-            others: the files that no shard has: `tokenizer/...`, `features.json`.
-            run: `run.json`.
+            others: the files that belong to no shard: `tokenizer/...`, `features.json`.
+            run: the content of `run.json`.
         """
         ...
 
-    def tell(self, run: Mapping[str, Any]) -> None:
-        """Replaces `run.json` alone, where a run made what is there already."""
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        """Replaces `run.json` alone, when a run made the same output again."""
         ...
 
-    def tidy(self, manifest: Mapping[str, Any]) -> None:
-        """Removes what the output had before and has no more."""
+    def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
+        """Removes the files of the replaced output that the new one does not have."""
         ...
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
-        """Leaves the rejects and `failure.json`, which comes last, in `OUTPUT.failed`."""
+        """Writes the rejects, and then `failure.json`, to `OUTPUT.failed`."""
         ...
 
 
-def output_at(path: str, staging: Staging) -> Output:
-    """An output on a local disk or in an object store."""
+def output_at(path: str, staging: Staging) -> OutputTarget:
+    """The target for an output on a local disk or in an object store."""
     return LocalOutput(path, staging) if is_local(path) else StoredOutput(path, staging)
 
 
-def normal(path: str) -> str:
-    """One way to write an output's path."""
+def normalise_path(path: str) -> str:
+    """An output's path in its one normal form.
+
+    Raises:
+        OutputError: it names a bucket and no folder.
+    """
     if is_local(path):
         return os.path.abspath(path)
     path = path.rstrip("/")
@@ -118,7 +133,7 @@ def normal(path: str) -> str:
 
 
 def is_manifest(text: bytes | None) -> bool:
-    """Whether a file is a manifest of ours: other programs have files of that name too (a web page, an extension)."""
+    """Tells a manifest of ours from other programs' files of that name (a web page's, a browser extension's)."""
     try:
         found = json.loads(text or b"")
     except ValueError:
@@ -134,13 +149,17 @@ def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class LocalOutput:
-    """A directory, built as a whole in the staging area."""
+    """A directory. It is built in the staging area and renamed."""
 
     path: str
     staging: Staging
 
-    def claim(self) -> None:
-        """The launcher's lock does it."""
+    def claim(self, started: float) -> None:
+        """Does nothing: the launcher holds a lock."""
+
+    def is_published(self) -> bool:
+        """False: nothing asks for it where there are no claims."""
+        return False
 
     def release(self) -> None:
         """See `claim`."""
@@ -151,9 +170,9 @@ class LocalOutput:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except IsADirectoryError:
-            return b""  # none of ours
+            return b""  # not a manifest of ours
 
-    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+    def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
         return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
 
@@ -161,41 +180,41 @@ class LocalOutput:
         return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
-        """Nothing: no file is written into the output's place before all are there."""
+        """Does nothing: no file is in the output before all are."""
 
     @contextmanager
-    def files(self) -> Iterator[Files]:
-        yield Files(self.staging.path("output"))
+    def files(self) -> Iterator[HashedFiles]:
+        yield HashedFiles(self.staging.path("output"))
 
     rejects = files
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
     ) -> None:
-        files = Files(self.staging.path("output"))
+        files = HashedFiles(self.staging.path("output"))
         for name, data in others.items():
             files.write(name, data)
         files.write(RUN, dump(run))
         files.write(MANIFEST, text)
         self._swap()
 
-    def tell(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Mapping[str, Any]) -> None:
         write_file(join(self.path, RUN), dump(run))
 
-    def tidy(self, manifest: Mapping[str, Any]) -> None:
+    def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         failed = Path(f"{self.path}.failed")
         if (failed / FAILURE).exists():
-            shutil.rmtree(failed)  # of an earlier try, which this run made good
+            shutil.rmtree(failed)  # of an earlier run; this one succeeded
 
     def _swap(self) -> None:
-        """The staged directory takes the output's place by renames; the old version goes whole."""
+        """Renames the staged directory to the output, and removes the old one."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         made = self.staging.path("output")
         if os.stat(made).st_dev != os.stat(os.path.dirname(self.path)).st_dev:
-            # Another disk: copied beside the output first, so that the rename is one step.
-            beside = f"{self.path}.{uuid.uuid4().hex}"
-            shutil.copytree(made, beside)
-            made = beside
+            # On another disk: copied next to the output first, so that the rename is one step.
+            copy = f"{self.path}.{uuid.uuid4().hex}"
+            shutil.copytree(made, copy)
+            made = copy
         _replace(made, self.path)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
@@ -210,7 +229,7 @@ class LocalOutput:
 
 
 def _replace(made: str, target: str) -> None:
-    """`made` takes the place of the directory `target`."""
+    """Renames the directory `made` to `target`, and removes what was there."""
     old = f"{target}.{uuid.uuid4().hex}"
     with contextlib.suppress(FileNotFoundError):
         os.rename(target, old)
@@ -225,7 +244,7 @@ class StoredOutput:
     path: str
     staging: Staging
 
-    # Beside the output, wherever the staging is: all jobs on this output must look at the same place.
+    # Next to the output, wherever the staging is: all jobs on this output must look for claims in the same folder.
 
     @property
     def _beside(self) -> str:
@@ -235,13 +254,26 @@ class StoredOutput:
     def _claim(self) -> str:
         return join(self._beside, "claim.json")
 
-    def claim(self) -> None:
-        if (other := self._claimed_by()) not in (None, self.staging.launch):
-            log.warning(
-                "%s was claimed by another launch (%s), which did not end well, or will fail now", self.path, other
-            )
-        claim = {"launch": self.staging.launch, "host": platform.node(), "started": time.time()}
-        objects.put(self._claim, dump(claim))
+    def claim(self, started: float) -> None:
+        claim = dump({"launch": self.staging.launch, "host": platform.node(), "started": started})
+        try:
+            found = objects.find(self._claim)
+            if found is None:
+                objects.put_if_absent(self._claim, claim)
+                return
+            other = json.loads(objects.get(self._claim, 0, found.size, found.version))
+            if other["launch"] != self.staging.launch and other["started"] <= started:
+                log.warning(
+                    "%s was claimed by another launch (%s), which did not end well, or will fail now",
+                    self.path,
+                    other["launch"],
+                )
+                objects.put_if_version(self._claim, claim, found.version)
+                return
+        except (PreconditionFailed, Changed, FileNotFoundError):
+            pass  # another launch was faster; or this one claimed it, and the answer was lost
+        if (launch := self._claimed_by()) != self.staging.launch:
+            raise self._lost(launch)
 
     def release(self) -> None:
         if self._claimed_by() == self.staging.launch:
@@ -253,32 +285,35 @@ class StoredOutput:
 
     def _check_claim(self) -> None:
         other = self._claimed_by()
-        if other is None and self._published():
-            return  # a step that runs again behind the last one
+        if other is None and self.is_published():
+            return  # this step runs again after the last one
         if other != self.staging.launch:
-            what = "another job has claimed" if other is not None else "the claim of this job is gone from"
-            raise OutputError(
-                f"{what} {self.path} (see {self._claim}): one job at a time may make an output; wait for the other to "
-                "end and run again, or choose another output"
-            )
+            raise self._lost(other)
+
+    def _lost(self, other: str | None) -> OutputError:
+        what = "another job has claimed" if other is not None else "the claim of this job is gone from"
+        return OutputError(
+            f"{what} {self.path} (see {self._claim}): one job at a time may make an output; wait for the other to "
+            "end and run again, or choose another output"
+        )
 
     def manifest(self) -> bytes | None:
         return _read(join(self.path, MANIFEST))
 
-    def is_whole(self, manifest: Mapping[str, Any]) -> bool:
+    def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         return self._first_wrong(listed_files(manifest)) is None
 
     def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
-        """The first file that is not there as it was written. Stores keep our digests, so none is read."""
+        """The first file that is not there as it was written, or None. Stores keep our digests, so no file is read."""
         found = objects.find_all(join(self.path, file["path"]) for file in files)
         for file, here in zip(files, found, strict=True):
-            # Copies that other tools made may have lost the digest.
+            # A copy that another tool made may have lost the digest.
             if here is None or here.size != file["bytes"] or here.sha256 not in (None, file["sha256"]):
                 return join(self.path, file["path"])
         return None
 
     def is_empty(self) -> bool:
-        # With a claim: a job of ours was here and did not end.
+        # A claim means that a job of ours has not ended.
         return self._claimed_by() is not None or not objects.listed(f"{self.path}/")
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
@@ -286,36 +321,35 @@ class StoredOutput:
         text = self.manifest()
         if text is None:
             return
-        if is_manifest(text) and (is_ours(json.loads(text)) or self._published()):
-            return  # same job, same bytes; or this step runs again behind the last one
+        if is_manifest(text) and (is_ours(json.loads(text)) or self.is_published()):
+            return  # the same job gives the same bytes; or this step runs again after the last one
         if not overwrite or not is_manifest(text):
             raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
-        self._put_away(text)
+        self._remove_manifest(text)
 
-    def _published(self) -> bool:
-        """Whether this very launch has published."""
+    def is_published(self) -> bool:
         run = _read(join(self.path, RUN))
         return run is not None and json.loads(run).get("launch") == self.staging.launch
 
-    def _put_away(self, text: bytes) -> None:
-        """The manifest that is replaced goes out of sight; what it lists can be removed once the new one is there."""
+    def _remove_manifest(self, text: bytes) -> None:
+        """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed, too."""
         objects.put(join(self._beside, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
         objects.delete([join(self.path, MANIFEST)])
 
     @contextmanager
-    def files(self) -> Iterator[Files]:
+    def files(self) -> Iterator[HashedFiles]:
         with temporary_files() as files:
             yield files
             self._check_claim()
             self._upload(files, self.path)
 
     @contextmanager
-    def rejects(self) -> Iterator[Files]:
+    def rejects(self) -> Iterator[HashedFiles]:
         with temporary_files() as files:
             yield files
             self._upload(files, self.staging.path("output"))
 
-    def _upload(self, files: Files, folder: str) -> None:
+    def _upload(self, files: HashedFiles, folder: str) -> None:
         for file in files.written():
             target = join(folder, file.path)
             if is_local(target):  # --staging
@@ -337,23 +371,23 @@ class StoredOutput:
         if (wrong := self._first_wrong(listed_files(manifest))) is not None:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
         if (there := self.manifest()) is not None and there != text:
-            self._put_away(there)
-        self.tell(run)
+            self._remove_manifest(there)
+        self.write_run(run)
         self._check_claim()
         objects.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
 
-    def tell(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Mapping[str, Any]) -> None:
         objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
-    def tidy(self, manifest: Mapping[str, Any]) -> None:
+    def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}
         for found in objects.listed(join(self._beside, "replaced-")):
             text = _read(found.path)
             if text is not None and is_manifest(text):
-                gone = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
-                objects.delete(join(self.path, name) for name in gone)
+                removed = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
+                objects.delete(join(self.path, name) for name in removed)
             objects.delete([found.path])
-        if _read(join(f"{self.path}.failed", FAILURE)) is not None:  # of an earlier try, which this run made good
+        if _read(join(f"{self.path}.failed", FAILURE)) is not None:  # of an earlier run; this one succeeded
             self._remove_failed()
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
@@ -376,7 +410,11 @@ class StoredOutput:
 
 
 def _parts(path: str) -> Iterator[bytes]:
-    """A file's content, in parts."""
+    """A file's content, in parts.
+
+    Raises:
+        OutputError: there is no such object.
+    """
     if is_local(path):
         yield Path(path).read_bytes()
         return

@@ -1,6 +1,6 @@
-"""Paths, of this disk or of an object store."""
+"""Paths on this disk or in an object store."""
 
 
 def is_local(path: str) -> bool:
-    """Whether a path lies on this machine's disk."""
+    """Tells a path on this machine's disk from one in a store."""
     return "://" not in path

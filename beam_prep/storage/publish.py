@@ -1,4 +1,4 @@
-"""Writing shards, and publishing the output that they make."""
+"""Writes shards, and publishes the output that they make."""
 
 import hashlib
 import json
@@ -13,8 +13,9 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.pack import PackStats
-from beam_prep.core.shards.plan import Plan, RejectSlice, RejectsPlan, ShardPlan, Slice
-from beam_prep.core.shards.report import Asked, Found, failure, nothing_trained, warnings
+from beam_prep.core.shards.plan import Plan
+from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
+from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
 from beam_prep.errors import OutputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.arrow import dataset_dict
@@ -27,24 +28,26 @@ from beam_prep.formats.manifest import (
     ShardReceipt,
     WrittenFile,
     build_manifest,
-    columns_of,
     count_tokens,
     dump,
     load,
+    output_columns,
 )
 from beam_prep.formats.tfrecord import features
-from beam_prep.storage.output import Output, is_manifest, output_at
+from beam_prep.storage.output import OutputTarget, is_manifest, output_at
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
 _ENCODER = "encoder: "
-"""Before the name of an encoder and its version, among the ways in which records were made."""
+"""Prefix of the counters of `BlockReceipt.made` that name an encoder and its version."""
 
 
-def write_shard(plan: ShardPlan, spool: Spool, output: Output, formats: Sequence[str], layout: Layout) -> ShardReceipt:
+def write_shard(
+    plan: ShardPlan, spool: Spool, output: OutputTarget, formats: Sequence[str], layout: Layout
+) -> ShardReceipt:
     """Streams a shard's slices from the spool into every format.
 
-    Memory: one slice (a block's rows of one domain) and one packing group, whatever the size of the shard.
+    Memory: one slice (a block's rows of one domain) and one packing group, for any size of the shard.
     """
     columns = layout.columns(spool.receipt(plan.slices[0].name).columns)
     rows = 0
@@ -75,7 +78,7 @@ def _slice(piece: Slice, plan: ShardPlan, spool: Spool) -> tuple[Mapping[str, Ra
     return spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last), cut
 
 
-def write_rejects(plan: RejectsPlan, spool: Spool, output: Output) -> WrittenFile:
+def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> WrittenFile:
     """Rejects as JSON lines: file, offset (bytes), line (from 1), reason, message, text."""
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
@@ -88,7 +91,7 @@ def write_rejects(plan: RejectsPlan, spool: Spool, output: Output) -> WrittenFil
 
 
 def first_reject(plan: Plan, spool: Spool) -> dict[str, Any] | None:
-    """The first reject, as it stands in the rejects."""
+    """The first reject, as it is written to the rejects; None if there is none."""
     return next(_rejects(plan.rejects[0].slices[:1], spool)) if plan.rejects else None
 
 
@@ -107,15 +110,16 @@ def _rejects(slices: Sequence[RejectSlice], spool: Spool) -> Iterator[dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Puts an output in its place, whole.
+    """Publishes an output when all of its shards are written, or reports why not.
 
     Attributes:
         output: the directory to make.
-        staging: where its files were written.
+        staging: the folder of its unfinished files.
         formats, layout, max_reject_rate, max_drop_rate, tokenizer, overwrite: see `Shard`.
-        facts: for the manifest.
-        run: for `run.json`.
-        remove_staging: the launch's folder goes with the last step; where no launcher does it.
+        facts: what the manifest says of the job.
+        run: what `run.json` says of the run.
+        launched: a launcher claims the output before the run, and removes the launch's folder after it. Without one,
+            as in a chain written by hand, the steps do both: `prepare` and `publish`.
     """
 
     output: str
@@ -128,17 +132,17 @@ class Publisher:
     overwrite: bool
     facts: Mapping[str, Any]
     run: Mapping[str, Any]
-    remove_staging: bool = False
+    launched: bool = False
 
     @property
-    def place(self) -> Output:
-        """Where it lies."""
+    def target(self) -> OutputTarget:
+        """The output, as it is made on a disk or in a store."""
         return output_at(self.output, self.staging)
 
-    def refuse(self) -> str | None:
-        """Why the output may not be written, or None."""
-        text = self.place.manifest()
-        if text is None and self.place.is_empty():
+    def refusal(self) -> str | None:
+        """The reason why the output may not be written, or None."""
+        text = self.target.manifest()
+        if text is None and self.target.is_empty():
             return None
         if not is_manifest(text):
             return (
@@ -151,14 +155,14 @@ class Publisher:
         return None
 
     def prepare(self, plan: Plan) -> bool:
-        """Before the first shard is written: makes room where shards are written into the output's place.
+        """Prepares the output for its shards. Called before the first is written.
 
         Returns:
-            whether shards are to be written: a plan that will not be published needs none.
+            False if the plan will not be published: then no shard need be written.
 
         Raises:
             ConfigError: see `Layout.columns`.
-            OutputError: see `Output.prepare`.
+            OutputError: see `OutputTarget.prepare`.
         """
 
         def is_ours(manifest: Mapping[str, Any]) -> bool:
@@ -167,11 +171,13 @@ class Publisher:
         if self.problem(plan) is not None:
             return False
         self.layout.columns(plan.columns)
-        self.place.prepare(is_ours, self.overwrite)
+        if not self.launched and not self.target.is_published():
+            self.target.claim(self.run["started"])
+        self.target.prepare(is_ours, self.overwrite)
         return True
 
     def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
-        """Publishes, or fails and leaves the rejects in `OUTPUT.failed/`. Gives the output's path.
+        """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.
 
         Raises:
             RunError: see `Shard`.
@@ -185,22 +191,22 @@ class Publisher:
             plan = replace(plan, columns=self.layout.columns(plan.columns))
             masks = [column.name for column in plan.columns if column.role in ("mask", "labels")]
             if masks and not any(shard.trained[name] for shard in shards for name in masks):
-                problem = nothing_trained(plan, self._asked)
+                problem = nothing_trained(plan, self._config)
         if problem is not None:
             raise RunError(self._fail(plan, rejects, problem))
         others = self._others(plan)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
-        text, place = dump(manifest), self.place
-        # Else this very step runs again, after it had done its work.
-        if place.manifest() != text or not place.is_whole(manifest):
-            if refusal := self.refuse():
+        text, target = dump(manifest), self.target
+        # Otherwise this step runs again after it had published.
+        if target.manifest() != text or not target.is_complete(manifest):
+            if refusal := self.refusal():
                 raise OutputError(refusal)
-            place.publish(manifest, text, others, self._run(plan, manifest))
+            target.publish(manifest, text, others, self._run(plan, manifest))
         elif self.run.get("check") == "full":
-            place.tell(self._run(plan, manifest))
-        place.tidy(manifest)
-        place.release()
-        if self.remove_staging:
+            target.write_run(self._run(plan, manifest))
+        target.remove_replaced(manifest)
+        target.release()
+        if not self.launched:
             self.staging.remove()
         return self.output
 
@@ -211,7 +217,7 @@ class Publisher:
             raise RunError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
     def _others(self, plan: Plan) -> dict[str, bytes]:
-        """The files that no shard has."""
+        """The files that belong to no shard."""
         others = {}
         if "tfrecord" in self.formats:
             others[FEATURES] = dump(features(plan.columns))
@@ -222,12 +228,12 @@ class Publisher:
         return others
 
     @property
-    def _asked(self) -> Asked:
-        return Asked.of(self.facts.get("config"))
+    def _config(self) -> ConfigView:
+        return ConfigView.of(self.facts.get("config"))
 
     def problem(self, plan: Plan) -> str | None:
-        """Why a plan must not be carried out, or None."""
-        return failure(plan, self._asked, self.max_reject_rate, self.max_drop_rate)
+        """The reason why a plan must not be carried out, or None."""
+        return failure(plan, self._config, self.max_reject_rate, self.max_drop_rate)
 
     def _run(self, plan: Plan, manifest: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -240,13 +246,13 @@ class Publisher:
             "encoders": {
                 name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
             },
-            "warnings": [*self.run.get("warnings", ()), *warnings(Found.of(manifest), self._asked)],
+            "warnings": [*self.run.get("warnings", ()), *warnings(Findings.of(manifest), self._config)],
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
-        """Leaves the ledger and the rejects in `OUTPUT.failed/`; gives the whole message."""
+        """Writes the ledger and the rejects to `OUTPUT.failed/`. Returns the complete message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
-        self.place.fail(dump(report), rejects)
+        self.target.fail(dump(report), rejects)
         where = f"see {self.output}.failed/{'rejects' if rejects else FAILURE}"
         return f"{problem}; nothing was published, {where}"
 
@@ -256,23 +262,23 @@ def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
 
 
 def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether a manifest's facts are these: as text, since the order of the config's sources matters."""
+    """True if a manifest has these facts. They are compared as text: the order of the config's sources matters."""
     return json.dumps(facts) == json.dumps({key: manifest.get(key) for key in facts})
 
 
 def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[list[dict[str, Any]]], bool]) -> bool:
-    """Whether an output is whole and of this very job.
+    """True if an output is complete and of the same job.
 
     Args:
         output: its path.
-        facts: of this job, as they would stand in its manifest.
-        same_inputs: says whether the manifest's inputs are this job's.
+        facts: the facts of this job, as its manifest would have them.
+        same_inputs: tells whether the manifest's inputs are those of this job.
     """
-    place = output_at(output, Staging.beside(output))
-    text = place.manifest()
+    target = output_at(output, Staging.beside(output))
+    text = target.manifest()
     if text is None or not is_manifest(text):
         return False
     manifest = load(text, f"{output}/{MANIFEST}")
     if not same_facts(manifest, facts) or not same_inputs(manifest["inputs"]):
         return False
-    return place.is_whole(manifest) and bool(columns_of(manifest))
+    return target.is_complete(manifest) and bool(output_columns(manifest))

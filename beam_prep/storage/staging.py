@@ -1,4 +1,4 @@
-"""Unfinished things of a launch, and files that are hashed while they are written."""
+"""The unfinished files of a launch, and files that are hashed while they are written."""
 
 import hashlib
 import os
@@ -20,17 +20,17 @@ from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
 
 _KEPT = ("spool", "tokenizers")
-"""Folders beside those of launches, for the next one after a failure."""
+"""Folders that stay after a failure, for the next launch on the same output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """A folder of unfinished things of one launch.
+    """The folder of one launch's unfinished files.
 
     Attributes:
-        root: the folder of the output's launches; the default spool lies here, where the next launch finds it.
-        launch: this launch's own name.
-        options: for workers.
+        root: the folder of all launches on this output. The default spool is in it, so that the next launch finds it.
+        launch: the name of this launch.
+        options: the store options that workers activate.
     """
 
     root: str
@@ -39,7 +39,7 @@ class Staging:
 
     @classmethod
     def beside(cls, output: str, staging: str | None = None) -> "Staging":
-        """`<staging>/<output's name and digest>/<new name>`; by default in a hidden folder beside it."""
+        """A new launch, in `<staging>/<output's name and digest>/`; by default in `.beam_prep/` next to the output."""
         output = os.path.abspath(output) if is_local(output) else output
         folder, name = os.path.split(output)
         digest = hashlib.sha256(output.encode()).hexdigest()[:12]
@@ -49,7 +49,7 @@ class Staging:
 
     @property
     def local(self) -> bool:
-        """Whether it lies on this machine's disk."""
+        """True on this machine's disk, False in a store."""
         return is_local(self.root)
 
     def path(self, *names: str) -> str:
@@ -57,7 +57,7 @@ class Staging:
         return join(self.root, self.launch, *names)
 
     def create(self) -> None:
-        """Makes the launch's folder, and the one where workers report. (Stores have no folders.)"""
+        """Makes the launch's folder and the folder of its progress reports. (Stores have no folders.)"""
         if self.local:
             os.makedirs(self.path("progress"), exist_ok=True)
 
@@ -66,7 +66,7 @@ class Staging:
         self._remove(self.launch)
 
     def remove_kept(self) -> None:
-        """Removes what the next launch would use again: tokenised blocks, the tokenizer."""
+        """Removes what the next launch would reuse: tokenised blocks and the tokenizer."""
         for name in _KEPT:
             self._remove(name)
 
@@ -78,7 +78,7 @@ class Staging:
             objects.delete(found.path for found in objects.listed(f"{path}/"))
 
     def remove_older(self, seconds: float) -> None:
-        """Removes folders that earlier launches on this output left, if they are older."""
+        """Removes the folders of earlier launches on this output that are older than this."""
         if not self.local:
             old: dict[str, float] = {}
             for found in objects.listed(f"{self.root}/"):
@@ -96,11 +96,11 @@ class Staging:
 
 
 _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
-"""Files are written and hashed beside the work on the next rows: a shard is one worker's, whatever cores are idle."""
+"""Writes and hashes files while the next rows are made: one worker makes a shard, even if other cores are idle."""
 
 
-class Hashed:
-    """A file that is hashed while it is written; it takes its name when it is closed, whole."""
+class HashedFile:
+    """A file that is hashed while it is written. It gets its name when it is closed."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -112,7 +112,10 @@ class Hashed:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Writes bytes that nobody changes later, until the next call or `close`; these raise its errors."""
+        """Writes bytes in the background.
+
+        Until the next call or `close`, which raise the errors of this one, the bytes must not change.
+        """
         self._wait()
         self._pending = [_WRITING.submit(work, data) for work in (self._digest.update, self._file.write)]
         size = memoryview(data).nbytes
@@ -133,31 +136,31 @@ class Hashed:
         return WrittenFile(name, self._size, self._digest.hexdigest())
 
 
-class Files:
-    """Files that are written beside each other below one local folder."""
+class HashedFiles:
+    """Several files that are written at the same time below one local folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._files: dict[str, Hashed] = {}
+        self._files: dict[str, HashedFile] = {}
 
     def open(self, name: str) -> BinaryIO:
         """A new file, by its path in the folder."""
-        self._files[name] = Hashed(os.path.join(self.folder, name))
+        self._files[name] = HashedFile(os.path.join(self.folder, name))
         return self._files[name]  # type: ignore[return-value]
 
     def write(self, name: str, data: bytes) -> None:
-        """A whole file."""
+        """Writes an entire file."""
         file = self.open(name)
         file.write(data)
         file.close()
 
     def written(self) -> tuple[WrittenFile, ...]:
-        """All of them, in order of their names, once they are closed."""
+        """All files, which must be closed, in order of their names."""
         return tuple(self._files[name].written(name) for name in sorted(self._files))
 
 
 @contextmanager
-def temporary_files() -> Iterator[Files]:
-    """Files that go when they have been uploaded."""
+def temporary_files() -> Iterator[HashedFiles]:
+    """Files in a temporary folder, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
-        yield Files(folder)
+        yield HashedFiles(folder)

@@ -1,34 +1,29 @@
-"""An output in an object store, as `beam_prep.verify` looks at it: its files are copied here, a shard at a time."""
+"""An output in an object store, for `beam_prep.verify`. Its files are copied to this machine, one shard at a time."""
 
 import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions
-
 from beam_prep.errors import FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, Found
+from beam_prep.storage.stores.client import Changed, ObjectInfo
 from beam_prep.storage.stores.reader import parts
 
 
 class StoredFiles:
-    """See `verify.Files`. The objects are those that are there when this is made.
+    """See `verify.OutputFiles`. The objects are listed once, when this is made.
 
     Args:
         output: on `gs://` or `s3://`.
-        beam_options: that say where the store is (`--s3_endpoint_url=...`).
 
     Raises:
         FormatError: there is no output.
         StorageError: the store does not answer, or refuses.
     """
 
-    def __init__(self, output: str, beam_options: Sequence[str] = ()) -> None:
-        FileSystems.set_options(PipelineOptions(list(beam_options)))
+    def __init__(self, output: str) -> None:
         base = output.rstrip("/")
         found = {each.path[len(base) + 1 :]: each for each in objects.listed(f"{base}/")}
         # A console's "folder" is an empty object of such a name.
@@ -47,15 +42,15 @@ class StoredFiles:
             return (folder / MANIFEST).read_bytes()
 
     def names(self) -> Iterable[str]:
-        """See `verify.Files`."""
+        """See `verify.OutputFiles`."""
         return self._found
 
     @contextlib.contextmanager
     def local(self, names: Sequence[str]) -> Iterator[Path]:
-        """See `verify.Files`. Takes their size in the folder of temporary files (`TMPDIR`).
+        """See `verify.OutputFiles`. The copies are in the folder of temporary files (`TMPDIR`).
 
         Raises:
-            FormatError: one was replaced or removed meanwhile.
+            FormatError: a file was replaced or removed meanwhile.
         """
         with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
             for name in names:
@@ -64,10 +59,10 @@ class StoredFiles:
             yield Path(folder)
 
 
-def _copy(found: Found, path: Path) -> None:
+def _copy(found: ObjectInfo, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:
             file.writelines(parts(found))
     except (Changed, FileNotFoundError):
-        raise FormatError(f"{found.path} changed while it was looked at: a job is writing this output") from None
+        raise FormatError(f"{found.path} changed while it was read: a job is writing this output") from None

@@ -1,11 +1,11 @@
-"""Tokenizers whose files lie in a store, and those that go to workers on other machines."""
+"""Tokenizers whose files are in a store, and those that workers on other machines need."""
 
 import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from beam_prep.core.encoding import tokenizer_cache as resolve
+from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import StorageError, TokenizerError
 from beam_prep.storage.files import join, write_file
@@ -14,14 +14,14 @@ from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
-from beam_prep.storage.stores.retry import patiently
+from beam_prep.storage.stores.retry import with_retries
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """`Tokenizer.load`, also of a folder on gs:// or s3://, which is copied to this disk first (without weights).
 
     Raises:
-        TokenizerError: nothing usable there.
+        TokenizerError: there is no usable tokenizer.
         StorageError: the store does not answer, or refuses.
     """
     given = os.fspath(path)
@@ -29,8 +29,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return Tokenizer.load(given)
     base = given.rstrip("/") + "/"
     names = [each.path[len(base) :] for each in objects.listed(base)]
-    names = [name for name in names if name.rpartition("/")[0] in ("", resolve.BELOW)]
-    names = [name for name in names if name and Path(name).suffix not in resolve.WEIGHTS]
+    names = [name for name in names if name.rpartition("/")[0] in ("", tokenizer_cache.BELOW)]
+    names = [name for name in names if name and Path(name).suffix not in tokenizer_cache.WEIGHTS]
     if not names:
         raise TokenizerError(f"no tokenizer folder {given!r}: wanted one with tokenizer.json; check bucket and path")
     with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as copied:
@@ -41,19 +41,19 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             found = Tokenizer.load(copied)
         except TokenizerError as error:
             raise TokenizerError(str(error).replace(copied, given)) from None
-        if Path(found.folder) == Path(copied):  # one that `save` wrote is used where it lies
+        if Path(found.folder) == Path(copied):  # one that `save` wrote is not copied by `load`
             found = found.keep()
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFolder:
-    """A tokenizer's files in a place that all workers reach: the `Origin` of a `Tokenizer`.
+    """A tokenizer's files in a folder that all workers can read: the `TokenizerSource` of a `Tokenizer`.
 
     Attributes:
         path: the folder.
         names: its files.
-        options: for workers.
+        options: the store options that workers activate.
     """
 
     path: str
@@ -73,7 +73,7 @@ class TokenizerFolder:
         for name in self.names:
             place = join(self.path, name)
             try:
-                data = patiently(lambda place=place: _read(place), place)  # type: ignore[misc]
+                data = with_retries(lambda place=place: _read(place), place)  # type: ignore[misc]
             except StorageError as error:
                 raise TokenizerError(
                     f"the tokenizer's folder {self.path} cannot be read on this worker: {error}. "
@@ -83,7 +83,7 @@ class TokenizerFolder:
 
 
 def _read(path: str) -> bytes:
-    """A file that is there: where it is not, the folder that is shared has not come to this machine yet."""
+    """Reads a file that exists. If it is missing here, the shared folder has not reached this machine yet."""
     try:
         return read_bytes(path)
     except OSError as error:
@@ -91,9 +91,9 @@ def _read(path: str) -> bytes:
 
 
 def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:
-    """Puts a tokenizer's files into a folder that all workers reach; gives the tokenizer that they load from there."""
+    """Copies a tokenizer's files to a folder that all workers can read. Returns the tokenizer that loads from it."""
     place = join(folder, "tokenizers", tokenizer.fingerprint)
     contents = tokenizer.contents()
     for name, content in contents.items():
-        write_file(join(place, name), content)  # also where one lies there: an earlier launch may have left it damaged
-    return tokenizer.from_origin(TokenizerFolder(place, tuple(contents)))
+        write_file(join(place, name), content)  # even over an old file: an earlier launch may have left it damaged
+    return tokenizer.from_source(TokenizerFolder(place, tuple(contents)))

@@ -1,4 +1,4 @@
-"""What most PTransforms here are: a pure function on each block."""
+"""The base of most PTransforms here: a pure function on each block."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -9,10 +9,10 @@ import apache_beam as beam
 class BlockStep(beam.PTransform):
     """A PTransform that makes one block of each block.
 
-    `step()` is all that it does, so the same step runs without Beam: `transform.step()(block)`.
+    It does nothing but `step()`, so the same step runs without Beam: `transform.step()(block)`.
 
     Attributes:
-        gives: the type of the blocks that it makes. Beam chooses their coder by it.
+        gives: the type of the blocks that it makes. Beam chooses their coder by this type.
     """
 
     gives: ClassVar[type]
@@ -22,5 +22,5 @@ class BlockStep(beam.PTransform):
         raise NotImplementedError
 
     def expand(self, blocks: beam.PCollection[Any]) -> beam.PCollection[Any]:
-        # With a label: Beam's own would hold the text of all arguments.
+        # With a label: Beam's own would be the text of all arguments.
         return blocks | "Blocks" >> beam.Map(self.step()).with_output_types(self.gives)

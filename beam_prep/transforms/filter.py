@@ -17,7 +17,11 @@ class FilterByChars(BlockStep):
 
     Attributes:
         min_chars, max_chars: code points, both inclusive.
-        fields: the text fields that are looked at. Records that have none of them pass.
+        fields: the text fields that are checked. Records that have none of them pass.
+
+    >>> block = bp.testing.records([{"text": "short"}, {"text": "long enough"}])
+    >>> bp.testing.to_rows(bp.FilterByChars(min_chars=8).step()(block))
+    [{'text': 'long enough'}]
     """
 
     min_chars: int = 50
@@ -43,6 +47,10 @@ class FilterRecords(BlockStep):
 
     False drops the record (counted as `filtered`); a string rejects it, with that string as the reason.
     An exception in `function` ends the run and names the record.
+
+    >>> block = bp.testing.records([{"text": "one", "score": 0.2}, {"text": "two", "score": 0.9}])
+    >>> bp.testing.to_rows(bp.FilterRecords(lambda record: record["score"] > 0.5).step()(block))
+    [{'text': 'two', 'score': 0.9}]
     """
 
     function: Callable[[Record], bool | str]
@@ -59,9 +67,13 @@ class FilterRecords(BlockStep):
 
 @dataclasses.dataclass(eq=False)
 class MapRecords(BlockStep):
-    """`Records` -> `Records`: puts `function(record)`, a dict, in each record's place.
+    """`Records` -> `Records`: replaces each record by `function(record)`, a dict.
 
     A string rejects the record, with that string as the reason. An exception ends the run and names the record.
+
+    >>> block = bp.testing.records([{"text": "  one "}])
+    >>> bp.testing.to_rows(bp.MapRecords(lambda record: {"text": record["text"].strip()}).step()(block))
+    [{'text': 'one'}]
     """
 
     function: Callable[[Record], Record | str]
@@ -78,10 +90,15 @@ class MapRecords(BlockStep):
 
 @dataclasses.dataclass(eq=False)
 class AdaptRecords(BlockStep):
-    """`Records` -> `Records`: records of another shape (ShareGPT, Alpaca) become those that sections read.
+    """`Records` -> `Records`: converts records of another shape (ShareGPT, Alpaca) to the fields that sections read.
 
     Attributes:
         adapter: see `beam_prep.core.reading.adapters.adapter`.
+
+    >>> from beam_prep.core.reading.adapters import adapter
+    >>> block = bp.testing.records([{"conversations": [{"from": "human", "value": "Hi"}]}])
+    >>> bp.testing.to_rows(bp.AdaptRecords(adapter("sharegpt")).step()(block))
+    [{'messages': [{'role': 'user', 'content': 'Hi'}]}]
     """
 
     adapter: Adapter

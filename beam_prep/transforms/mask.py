@@ -15,9 +15,17 @@ class BuildMask(BlockStep):
     """`Batch` -> `Batch`: adds the mask column of each output that has one: 1 where the loss is taken.
 
     Attributes:
-        policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that gives
-            bool [segments]: the segments that are trained.
-        default: for roles that a mapping does not name.
+        policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that returns
+            bool [segments]: True for the segments that are trained.
+        default: the rule of roles that a mapping does not name.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
+    >>> chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    >>> block = bp.ApplyTemplate([row], tokenizer).step()(bp.testing.records([{"messages": chat}]))
+    >>> batch = bp.BuildMask({"assistant": "train"}).step()(bp.Tokenize(tokenizer).step()(block))
+    >>> tokenizer.decode(batch["ids"].flat[batch["loss_mask"].flat == 1].tolist())
+    'Yes.<|im_end|>'
     """
 
     policy: Mapping[str, RoleRule] | MaskPolicy
@@ -34,5 +42,5 @@ class BuildMask(BlockStep):
             self.policy = RoleMask(dict(self.policy), self.default)
 
     def step(self) -> Callable[[Batch], Batch]:
-        assert not isinstance(self.policy, Mapping)  # one is made into a function above
+        assert not isinstance(self.policy, Mapping)  # `__post_init__` made it a function
         return partial(build_mask, policy=self.policy)

@@ -1,76 +1,23 @@
 """ReadJSONL: files -> blocks of parsed records."""
 
 import dataclasses
-import logging
-import pickle
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
 import apache_beam as beam
-import numpy as np
 
-from beam_prep.core.data.block import InputFile, Ledger, Split
-from beam_prep.core.data.columns import Kind, Wanted
+from beam_prep.core.data.block import InputFile, Split
+from beam_prep.core.data.columns import RecordKind, Wanted
 from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.reading.blocks import RawBlock, read_blocks
-from beam_prep.core.reading.json_list import is_json_file, parse_list
-from beam_prep.core.reading.records import Records, parse
-from beam_prep.errors import InputError, SpoolError
-from beam_prep.storage.files import list_inputs, open_input
+from beam_prep.core.reading.records import Records
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import BLOCK_BYTES, pack_files, read_split, split_files
 from beam_prep.storage.spool import Spool
-
-log = logging.getLogger("beam_prep")
-
-BLOCK_BYTES = 8 * 1024 * 1024
-
-
-def pack_files(files: Sequence[InputFile]) -> bytes:
-    """The files of a job, in a few bytes each.
-
-    The graph of a pipeline holds them, and Dataflow limits its size to 10 MB: `Create` of 100,000 files has more.
-    """
-    return zlib.compress(pickle.dumps(files, protocol=5))
-
-
-def split_files(_: bytes, packed: bytes, block_bytes: int) -> Iterable[Split]:
-    """The splits of packed files, in order."""
-    for place in enumerate(pickle.loads(zlib.decompress(packed))):
-        yield from split_file(place, block_bytes)
-
-
-def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split]:
-    """A plain file's byte ranges; a compressed file, a `.json` file, or an empty one, is one split."""
-    index, source = place
-    if source.compression is not None or is_json_file(source.path):
-        return [Split(index, source, 0, -1)]
-    ranges = range(0, max(source.size, 1), block_bytes)
-    return [Split(index, source, start, min(start + block_bytes, source.size)) for start in ranges]
-
-
-def read_split(
-    split: Split, block_bytes: int, spool: Spool | None = None, columns: Wanted | None = None
-) -> Iterable[Records]:
-    """The blocks of a split. One that the spool already has comes without rows, with its receipt.
-
-    Raises:
-        InputError: the file changed, is damaged, or cannot be read.
-    """
-    end = split.start
-    size = None if split.stop < 0 else split.stop - split.start
-    with open_input(split.source, split.start, size) as stream:
-        for raw in read_blocks(stream, split.start, split.stop, block_bytes):
-            end = raw.start + raw.size
-            yield _block(split, raw, block_bytes, spool, columns)
-    if end < split.stop:
-        raise InputError(f"{split.source.path!r} became shorter while the job ran: run again on a file that stays")
-    if end == 0:  # an empty file has a block too: the manifest lists it
-        yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
 
 
 @dataclasses.dataclass(eq=False)
 class ReadSplits(beam.DoFn):
-    """Splits -> their blocks, see `read_split`."""
+    """Splits -> their blocks: see `read_split`."""
 
     block_bytes: int
     spool: Spool | None
@@ -84,87 +31,40 @@ class ReadSplits(beam.DoFn):
         return read_split(split, self.block_bytes, self.spool, self.columns)
 
 
-FIRST_BYTES = 1024 * 1024
-"""Bytes of a file that are read to show its first records."""
-
-
-def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYTES) -> Records | None:
-    """The records of a file's first block; None: it is empty.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    with open_input(source) as stream:
-        raw = next(read_blocks(stream, 0, -1, block_bytes), None)
-    return None if raw is None else _block(Split(file, source, 0, -1), raw, block_bytes, None)
-
-
-def records_at(source: InputFile, file: int, start: int, size: int) -> Records | None:
-    """The records that begin in a range of bytes of a plain file; None: there are none.
-
-    Args:
-        source: the file.
-        file: its number.
-        start, size: the range, multiples of `CHUNK`.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    with open_input(source, start, size) as stream:
-        raw = next(read_blocks(stream, start, min(start + size, source.size), size), None)
-    return None if raw is None else _block(Split(file, source, start, start + size), raw, size, None)
-
-
-def _block(
-    split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, columns: Wanted | None = None
-) -> Records:
-    origin = raw.origin(split.file, split.source, block_bytes)
-    receipt, made = None, {}
-    try:
-        receipt = spool.find(origin.digest) if spool is not None else None
-    except SpoolError as error:
-        log.warning("%s; the block is made again", error)
-        made = {"blocks_damaged": 1}
-    if receipt is not None and spool is not None and not spool.trust.holds(receipt.made):
-        receipt, made = None, {"blocks_replaced": 1}
-    if receipt is None:
-        records = parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
-        way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
-        records.made = made | ({way: len(records)} if len(records) else {})
-        return records
-    nothing = np.zeros(0, np.int64)
-    return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)
-
-
 @dataclasses.dataclass(eq=False)
 class ReadJSONL(beam.PTransform):
     """Files -> `Records`, every line of them exactly once, in blocks that are the same on every runner.
 
-    Plain files are split by byte ranges; `.gz`, `.bz2` and `.zst` are read as streams, in blocks too, and so are
-    `.json` files that hold one list of records. A line that is not a JSON object is a reject, a blank line is counted.
-    The files are listed here, when the pipeline is built.
+    Plain files are split by byte ranges. `.gz`, `.bz2` and `.zst` files, and `.json` files that hold one list of
+    records, are read as streams, in blocks too. A line that is not a JSON object is rejected, a blank line is counted.
+    The files are listed when the pipeline is built.
 
     Attributes:
         inputs: paths and globs.
-        block_bytes: bytes of input a block; a multiple of 65536, so that digests of inputs do not depend on it.
-        spool: where blocks of an earlier run may lie; for launchers.
+        block_bytes: bytes of input in a block; a multiple of 65536, so that digests of inputs do not depend on it.
+        spool: the folder of blocks of earlier runs, which are reused; for launchers.
         columns: `("chats", FIELD)` or `("texts", FIELD)`: blocks whose records are chats of roles and contents alone,
             or texts, are parsed as columns, which `ApplyTemplate` renders several times faster. Every other step still
             gets the records.
+
+    >>> with beam.Pipeline("FnApiRunner") as pipeline:
+    ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl") | bp.testing.rows()
+    ...     _ = records | beam.combiners.Count.Globally() | beam.Map(print)
+    72
     """
 
     inputs: Sequence[str | InputFile]
     block_bytes: int = BLOCK_BYTES
     spool: Spool | None = None
-    columns: tuple[Kind, str] | None = None
+    columns: tuple[RecordKind, str] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
         if not CHUNK <= self.block_bytes < 1 << 31 or self.block_bytes % CHUNK:
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK} below 2 GiB")
         if self.columns is not None:
-            if self.columns[0] not in get_args(Kind):
-                kinds = " or ".join(get_args(Kind))
+            if self.columns[0] not in get_args(RecordKind):
+                kinds = " or ".join(get_args(RecordKind))
                 raise ValueError(f"columns is {self.columns!r}, wanted (KIND, FIELD), KIND {kinds}")
             self.columns = Wanted(*self.columns)
         if not self.inputs or not isinstance(self.inputs[0], InputFile):

@@ -1,9 +1,6 @@
-"""Shard: batches -> an output directory. Spool, plan, write, publish."""
+"""Shard: batches -> an output directory, in four phases: spool, plan, write, publish."""
 
-import contextlib
 import dataclasses
-import os
-import platform
 import time
 import uuid
 import zlib
@@ -19,24 +16,17 @@ from apache_beam.utils.windowed_value import WindowedValue
 from beam_prep.core.data.block import OF_THIS_RUN
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
-from beam_prep.core.shards.plan import (
-    Plan,
-    Receipts,
-    RejectsPlan,
-    ShardPlan,
-    SpoolReceipt,
-    lost_records,
-    make_plan,
-    pack_receipts,
-)
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.shards.plan import Plan, first_lost, make_plan
+from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
+from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
-from beam_prep.core.tokens.settle import settle
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.storage.output import Output, normal
+from beam_prep.progress import report
+from beam_prep.storage.output import OutputTarget, normalise_path
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -60,11 +50,9 @@ class SpoolBlocks(beam.DoFn):
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
-            if self.layout.cuts:
-                eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
-                batch = self.layout.fit(batch, eos_id)
-            batch = settle(batch, self.untrained, self.dtype)
-            receipt = self.spool.write(batch, self.reject_text)
+            eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
+            batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
+            receipt = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
@@ -73,27 +61,19 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
-            _report(self.progress, batch.origin.size, receipt.lines, rejected)
+            report(self.progress, batch.origin.size, receipt.lines, rejected)
         made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
-
-
-def _report(folder: str, size: int, lines: int, rejected: int) -> None:
-    """One short line in a file of this process; the launcher reads them for its progress."""
-    # The launcher may already have ended, and removed the folder, when a late retry comes here; or it has another disk.
-    name = f"{platform.node()}-{os.getpid()}"
-    with contextlib.suppress(OSError), open(os.path.join(folder, name), "a") as file:
-        file.write(f"{size} {lines} {rejected}\n")
 
 
 PARTS = 32
 
 
 class PackReceipts(beam.DoFn):
-    """Receipts -> (part, some of them packed): of 1.2 million receipts, objects would take gigabytes.
+    """Receipts -> (part, many receipts as bytes): 1.2 million receipts would take gigabytes as objects.
 
-    They are grouped in parts, which the plan fetches one by one: all of 10 TB are 130 MB, and a Flink TaskManager has
-    less memory than that to send them in one go.
+    They are grouped into parts, which the plan reads one by one. All receipts of 10 TB are 130 MB, and a Flink
+    TaskManager does not have the memory to send that at once.
     """
 
     MOST = 2_000
@@ -118,7 +98,7 @@ class PackReceipts(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class MakePlan(beam.DoFn):
-    """Receipts -> the work to do, and (tagged `plan`) what Publish needs to know."""
+    """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for Publish."""
 
     spool: Spool
     max_tokens: int
@@ -134,12 +114,12 @@ class MakePlan(beam.DoFn):
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
         plan = dataclasses.replace(plan, first_reject=first_reject(plan, self.spool))
         if self.publisher.problem(plan) is not None:
-            plan = dataclasses.replace(plan, lost=lost_records(receipts, self.spool.sidecars))
+            plan = dataclasses.replace(plan, lost=first_lost(receipts, self.spool.sidecars))
         if self.publisher.prepare(plan):
-            last, cut = self.spool.once and receipts.distinct, CUT in plan.counters
+            last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
             yield from (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
         yield from plan.rejects
-        # Publish knows by their counts which shards there must be.
+        # Publish knows from the counts which shards there must be.
         yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))
 
 
@@ -148,7 +128,7 @@ class Write(beam.DoFn):
     """Writes one shard in every format, or one file of rejects."""
 
     spool: Spool
-    output: Output
+    output: OutputTarget
     formats: tuple[str, ...]
     layout: Layout
 
@@ -164,7 +144,7 @@ class Write(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class Publish(beam.DoFn):
-    """Puts the whole output in its place, the manifest with it; or fails, and leaves only the rejects."""
+    """Publishes the complete output with its manifest, or fails and leaves only the rejects."""
 
     publisher: Publisher
 
@@ -181,35 +161,45 @@ class Publish(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class Shard(beam.PTransform):
-    """`Batch` -> the output's path: rows in input order, cut into shards, written once, published at the end.
+    """`Batch` -> the output's path: rows in input order are cut into shards, written once, and published at the end.
 
     Shard borders are those of a sequential program: all domains are flushed when the tokens since the last flush
-    reach `max_tokens`. The same input gives the same bytes, whatever the runner, its workers and its retries.
+    reach `max_tokens`. The same input gives the same bytes on every runner, with any workers and retries.
 
     Attributes:
         output: the directory to make: a local path, or one on gs:// or s3://.
         max_tokens: tokens of a shard, over all domains, before it is flushed.
-        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`; all from one tokenisation.
-        max_items: kept records, at most.
-        pack: how rows are packed, and which position ids they get; by default neither. Rows that are too long for a
-            packed row are cut, dropped (`too_long`) or fail the run, by its `truncation_mode`.
+        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`. Records are tokenised once for all of them.
+        max_items: the largest number of kept records.
+        pack: how rows are packed or padded, and which position ids they get; by default neither. A row that is too
+            long for a packed row is cut or dropped (`too_long`), or fails the run: see its `truncation_mode`.
         untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
-        dtype: column -> dtype, where it is not the default (ids, masks and labels int32, values float32).
-        names: column -> the name under which it is written, in every format; `dtype` keeps to the column's own name.
+        dtype: column -> dtype, if it is not the default (ids, masks and labels int32, values float32).
+        names: column -> the name under which it is written, in every format. `dtype` uses the column's own name.
         max_reject_rate: a larger share of rejected records fails the run.
         max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
             `untrained`).
         reject_text: characters of a rejected record that are kept; 0 keeps texts out.
-        tokenizer: kept in the output, so that it can be decoded.
+        tokenizer: kept in the output, so that its rows can be decoded.
         overwrite: replace an earlier output.
-        spool, staging: where blocks and unfinished files lie; by default beside the output.
-        facts: what else the output is a function of, for the manifest.
-        run: what is worth knowing of this run, for `run.json`.
+        spool, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
+            launchers: who gives `staging` claims the output (`OutputTarget.claim`) and removes the folder at the end.
+        facts: what else the output depends on, for the manifest.
+        run: facts about this run, for `run.json`.
 
     Raises:
         ConfigError: `names` gives a name that a column cannot have; (when run) a column of it is not written.
-        OutputError: the output is there and `overwrite` is not set, or it is not an output of ours.
+        OutputError: the output exists and `overwrite` is not set, or it is not an output of ours.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
+
+    >>> config = bp.PipelineConfig.from_json("configs/pretrain.json")
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> with beam.Pipeline("FnApiRunner") as pipeline:
+    ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl")
+    ...     batches = records | bp.Prepare(config, tokenizer)
+    ...     _ = batches | bp.Shard("out/shard", formats=["arrow"], tokenizer=tokenizer)
+    >>> len(bp.open("out/shard"))
+    69
     """
 
     output: str
@@ -232,25 +222,23 @@ class Shard(beam.PTransform):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.output = normal(self.output)
+        self.output = normalise_path(self.output)
         self.formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:
-            raise ValueError(f"formats are {self.formats!r}, wanted some of {', '.join(FORMATS)}")
+            raise ValueError(f"formats are {self.formats!r}, wanted one or more of {', '.join(FORMATS)}")
         for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, wanted at least {least}")
-        for name, share in (("max_reject_rate", self.max_reject_rate), ("max_drop_rate", self.max_drop_rate)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} is {share}, wanted a share between 0 and 1")
+        check_rates(self.max_reject_rate, self.max_drop_rate)
         if self.untrained not in ("drop", "keep", "reject"):
             raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
         self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
-        self.pack.check_names([*self.pack.names])  # which columns there are is known once blocks are
-        launched = self.staging is not None  # a launcher cleans up by itself, and shows progress
+        self.pack.check_names([*self.pack.names])  # the columns are known when there are blocks
+        launched = self.staging is not None  # by a launcher, which claims, shows progress and cleans up
         self.staging = self.staging or Staging.beside(self.output)
         if self.spool is None:
-            # Nothing is known of the steps before, so no other run may use these blocks.
+            # The steps before are unknown, so no other run may use these blocks.
             self.spool = Spool(self.staging.path("spool"), uuid.uuid4().hex)
         self.publisher = Publisher(
             self.output,
@@ -263,12 +251,11 @@ class Shard(beam.PTransform):
             self.overwrite,
             dict(self.facts),
             {"started": time.time(), **self.run},
-            remove_staging=not launched,
+            launched=launched,
         )
         self.progress = self.staging.path("progress") if launched and self.staging.local else None
-        if problem := self.publisher.refuse():
+        if problem := self.publisher.refusal():
             raise OutputError(problem)
-        self.publisher.place.claim()
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
         assert self.spool is not None
@@ -290,7 +277,7 @@ class Shard(beam.PTransform):
         return (
             plan.work
             | "Spread" >> beam.Reshuffle()
-            | "Write" >> beam.ParDo(Write(self.spool, self.publisher.place, tuple(self.formats), self.pack))
+            | "Write" >> beam.ParDo(Write(self.spool, self.publisher.target, tuple(self.formats), self.pack))
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
             | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
         )

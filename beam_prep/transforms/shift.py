@@ -9,7 +9,14 @@ from beam_prep.transforms.block_step import BlockStep
 
 
 class Labels(BlockStep):
-    """`Batch` -> `Batch`: `input_ids` and `labels` (-100 where there is no loss), position by position."""
+    """`Batch` -> `Batch`: `input_ids` and `labels` (-100 where there is no loss), position by position.
+
+    >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> batch = bp.FromTokens(row, tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Labels().step()(batch))
+    [{'input_ids': [7, 8, 9], 'labels': [-100, 8, 9]}]
+    """
 
     gives = Batch
 
@@ -20,8 +27,14 @@ class Labels(BlockStep):
 class Shift(BlockStep):
     """`Batch` -> `Batch`: `input_ids` without the last token, `labels` without the first: label i follows input i.
 
-    For trainers that do not shift by themselves; the models of transformers do. Rows of fewer than 2 tokens are
+    Use it for trainers that do not shift; the models of transformers do. Rows of fewer than 2 tokens are
     rejected (`too_short_to_shift`).
+
+    >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> batch = bp.FromTokens(row, tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Shift().step()(batch))
+    [{'input_ids': [7, 8], 'labels': [8, 9]}]
     """
 
     gives = Batch

@@ -7,16 +7,15 @@ from functools import partial
 from typing import Literal, cast, get_args
 
 from beam_prep.core.data.schema import Output
-from beam_prep.core.encoding.backends import INHERITED, Backend, choose, encoder_of, name_of
+from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.tokenize import tokenize
+from beam_prep.core.tokens.tokenize_with import REFERENCE, tokenize_with
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.transforms.block_step import BlockStep
 
-REFERENCE = "reference"
 AnyBackend = Backend | Literal["inherited", "reference"]
 
 log = logging.getLogger("beam_prep")
@@ -32,8 +31,14 @@ class FromTokens(BlockStep):
 
     Attributes:
         output: the names of the columns.
-        tokenizer: the one that made the ids; larger ones than it has are rejected.
+        tokenizer: the one that made the ids. Records with larger ids than it has are rejected.
         domain_key: the record's key that names its domain.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("input_ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> bp.testing.to_rows(bp.FromTokens(row, tokenizer).step()(block))
+    [{'input_ids': [7, 8, 9], 'loss_mask': [0, 1, 1]}]
     """
 
     output: Output
@@ -49,35 +54,27 @@ class FromTokens(BlockStep):
         return partial(_from_tokens, output=self.output, tokenizer=self.tokenizer, domain_key=self.domain_key)
 
 
-def _tokenize(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
-    if backend == REFERENCE:
-        return tokenize(rendered, tokenizer, tokenizer.bos_id)
-    encoder = encoder_of(tokenizer, backend)
-    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
-    again = "blocks_encoded_again" in batch.made
-    theirs = len(batch) if again or encoder.backend == "transformers" else min(encoder.fell_back, len(batch))
-    for name, records in (("gigatoken", len(batch) - theirs), ("transformers", theirs)):
-        if records:
-            batch.made[f"encoded_by_{name}"] = records
-            batch.made[f"encoder: {name_of(name)}"] = records
-    return batch
-
-
 @dataclasses.dataclass(eq=False)
 class Tokenize(BlockStep):
     """`Rendered` -> `Batch`: every piece of text encoded, the pieces of a sequence joined, ids in flat arrays.
 
     Attributes:
-        tokenizer: loaded once by each process, at its first block.
-        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
-            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: or an error.
-            `inherited`, for launchers: what `choose` said in the process that the workers are forked from.
+        tokenizer: the tokenizer. Each process loads it once, at its first block.
+        backend: `auto`: gigatoken, which is many times faster, where it gives the same ids as transformers (see
+            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: gigatoken, or an error.
+            `inherited`, for launchers: the choice of the process that the workers are forked from.
             `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
-        sampled: the reference encodes a sample of each block too, and all of it where one text differs. A difference
-            in a text that is not drawn is not seen: `Pipeline(check="full")` compares all, and turns this off.
+        sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
+            difference in a text outside the sample is not seen: `Pipeline(check="full")` compares all texts instead.
 
     Raises:
         TokenizerError: gigatoken was asked for, and cannot be used.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> block = bp.testing.records([{"text": "Hello"}])
+    >>> block = bp.ApplyTemplate([bp.Output("ids", "ids", (bp.Section("text", "train"),))], tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Tokenize(tokenizer).step()(block))
+    [{'ids': [43, 520, 82]}]
     """
 
     tokenizer: Tokenizer
@@ -98,4 +95,4 @@ class Tokenize(BlockStep):
             log.info("%s", problem)
 
     def step(self) -> Callable[[Rendered], Batch]:
-        return partial(_tokenize, tokenizer=self.tokenizer, backend=self.chosen, sampled=self.sampled)
+        return partial(tokenize_with, tokenizer=self.tokenizer, backend=self.chosen, sampled=self.sampled)

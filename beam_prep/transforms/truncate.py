@@ -1,4 +1,4 @@
-"""Truncate: rows cut to a length."""
+"""Truncate: rows are cut to a length."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,9 +20,15 @@ class Truncate(BlockStep):
 
     Attributes:
         max_seq_len: tokens.
-        mode: what is longer is cut (`keep_start`, `keep_end`), its record dropped (`drop`, counted as `too_long`),
-            or the run fails (`error`).
-        eos_id: the token that ends an answer; rows that lose it are counted. A tokenizer stands for its EOS token.
+        mode: a longer sequence is cut (`keep_start`, `keep_end`), its record is dropped (`drop`, counted as
+            `too_long`), or the run fails (`error`).
+        eos_id: the token that ends an answer, or a tokenizer, which means its EOS token. Rows that lose it are counted.
+
+    >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> batch = bp.FromTokens(row, tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Truncate(2).step()(batch))
+    [{'ids': [7, 8], 'loss_mask': [0, 1]}]
     """
 
     max_seq_len: int

@@ -23,8 +23,8 @@ BOS, PAD, START, END = "<|bos|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 
 # One alternative per line: contractions, words with the one sign or space before
 # them, single digits, signs, line breaks, other white space. Vowel signs
-# (\p{M}) count as letters, or words of Hindi and Arabic would fall apart. It is
-# the way of Qwen 3.5, so that gigatoken knows it.
+# (\p{M}) count as letters, or words of Hindi and Arabic would be split. The pattern
+# is that of Qwen 3.5, so that gigatoken supports it.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"

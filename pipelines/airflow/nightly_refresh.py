@@ -2,7 +2,7 @@
 
     list_inputs -> prepare -> verify -> publish
 
-docs/airflow.md tells how to install it, what each task does, and what retries and backfills do.
+docs/airflow.md says how to install it, what each task does, and what retries and backfills do.
 """
 
 import os
@@ -12,15 +12,15 @@ from typing import Any
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, Param, task
 from nightly_refresh_tasks import TellsRejects, day_inputs, keep_list, move_latest, verified
 
-# An Airflow variable that is given in the environment: the only kind that costs nothing when the file is parsed.
+# An Airflow variable from the environment: the only kind that costs nothing when the file is parsed.
 RUNNER = os.environ.get("AIRFLOW_VAR_BEAM_PREP_RUNNER", "direct")
-PYTHON = "{{ var.value.get('beam_prep_python', 'python3') }}"  # has beam_prep, which Airflow's own need not have
+PYTHON = "{{ var.value.get('beam_prep_python', 'python3') }}"  # has beam_prep; Airflow's own Python need not
 OUTPUTS = "{{ var.value.beam_prep_outputs }}"
 DAY = "{{ params.day or data_interval_start | ds }}"
 OUTPUT = OUTPUTS + "/{{ (params.day or data_interval_start | ds) | replace('-', '') }}"
 TRAINING_DATA = Asset("beam_prep_training_data")
 
-DIRECT = {"direct_running_mode": "multi_processing", "direct_num_workers": "0"}  # a worker process a core
+DIRECT = {"direct_running_mode": "multi_processing", "direct_num_workers": "0"}  # one worker process per core
 FLINK = {
     "flink_master": "{{ var.value.beam_prep_flink_master }}",
     "environment_type": "EXTERNAL",  # a worker pool beside every TaskManager
@@ -32,7 +32,7 @@ DATAFLOW = {"tempLocation": "{{ var.value.beam_prep_temp }}", "maxWorkers": 10}
 
 
 def prepare(options: dict[str, Any]) -> Any:
-    """The task that runs the job, where RUNNER says."""
+    """The task that runs the job, on the runner that RUNNER names."""
     if RUNNER == "dataflow":
         from airflow.providers.google.cloud.operators.dataflow import DataflowStartFlexTemplateOperator
 
@@ -72,7 +72,7 @@ def prepare(options: dict[str, Any]) -> Any:
         task_id="prepare",
         py_interpreter=PYTHON,
         py_options=["-m", "beam_prep.cli"],
-        py_file="run",  # it calls `PYTHON -m beam_prep.cli run --runner=... --output_dir=...`
+        py_file="run",  # Airflow calls `PYTHON -m beam_prep.cli run --runner=... --output_dir=...`
         runner=runner,
         pipeline_options={**options, **settings},
     )
@@ -81,13 +81,13 @@ def prepare(options: dict[str, Any]) -> Any:
 with DAG(
     "nightly_refresh",
     description=__doc__.splitlines()[0],
-    # The interval of a run is one whole day; Airflow's own cron schedules have an interval of no length.
+    # The interval of a run is one entire day; Airflow's own cron schedules have an interval of length zero.
     schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,
     default_args={"retries": 3, "retry_delay": timedelta(minutes=10)},
-    params={"day": Param(None, type=["null", "string"], format="date", description="this day, and not the run's")},
+    params={"day": Param(None, type=["null", "string"], format="date", description="this day instead of the run's")},
     doc_md=__doc__,
 ):
 

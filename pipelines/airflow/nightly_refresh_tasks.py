@@ -1,4 +1,4 @@
-"""What the tasks of `nightly_refresh` do. It runs in Airflow's own environment, where beam_prep need not be.
+"""Functions of the tasks of `nightly_refresh`. They run in Airflow's own environment, which need not have beam_prep.
 
 Paths are those of `ObjectStoragePath`: local, or `gs://` and `s3://` where their providers are installed.
 """
@@ -19,15 +19,15 @@ LATEST = "latest.json"
 
 
 def day_inputs(root: str, day: str) -> list[str]:
-    """The files of a day and of all days before it, the oldest first: `<root>/2026-01-31/*.jsonl` and so on.
+    """Lists the files of a day and of all days before it, oldest first: `<root>/2026-01-31/*.jsonl` and so on.
 
     Args:
-        root: a folder that has a folder a day.
+        root: a folder that has one folder per day.
         day: as 2026-01-31.
 
     Raises:
         AirflowException: the day has no folder yet, or no file in it.
-        AirflowFailException: a name that the job cannot take.
+        AirflowFailException: the job cannot take one of the names.
     """
     base = ObjectStoragePath(root)
     days = sorted(path.name for path in base.iterdir() if re.fullmatch(r"\d{4}-\d\d-\d\d", path.name))
@@ -42,9 +42,9 @@ def day_inputs(root: str, day: str) -> list[str]:
 
 
 def keep_list(outputs: str, day: str, names: list[str]) -> str:
-    """Writes the inputs of a day into `<outputs>/inputs/<day>.txt`; gives the job's option `inputs`.
+    """Writes the inputs of a day into `<outputs>/inputs/<day>.txt`, and returns the job's option `inputs`.
 
-    A call has room for some thousand names, and years have more files.
+    A command line has room for a few thousand names, and years have more files.
     """
     path = ObjectStoragePath(f"{outputs}/inputs/{day}.txt")
     _put(path, "".join(f"{name}\n" for name in names))
@@ -58,18 +58,18 @@ def _files(folder: ObjectStoragePath) -> list[str]:
 
 
 def _plain(path: ObjectStoragePath) -> str:
-    """Without the connection that `gs://connection@bucket/...` may name."""
+    """The path without the connection that `gs://connection@bucket/...` may name."""
     return path.path if path.protocol in ("", "file") else f"{path.protocol}://{path.path}"
 
 
 class TellsRejects:
-    """For an operator that runs the job: its failure tells what the job rejected.
+    """For an operator that runs the job: its failure says what the job rejected.
 
-    That is not tried again: the same records would be rejected again.
+    Such a failure is not retried: the same records would be rejected again.
     """
 
     options: dict[str, Any]
-    """Of the job."""
+    """The options of the job."""
 
     def execute(self, context: Any) -> Any:
         """See the operator."""
@@ -94,11 +94,11 @@ class TellsRejects:
 
 
 def reject_summary(output: str, since: datetime) -> str | None:
-    """What a job that failed by a rule left in `<output>.failed/failure.json`; None where it did not.
+    """A summary of the `<output>.failed/failure.json` of a job that failed by a rule; None if there is none.
 
     Args:
-        output: of the job.
-        since: when this try began; what is older is of another.
+        output: the job's output.
+        since: when this attempt began; an older file is from another one.
     """
     path = ObjectStoragePath(f"{output}.failed/failure.json")
     if not path.exists() or path.fs.modified(path.path) < since:
@@ -116,14 +116,14 @@ def reject_summary(output: str, since: datetime) -> str | None:
 
 
 def verified(python: str, output: str) -> dict[str, Any]:
-    """Checks every file and every count of an output against its manifest; gives what `beam-prep verify --json` says.
+    """Compares every file and count of an output with its manifest; returns the result of `beam-prep verify --json`.
 
     Args:
         python: an interpreter that has beam_prep.
-        output: what the job made.
+        output: the job's output.
 
     Raises:
-        AirflowException: with every problem.
+        AirflowException: the message has every problem.
     """
     command = [python, "-m", "beam_prep.cli", "verify", output, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -137,13 +137,13 @@ def verified(python: str, output: str) -> dict[str, Any]:
 
 
 def move_latest(outputs: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Makes `<outputs>/latest.json` hold `found`, unless it holds a later day: readers see the old one or the new one.
+    """Writes `found` to `<outputs>/latest.json`, unless that names a later day. Readers see either the old or the new.
 
     Returns:
-        `found`: also where the pointer held the very same already, so that a retry after a crash tells of it once more.
+        `found`, also if the file held the same already, so that a retry after a crash emits the event once more.
 
     Raises:
-        AirflowSkipException: the pointer holds a later day, as in a backfill.
+        AirflowSkipException: the file names a later day, as in a backfill.
     """
     path = ObjectStoragePath(f"{outputs}/{LATEST}")
     latest = json.loads(path.read_text()) if path.exists() else {"day": ""}
@@ -155,7 +155,7 @@ def move_latest(outputs: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put(path: ObjectStoragePath, text: str) -> None:
-    """Writes a file whole: on a local disk by a rename, on an object store by one PUT."""
+    """Writes a file in one step: on a local disk by a rename, on an object store by one PUT."""
     if path.protocol not in ("", "file"):
         path.write_text(text)
         return

@@ -1,6 +1,6 @@
-"""What the Dataflow template runs to launch a job: `beam-prep run`, with everything logged and without waiting.
+"""The Dataflow template runs this to launch a job: `beam-prep run`, with everything logged and without waiting.
 
-There is nothing to wait for: Dataflow creates the job when this has ended.
+There is nothing to wait for: Dataflow creates the job when this program has ended.
 """
 
 import os

@@ -1,20 +1,20 @@
-"""What is made from the options of a job: the form of the template, its Terraform variables, the table in the docs.
+"""Makes three things of the options of a job: the form of the template, its Terraform variables, the table in the docs.
 
 python -m pipelines.dataflow.template        writes them, as `make template` does
 
-A test fails where a file is not what this gives.
+A test fails if a file differs from what this gives.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from beam_prep.options import OPTIONS, Kind, Option
+from beam_prep.options import OPTIONS, Option, OptionKind
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # What the console shows in the form: a text field, a list, a button that browses buckets.
-PARAM_TYPES: dict[Kind, str] = {
+PARAM_TYPES: dict[OptionKind, str] = {
     "text": "TEXT",
     "boolean": "BOOLEAN",
     "integer": "NUMBER",
@@ -25,7 +25,7 @@ PARAM_TYPES: dict[Kind, str] = {
     "output_folder": "GCS_WRITE_FOLDER",
 }
 
-# The command line has its files by themselves too; a form has no other place for them.
+# The command line also takes files as positional arguments; a form has no other place for them.
 REQUIRED_HERE = ("inputs",)
 
 
@@ -57,13 +57,13 @@ def _parameter(option: Option) -> dict[str, Any]:
 
 def metadata() -> str:
     """metadata.json."""
-    whole = {
+    content = {
         "name": "beam_prep",
         "description": "Raw JSONL to tokenised, loss-masked, sharded training data.",
         "streaming": False,
         "parameters": parameters(),
     }
-    return json.dumps(whole, indent=2) + "\n"
+    return json.dumps(content, indent=2) + "\n"
 
 
 def terraform() -> str:
@@ -129,7 +129,7 @@ def _widget(parameter: dict[str, Any]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Every file that is made here: path -> what it must say."""
+    """Every file that is made here: path -> its text."""
     page = ROOT / "docs" / "dataflow.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(START)
     folder = Path(__file__).parent

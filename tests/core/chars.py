@@ -5,8 +5,9 @@ from typing import Any
 
 from beam_prep import testing
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice import Voice
@@ -28,8 +29,11 @@ class Chars:
         ends = (BOS, EOS) if add_special_tokens else ("", "")
         return Ragged.from_lists([[ord(character) for character in ends[0] + text + ends[1]] for text in texts])
 
-    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
-        return self.encode(texts, add_special_tokens), spans[:, 1:] + int(add_special_tokens)
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
+        before = int(add_special_tokens)
+        return self.encode(texts, add_special_tokens), TokenSpans(spans.start + before, spans.stop + before)
 
 
 def text(field: str, action: Any = "train", special: bool | None = None) -> Section:

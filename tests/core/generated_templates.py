@@ -1319,7 +1319,7 @@ def conversations(draw: Choices, template: Template, count: int, answered: bool)
     for who in pattern:
         mine = set()
         if who == "assistant":
-            mine |= {use for use in template.uses - {"name"} if chance(draw, 60)}
+            mine |= {use for use in sorted(template.uses - {"name"}) if chance(draw, 60)}
         if "name" in template.uses and chance(draw, 60):
             mine.add("name")
         keys.append(mine)

@@ -18,9 +18,10 @@ import tokenizers
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Wanted
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding.backends import encoder_of
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
@@ -92,8 +93,10 @@ class Points:
         ids = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32).astype(np.int32)
         return Ragged.from_lengths(ids, [len(text) for text in texts])
 
-    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
-        return self.encode(texts, add_special_tokens), spans[:, 1:]
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
+        return self.encode(texts, add_special_tokens), TokenSpans(spans.start, spans.stop)
 
     @property
     def encoder(self) -> "Points":

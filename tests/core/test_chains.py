@@ -287,8 +287,8 @@ def test_only_rows_of_one_piece_are_put_in_order(output: Output) -> None:
 
 def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     settled = settle(batch(), "keep", {})
-    _, files = encode_block(settled, 0, "a block")
+    _, files = encode_block(settled, settled.tokens, 0, "a block")
     assert files
     monkeypatch.setattr("beam_prep.core.data.ragged.MAX_NARROW", len(settled["sequence"].flat) - 1)
     with pytest.raises(RunError, match="values in one column of a block"):
-        encode_block(settled, 0, "a block")
+        encode_block(settled, settled.tokens, 0, "a block")

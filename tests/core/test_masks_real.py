@@ -14,7 +14,7 @@ import pytest
 from beam_prep import testing
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.data.schema import Output, Section, TextRules
-from beam_prep.core.encoding.backends import Fast, choose
+from beam_prep.core.encoding.backends import FastEncoder, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
@@ -23,6 +23,8 @@ from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize
 from tests.conftest import shared
 from tests.core.reference import auto
+
+pytestmark = pytest.mark.long
 
 WITH_VARIANT = ("qwen2.5", "gpt2", "mistral-v1", "mistral-v3", "minimind")
 MARKED = ("chatml-12k", "tekken-32k", "mistral-v1-conversations")
@@ -89,7 +91,7 @@ def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | s
 
 def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: bool) -> list[Row | str]:
     made = tokenizer(name)
-    encoder = Fast(made, choose(made, "auto")[0]) if fast else made
+    encoder = FastEncoder(made, choose(made, "auto")[0]) if fast else made
     tokens = made.special_tokens
     rules = TextRules(chat_template=source)
     voice = Voice(

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import beam_prep
-from beam_prep.config import FORMATS, PipelineConfig
+from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT, tree
 from tests.engines import image
@@ -78,7 +78,7 @@ def test_a_worker_runs_every_config_in_every_format(
     name: str, worker: Path, tmp_path: Path, tokenizer_path: str
 ) -> None:
     config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-    config.setdefault("output", {})["storage_format"] = list(FORMATS)
+    config.setdefault("output", {})["storage_format"] = list(FORMAT_NAMES)
     if (template := config["input"].get("chat_template")) is not None:
         (tmp_path / template).write_text((ROOT / "configs" / template).read_text())
     path = tmp_path / "config.json"
@@ -89,7 +89,7 @@ def test_a_worker_runs_every_config_in_every_format(
     assert done.returncode == 0, done.stderr[-3000:]
     job = Pipeline(PipelineConfig.from_json(path), [str(sample(name))], tmp_path / "here", tokenizer_path)
     job.run(["--runner=FnApiRunner"])
-    assert beam_prep.open(tmp_path / "there").manifest["formats"] == list(FORMATS)
+    assert beam_prep.open(tmp_path / "there").manifest["formats"] == list(FORMAT_NAMES)
     assert tokens(tmp_path / "there") == tokens(tmp_path / "here")
 
 

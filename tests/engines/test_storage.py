@@ -3,12 +3,15 @@
 import gc
 import gzip
 import hashlib
+import http.server
 import json
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,9 @@ from beam_prep.errors import ConfigError, InputError, OutputError, RunError, Sto
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
 from beam_prep.storage import output as _output
+from beam_prep.storage.input_digests import digest_of_input
 from beam_prep.storage.stores import objects, retry
-from beam_prep.storage.stores.client import Changed
+from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms import shard
 from tests.conftest import ROOT, tree
@@ -196,13 +200,13 @@ def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypat
     source = store.put("a.jsonl", chat(150))
     assert not store.run(tokenizer_path, source).up_to_date
     reads: list[str] = []
-    read = pipeline.digest_of
+    read = digest_of_input
 
     def noted(file: Any) -> Any:
         reads.append(file.path)
         return read(file)
 
-    monkeypatch.setattr(pipeline, "digest_of", noted)
+    monkeypatch.setattr(pipeline, "digest_of_input", noted)
     assert store.run(tokenizer_path, source).up_to_date
     assert reads == []  # the store's checksums are the same
     # Written again with the same content; another version in the store, perhaps.
@@ -362,17 +366,106 @@ def test_of_two_jobs_at_once_the_first_gives_way(
 ) -> None:
     first, second = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
     launched = store.job(tokenizer_path, first)
-    create = shard.Shard.expand
+    claim = _output.StoredOutput.claim
 
-    def claimed(self: Any, batches: Any) -> Any:
-        monkeypatch.setattr(shard.Shard, "expand", create)
+    def claimed(self: Any, started: float) -> None:
+        claim(self, started)
+        monkeypatch.setattr(_output.StoredOutput, "claim", claim)
         store.run(tokenizer_path, second)
-        return create(self, batches)
 
-    monkeypatch.setattr(shard.Shard, "expand", claimed)
+    monkeypatch.setattr(_output.StoredOutput, "claim", claimed)
     with pytest.raises(OutputError, match=r"the claim of this job is gone|another job has claimed"):
         launched.run()
     assert store.tree() == local(tmp_path, tokenizer_path, second)
+
+
+# Conditional puts. gcp-storage-emulator ignores preconditions, so GCS's own are sent to a server of this file.
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[str]:
+    before = FileSystems._pipeline_options
+    with s3_server(tmp_path / "store") as server:
+        FileSystems.set_options(PipelineOptions(list(server.options)))
+        yield server.url
+    FileSystems.set_options(before)
+
+
+def test_conditional_puts(s3: str) -> None:
+    path = f"{s3}/object"
+    objects.put_if_absent(path, b"first")
+    with pytest.raises(PreconditionFailed):
+        objects.put_if_absent(path, b"second")
+    first = objects.find(path)
+    assert first is not None
+    objects.put_if_version(path, b"third", first.version)
+    with pytest.raises(PreconditionFailed):
+        objects.put_if_version(path, b"fourth", first.version)
+    assert read_bytes(path) == b"third"
+    objects.delete([path])
+    with pytest.raises(PreconditionFailed):
+        objects.put_if_version(path, b"fifth", first.version)
+    assert objects.find(path) is None
+    objects.put_if_absent(path, b"sixth")
+    with pytest.raises(StorageError, match=r"there is no such bucket|the store refuses"):
+        objects.put_if_absent("s3://no-such-bucket/x", b"")
+
+
+def test_of_many_conditional_puts_at_once_one_succeeds(s3: str) -> None:
+    path = f"{s3}/object"
+
+    def put(number: int) -> bool:
+        try:
+            objects.put_if_absent(path, str(number).encode())
+        except PreconditionFailed:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(put, range(8)))
+    assert won.count(True) == 1
+    assert read_bytes(path) == str(won.index(True)).encode()
+
+
+class OneObject(http.server.BaseHTTPRequestHandler):
+    """Of GCS: uploads of one object, with their preconditions."""
+
+    generation = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        wanted = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["ifGenerationMatch"]
+        same = wanted == [str(OneObject.generation)]
+        OneObject.generation += same
+        answer = json.dumps({"generation": str(OneObject.generation)}).encode()
+        self.send_response(200 if same else 412)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *given: Any) -> None:
+        pass
+
+
+def test_conditional_puts_on_gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "gs://bucket/object"
+    with (
+        gcs_server(tmp_path / "store"),  # for its environment
+        http.server.HTTPServer(("127.0.0.1", 0), OneObject) as server,
+    ):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        objects.client_for.cache_clear()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        objects.put_if_absent(path, b"first")
+        with pytest.raises(PreconditionFailed):
+            objects.put_if_absent(path, b"second")
+        objects.put_if_version(path, b"third", "1")
+        with pytest.raises(PreconditionFailed):
+            objects.put_if_version(path, b"fourth", "1")
+        assert OneObject.generation == 2
+        server.shutdown()
+    objects.client_for.cache_clear()
 
 
 def test_what_an_earlier_launch_left_goes_after_a_time(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
@@ -511,7 +604,7 @@ def test_a_store_that_stays_away_is_named(
 ) -> None:
     source = mortal.put("a.jsonl", chat(300))
     with monkeypatch.context() as patch:
-        patch.setattr(retry, "PATIENCE", 2.0)
+        patch.setattr(retry, "RETRY_SECONDS", 2.0)
         reached = in_the_middle(patch, mortal, mortal.server.stop, step)
         with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for [0-9]+ s"):
             mortal.run(tokenizer_path, source)
@@ -533,7 +626,7 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
     path = tmp_path / "large"
     path.write_bytes(bytes(200 << 20))
     folder, server = mortal.path("x"), mortal.server
-    monkeypatch.setattr(retry, "PATIENCE", 0.5)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.5)
     before = len(server.requests())
 
     def stop() -> None:

@@ -425,7 +425,7 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"rewards: found dtype float32, shape \(\)"):
         read(tmp_path, [REWARDS])
     path.write_bytes(b"hello")
-    with pytest.raises(FormatError, match=r"shard_0000\.h5: not a whole HDF5 file"):
+    with pytest.raises(FormatError, match=r"shard_0000\.h5: not a complete HDF5 file"):
         read(tmp_path, [SEQUENCE])
 
 

@@ -17,7 +17,7 @@ from tests.core.tokens.batches import made_of, masked_rows
 def through_the_spool(batch: Batch) -> tuple[dict[str, list[Any]], str]:
     """The rows of a batch as they come back, and the Arrow type of its last column."""
     batch = store_as(batch, {})
-    receipt, files = encode_block(batch, 100, "a block")
+    receipt, files = encode_block(batch, batch.tokens, 100, "a block")
     data = pa.BufferReader(b"".join(files[ROWS]))
     rows, _ = read_rows(data, "a block", 0, 0, len(batch)) if receipt.domains else ({}, True)
     return {name: found.to_lists() for name, found in rows.items()}, str(
@@ -52,7 +52,7 @@ def test_a_slice_of_a_blocks_rows_is_whole_only_from_its_first_to_its_last(
     start = data.draw(st.integers(0, len(batch)))
     stop = data.draw(st.integers(start, len(batch)))
     if len(batch):
-        files = encode_block(store_as(batch, {}), 100, "a block")[1]
+        files = encode_block(store_as(batch, {}), batch.tokens, 100, "a block")[1]
         found, are_all = read_rows(pa.BufferReader(b"".join(files[ROWS])), "a block", 0, start, stop)
         assert {name: part.to_lists() for name, part in found.items()} == {
             name: column.to_lists()[start:stop] for name, column in batch.columns.items()

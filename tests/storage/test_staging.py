@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from beam_prep.storage.staging import Hashed
+from beam_prep.storage.staging import HashedFile
 
 
 def test_the_digest_and_the_size_are_of_what_lies_on_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
     parts: list[bytes | memoryview] = [b"one", memoryview(b"two" * 100_000), b"", b"three"]
-    file = Hashed(str(path))
+    file = HashedFile(str(path))
     for part in parts:
         assert file.write(part) == len(part)
         assert not path.exists()
@@ -34,7 +34,7 @@ class _Full:
 
 @pytest.mark.parametrize("last", [True, False])
 def test_an_error_of_the_disk_is_raised_and_no_file_takes_its_name(tmp_path: Path, last: bool) -> None:
-    file = Hashed(str(tmp_path / "file"))
+    file = HashedFile(str(tmp_path / "file"))
     file._file.close()
     file._file = _Full()  # type: ignore[assignment]
     file.write(b"data")

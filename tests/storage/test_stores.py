@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.core.shards.layout import Layout
 from beam_prep.errors import OutputError, StorageError
-from beam_prep.storage.output import normal
+from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -45,16 +45,16 @@ def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extr
 
 
 def test_other_schemes_are_named() -> None:
-    with pytest.raises(StorageError, match="hdfs:// is no store that is known here: wanted gs:// or s3://"):
+    with pytest.raises(StorageError, match="hdfs:// is not a known store: wanted gs:// or s3://"):
         objects.find("hdfs://host/x")
 
 
 def test_the_path_of_an_output_is_written_in_one_way() -> None:
-    assert normal("s3://bucket/a/out/") == "s3://bucket/a/out"
-    assert normal("x/../out").endswith("/out")
+    assert normalise_path("s3://bucket/a/out/") == "s3://bucket/a/out"
+    assert normalise_path("x/../out").endswith("/out")
     for path in ("s3://bucket", "gs://bucket/"):
         with pytest.raises(OutputError, match="wanted a folder in the bucket, for instance"):
-            normal(path)
+            normalise_path(path)
 
 
 def test_staging_lies_beside_the_output_whatever_holds_it() -> None:
@@ -95,7 +95,7 @@ def steps_with_stores() -> list[beam.DoFn]:
         ReadSplits(1 << 20, spool, None),
         SpoolBlocks(spool, {}, layout, "drop", 0, None, None),
         MakePlan(spool, 1, None, publisher),
-        Write(spool, publisher.place, ("bin",), layout),
+        Write(spool, publisher.target, ("bin",), layout),
         Publish(publisher),
     ]
 

@@ -24,7 +24,8 @@ from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError
 from beam_prep.storage import files as _files
 from beam_prep.storage.files import list_inputs, open_input
-from beam_prep.transforms.read import ReadJSONL, read_split, split_file
+from beam_prep.storage.splits import read_split, split_file
+from beam_prep.transforms.read import ReadJSONL
 from tests.conftest import ROOT
 
 BLOCK = 65536
@@ -303,7 +304,7 @@ def fail(name: str, tmp_path: Path, *options: str) -> str:
 def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(name: str, tmp_path: Path) -> None:
     message = fail(name, tmp_path)
     assert message.startswith(repr(str(tmp_path / name)))
-    assert message.endswith(("mend it, rename it, or leave it out", "rename it"))
+    assert message.endswith(("repair it, rename it, or leave it out", "rename it"))
 
 
 def test_the_error_crosses_processes_unchanged(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import beam_prep as bp
 from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.schema import Column
-from beam_prep.core.shards import plan as plan_module
-from beam_prep.core.shards.plan import Plan, SpoolReceipt
+from beam_prep.core.shards import receipts as receipts_module
+from beam_prep.core.shards.plan import Plan
+from beam_prep.core.shards.receipts import SpoolReceipt
 from beam_prep.storage.spool import Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
@@ -73,7 +74,7 @@ def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int],
     work, plan = planned(sent([[receipt(number, count) for number in range(count)]]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackReceipts, "MOST", most)
-        patch.setattr(plan_module, "_AT_A_TIME", at_a_time)
+        patch.setattr(receipts_module, "_AT_A_TIME", at_a_time)
         assert planned(sent(bundles)) == (work, plan)
     assert (plan.blocks, plan.reused, plan.ledger.kept) == (count, (count + 1) // 2, 4 * count)
     assert plan.made == {"encoded_by_gigatoken": 4 * count}

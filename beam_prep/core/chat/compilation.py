@@ -35,7 +35,7 @@ _CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks give their content, and report where it lies."""
+    """`{% generation %}` blocks give their content, and report where it is written."""
 
     tags = {"generation"}  # noqa: RUF012  (as Extension declares it)
 
@@ -56,7 +56,7 @@ class CompiledTemplate:
         code: what jinja compiled it to.
         template: runs it.
         generation: it has generation blocks.
-        captured: some of these are inside a capture or macro.
+        captured: one or more of these are inside a capture or macro.
     """
 
     source: str
@@ -105,7 +105,7 @@ def _no_date(*_: Any) -> Any:
 
 
 def _check_steady(tree: nodes.Template, date: str | None) -> None:
-    """Refuses what gives another text in another run."""
+    """Refuses templates that give another text in another run."""
     loaded = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
     if "strftime_now" in loaded and date is None:
         today = json.dumps(Date.today().isoformat())
@@ -125,7 +125,7 @@ def _check_steady(tree: nodes.Template, date: str | None) -> None:
 
 
 def _mark_loops(tree: nodes.Template) -> None:
-    """Every loop tells the tracker what it comes to, first thing in its body, and when it begins and ends.
+    """Makes every loop report its items, at the top of its body, and when it begins and ends.
 
     Nothing that is written changes.
     """

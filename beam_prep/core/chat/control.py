@@ -10,7 +10,7 @@ from beam_prep.core.data.block import Reject
 Rule = Literal["keep", "escape", "reject"]
 
 JOINER = "\u2060"
-"""WORD JOINER: shows nothing, and behind a control token's first character it keeps the text from being one."""
+"""WORD JOINER: invisible; after a control token's first character, it keeps the text from being that token."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -20,11 +20,11 @@ def _pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What becomes of the texts of special tokens in what users wrote.
+    """The rule for texts of special tokens in what users wrote.
 
     Attributes:
         rule: `keep`: they become the special tokens (what transformers and TRL do); `escape`: an invisible character
-            behind their first one makes them plain text; `reject`: the record is rejected (`control_token`).
+            after their first one makes them plain text; `reject`: the record is rejected (`control_token`).
         controls: texts of the tokenizer's special tokens.
     """
 
@@ -48,7 +48,7 @@ class Guard:
         return value
 
     def _text(self, text: str) -> str:
-        # Escaped once, the rest may hold another token that began inside the first.
+        # After an escape, the rest may hold another token, which began inside the first.
         place = 0
         while (found := _pattern(self.controls).search(text, place)) is not None:
             if self.rule == "reject":

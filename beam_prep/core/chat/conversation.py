@@ -1,9 +1,9 @@
-"""Whole conversations: rendered once, and told apart into what each message says.
+"""Conversations that are rendered once, and the span of each message in the text.
 
-Where a template marks generation with `{% generation %}`, that is what the assistant says. Elsewhere it is derived,
-from what each piece of the text is computed from: see `spans`. A template that does something that cannot be traced is
-rendered once more, with marks around the contents; then a message is told apart where what the template writes around
-it is what it writes around any message.
+Where a template marks generation with `{% generation %}`, the blocks are the assistant's spans. Other spans are
+derived, from what each piece of the text is computed from: see `spans`. A template that does something that cannot be
+traced is rendered once more, with marks around the contents; then a message has a span only if the text around it is
+what the template writes around any message.
 """
 
 import bisect
@@ -13,23 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from beam_prep.core.chat.end_tokens import end_of_answer
+from beam_prep.core.chat.frame import Frame, frame_of, has_data
 from beam_prep.core.chat.message import Message, for_template
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
-from beam_prep.core.chat.spans import (
-    TEXT_KEYS,
-    Characters,
-    Frame,
-    Place,
-    SpanFinder,
-    end_of_answer,
-    frame_of,
-    has_data,
-)
+from beam_prep.core.chat.message_pieces import TEXT_KEYS, MessagePieces
+from beam_prep.core.chat.places import Characters, Place
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
+from beam_prep.core.chat.spans import SpanFinder
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 
 
-class Said(NamedTuple):
-    """What a message says, in characters of the whole rendering.
+class MessageSpan(NamedTuple):
+    """The span of a message, in characters of the entire rendering.
 
     Attributes:
         message: its index.
@@ -61,45 +56,45 @@ class Conversation:
     messages: Sequence[Message]
     variables: dict[str, Any]
 
-    def spans(self) -> list[Said]:
-        """What each message says: one or more ranges a message, in order of the messages."""
+    def spans(self) -> list[MessageSpan]:
+        """The spans of all messages, one or more a message, in order of the messages."""
         marks = self.template.has_generation
-        said: list[Said] = []
+        spans: list[MessageSpan] = []
         for place, message in enumerate(self.messages):
             if marks and message["role"] == "assistant":
-                said += self._marked.get(place, [Said(place, 0, 0, self.chat.generations is not None)])
+                spans += self._marked.get(place, [MessageSpan(place, 0, 0, self.chat.generations is not None)])
             else:
-                said.append(self._derived(place))
-        return said
+                spans.append(self._derived(place))
+        return spans
 
-    def after_prompt(self, first: int, prompt: str) -> Said:
-        """What follows the prompt: the messages from `first` on.
+    def after_prompt(self, first: int, prompt: str) -> MessageSpan:
+        """The span after the prompt: the messages from `first` on.
 
         Args:
             first: index of the first message after the prompt.
             prompt: the messages before it, rendered with the generation prompt.
         """
         text, last = self.chat.text, len(self.messages) - 1
-        # A prompt that ends with what a message says may end within what another one says.
+        # A prompt that ends with the text of a message may end within the text of another one.
         begins = text.startswith(prompt) and prompt.endswith(self.template.generation_prompt(**self.variables))
         if self._finder is not None:
             finder, characters = self._finder
             span = finder.prompted(first, characters.place(len(prompt)) if begins else None)
             if span is not None:
-                return Said(last, characters.of(span.start), characters.of(span.stop), True)
+                return MessageSpan(last, characters.of(span.start), characters.of(span.stop), True)
         if not self.template.has_generation:
-            return Said(last, 0, len(text), False)
-        starts = [said.start for said in self._marked.get(first, ()) if said.proven]
-        stops = [said.stop for said in self._marked.get(last, ()) if said.proven]
+            return MessageSpan(last, 0, len(text), False)
+        starts = [span.start for span in self._marked.get(first, ()) if span.proven]
+        stops = [span.stop for span in self._marked.get(last, ()) if span.proven]
         if not starts or not stops:
-            return Said(last, 0, len(text), False)
+            return MessageSpan(last, 0, len(text), False)
         start = max(starts[0], len(prompt)) if begins else starts[0]
-        return Said(last, start, end_of_answer(text, stops[-1], self.controls, self._frame.eos), True)
+        return MessageSpan(last, start, end_of_answer(text, stops[-1], self.controls, self._frame.eos), True)
 
     @functools.cached_property
-    def _marked(self) -> dict[int, list[Said]]:
+    def _marked(self) -> dict[int, list[MessageSpan]]:
         """Generation blocks by the message in whose region they begin; by what they are computed from otherwise."""
-        found: dict[int, list[Said]] = {}
+        found: dict[int, list[MessageSpan]] = {}
         blocks = self.chat.generations or []
         turns = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
         starts = [(region[0], place) for place, region in enumerate(self.chat.regions) if region is not None]
@@ -112,8 +107,8 @@ class Conversation:
             else:
                 place = self._author(start, stop)
             if not certain and place not in turns:
-                return {turn: [Said(turn, 0, 0, False)] for turn in turns}
-            found.setdefault(place, []).append(Said(place, start, stop, True))
+                return {turn: [MessageSpan(turn, 0, 0, False)] for turn in turns}
+            found.setdefault(place, []).append(MessageSpan(place, start, stop, True))
         return found
 
     def _author(self, start: int, stop: int) -> int:
@@ -130,20 +125,20 @@ class Conversation:
         }
         return authors.pop() if len(authors) == 1 else -1
 
-    def _derived(self, place: int) -> Said:
+    def _derived(self, place: int) -> MessageSpan:
         if self._finder is not None:
             finder, characters = self._finder
             span = finder.derived(place)
             if span is not None:
-                return Said(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
-        return Said(place, *(self.chat.regions[place] or (0, 0)), False)
+                return MessageSpan(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
+        return MessageSpan(place, *(self.chat.regions[place] or (0, 0)), False)
 
     @functools.cached_property
     def _frame(self) -> Frame:
         return frame_of(self.template, self.controls, self.variables)
 
     @functools.cached_property
-    def _planned(self) -> Planned | None:
+    def _planned(self) -> RenderedPieces | None:
         """The pieces of the text, with what each is computed from; None where that is not known."""
         return (
             self.chat.planned
@@ -160,34 +155,30 @@ class Conversation:
         roles = [message["role"] for message in self.messages]
         messages = [for_template(message) for message in self.messages]
         finder = SpanFinder(
-            planned.layout,
-            planned.pieces,
-            roles,
+            MessagePieces(planned.layout, planned.pieces, roles, self.template.tokens),
             self._frame,
             self.template.generation_prompt(**self.variables),
-            self.controls,
-            self.template.tokens,
             messages,
             has_data(self.variables),
-            self._otherwise,
+            self._other_outcomes,
         )
         return finder, Characters(planned.pieces)
 
-    def _otherwise(self, messages: frozenset[int]) -> dict[int, list[Planned]]:
-        """What the template writes where its tests of messages come out otherwise."""
-        if messages not in self._ways:
+    def _other_outcomes(self, messages: frozenset[int]) -> dict[int, list[RenderedPieces]]:
+        """The renderings in which tests of messages come out otherwise."""
+        if messages not in self._found_outcomes:
             planned = self.chat.planned
-            self._ways[messages] = self.template.with_other_outcomes(
+            self._found_outcomes[messages] = self.template.with_other_outcomes(
                 list(self.messages), messages, planned, **self.variables
             )
-        return self._ways[messages]
+        return self._found_outcomes[messages]
 
     @functools.cached_property
-    def _ways(self) -> dict[frozenset[int], dict[int, list[Planned]]]:
-        """By messages: see `_otherwise`."""
+    def _found_outcomes(self) -> dict[frozenset[int], dict[int, list[RenderedPieces]]]:
+        """By messages: see `_other_outcomes`."""
         return {}
 
-    def _fenced(self) -> Planned | None:
+    def _fenced(self) -> RenderedPieces | None:
         """The pieces as marks around the contents show them: see `ChatTemplate.contents`."""
         if any(
             message.get(key)
@@ -199,7 +190,7 @@ class Conversation:
         return None if places is None else _fenced(self.chat, places)
 
 
-def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> Planned:
+def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> RenderedPieces:
     """A rendering in pieces, from the ranges of its contents."""
     regions = chat.regions
     contents = [(start, stop, message) for message, ranges in enumerate(places) for start, stop in ranges]
@@ -229,11 +220,11 @@ def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> 
         marks=tuple((at, message) for at, _, message in sorted(marks)),
         generations=None,
         blind=not marks,
-        asked=frozenset(range(len(regions))),
-        decided=frozenset(),
+        tested=frozenset(range(len(regions))),
+        dependent=frozenset(),
         messages=len(regions),
         simple=False,
         stripped=frozenset(),
         assumed=True,
     )
-    return Planned(texts, layout)
+    return RenderedPieces(texts, layout)

@@ -1,12 +1,12 @@
-"""Where parts of a rendering are written: it is rendered once more with fences around them."""
+"""Finds parts of a rendering: the conversation is rendered once more, with fences around the parts."""
 
 import re
 
 from beam_prep.core.chat.message import Message
 
 FENCES = "\ufdd0", "\ufdd1"
-"""What stands for the places of contents and generation blocks in a rendering that is asked for them."""
-NUMBERED_FENCE = re.compile("([\ufdd0\ufdd1])(.)", re.DOTALL)  # a fence, and a character that stands for a message
+"""Characters that mark the beginning and the end of a content or a generation block."""
+NUMBERED_FENCE = re.compile("([\ufdd0\ufdd1])(.)", re.DOTALL)  # a fence, and the number of a message
 _FIRST_NUMBER = 0xF0000
 
 
@@ -35,7 +35,7 @@ def content_ranges(fenced: str, messages: int) -> list[list[tuple[int, int]]]:
 
 
 def generation_ranges(fenced: str, text: str) -> list[tuple[int, int]] | None:
-    """Ranges between fences, in the text without them; None where the template did not just pass them on."""
+    """Ranges between fences, in the text without them; None if the template did more than write the fences."""
     opening, closing = FENCES
     if fenced.replace(opening, "").replace(closing, "") != text or opening in text or closing in text:
         return None

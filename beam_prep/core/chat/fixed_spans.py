@@ -1,33 +1,36 @@
-"""Spans found once for all conversations that a render plan writes in the same way.
+"""Spans that are found once for all conversations with the same layout.
 
-A `PieceLayout` tells which pieces of the text are constant and where the contents are, so the spans of `conversation`
-can be had as borders of pieces, for every conversation of that layout. Where anything of it could depend on what a
-message says, there is no such table, and each text is looked at.
+A `PieceLayout` says which pieces of the text are constant and where the contents are, so the spans of every
+conversation of that layout can be given as borders of pieces. If a span could depend on what a message says, there
+are none, and each conversation is examined on its own.
 """
 
 import functools
 
+from beam_prep.core.chat.frame import frame_of
+from beam_prep.core.chat.message_pieces import MessagePieces
+from beam_prep.core.chat.places import DependsOnContent, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout
-from beam_prep.core.chat.spans import Place, Span, SpanFinder, Unclear, frame_of
+from beam_prep.core.chat.spans import SpanFinder
 from beam_prep.core.chat.template import ChatTemplate
 
 
 def _finder(
     layout: PieceLayout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
 ) -> SpanFinder:
-    if layout.blind or layout.asked:
-        raise Unclear
-    frame, prompt = frame_of(template, controls, {}), template.generation_prompt()
-    return SpanFinder(layout, layout.constants, roles, frame, prompt, controls, template.tokens)
+    if layout.blind or layout.tested:
+        raise DependsOnContent
+    pieces = MessagePieces(layout, layout.constants, roles, template.tokens)
+    return SpanFinder(pieces, frame_of(template, controls, {}), template.generation_prompt())
 
 
 @functools.lru_cache(maxsize=4096)
 def place_spans(
     layout: PieceLayout, roles: tuple[str, ...], template: ChatTemplate, controls: tuple[str, ...]
 ) -> list[Span] | None:
-    """What `Conversation.spans` gives for every conversation of a layout; all of it proven.
+    """The spans that `Conversation.spans` gives for every conversation of a layout, all of them proven.
 
-    It holds for messages of a role and a content alone.
+    They hold for messages that have only a role and a content.
 
     Args:
         layout: of the rendering.
@@ -50,7 +53,7 @@ def place_spans(
                 if derived is None:
                     return None
                 spans.append(derived)
-    except Unclear:
+    except DependsOnContent:
         return None
     return spans
 
@@ -64,7 +67,7 @@ def place_answer(
     prompt: PieceLayout,
     first: int,
 ) -> tuple[Place, Span] | None:
-    """What `Conversation.after_prompt` gives for every conversation of a layout.
+    """The span that `Conversation.after_prompt` gives for every conversation of a layout.
 
     Args:
         layout, roles, template, controls: see `place_spans`.
@@ -77,24 +80,24 @@ def place_answer(
     try:
         end = _end_of_prompt(layout, prompt, template.generation_prompt())
         span = _finder(layout, roles, template, controls).prompted(first, end)
-    except Unclear:
+    except DependsOnContent:
         return None
     return None if span is None else (end, span)
 
 
 def _end_of_prompt(layout: PieceLayout, prompt: PieceLayout, added: str) -> Place:
     """Where a prompt ends that is the beginning of each conversation of a layout."""
-    if layout.asked or prompt.asked:
-        raise Unclear
+    if layout.tested or prompt.tested:
+        raise DependsOnContent
     texts, contents = _folded(prompt)
     others, other_contents = _folded(layout)
     last = len(contents)
     if not texts[-1].endswith(added):
-        raise Unclear  # the header follows the prompt: see `Conversation.after_prompt`
+        raise DependsOnContent  # the header follows the prompt: see `Conversation.after_prompt`
     if prompt.stripped != {message for message in layout.stripped if message < prompt.messages}:
-        raise Unclear
+        raise DependsOnContent
     if contents != other_contents[:last] or texts[:-1] != others[:last] or not others[last].startswith(texts[last]):
-        raise Unclear
+        raise DependsOnContent
     return Place(contents[-1][0] + 1 if contents else 0, len(texts[last]))
 
 
@@ -108,14 +111,14 @@ def _folded(layout: PieceLayout) -> tuple[list[str], list[tuple[int, int]]]:
             contents.append((piece, message))
             texts.append("")
         else:
-            raise Unclear
+            raise DependsOnContent
     return texts, contents
 
 
 def _blocks(layout: PieceLayout, finder: SpanFinder) -> dict[int, list[Span]]:
     """Generation blocks by message."""
     if layout.generations is None:
-        raise Unclear
+        raise DependsOnContent
     found: dict[int, list[Span]] = {}
     for start, stop in layout.generations:
         inside = [
@@ -124,6 +127,6 @@ def _blocks(layout: PieceLayout, finder: SpanFinder) -> dict[int, list[Span]]:
             if region is not None and region[0] <= start and stop <= region[1]
         ]
         if len(inside) != 1 or not any(layout.constants[start:stop]):
-            raise Unclear
+            raise DependsOnContent
         found.setdefault(inside[0], []).append(Span(inside[0], Place(start, 0), Place(stop, 0)))
     return found

@@ -39,7 +39,7 @@ def _refuse_text(_: Any, *__: Any) -> Any:
 
 
 class Unwritable:
-    """What templates use and cannot write."""
+    """Base of values that templates may use, but not write."""
 
     __slots__ = ()
     __str__ = __repr__ = __format__ = _refuse_text

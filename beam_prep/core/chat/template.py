@@ -16,10 +16,11 @@ from jinja2 import nodes
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, compile_template
 from beam_prep.core.chat.fences import FENCES, NUMBERED_FENCE, content_ranges, generation_ranges, put_between_fences
 from beam_prep.core.chat.message import Message, for_template
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
 from beam_prep.core.chat.recorded.plans import Plans
 from beam_prep.core.chat.recorded.recorder import Recorder
-from beam_prep.core.chat.tracker import Tracker, guess_first_region, ignore, pass_on, regions_of
+from beam_prep.core.chat.regions import regions_of
+from beam_prep.core.chat.tracker import Tracker, ignore, pass_on
 from beam_prep.core.data.block import Reject
 
 # What data can make a template's own code raise. Anything else is a defect of ours and ends the run.
@@ -36,13 +37,13 @@ _RAISED_BY_TEMPLATES = (
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation as text, and where its parts lie (in characters).
+    """A conversation as text, with the ranges of its parts (in characters).
 
     Attributes:
         text: the entire rendering.
         regions: per message, the range that the template wrote for it, header and end marker included; None where
             that is not known for certain.
-        generations: ranges of the `{% generation %}` blocks; None where they could not be told for certain.
+        generations: ranges of the `{% generation %}` blocks; None where they are not certain.
         guessed: the first region is what was written before all others, in no message's turn.
         planned: the same in pieces, where a plan rendered it.
     """
@@ -51,7 +52,7 @@ class RenderedChat:
     regions: list[tuple[int, int] | None]
     generations: list[tuple[int, int]] | None
     guessed: bool = False
-    planned: Planned | None = field(default=None, compare=False)
+    planned: RenderedPieces | None = field(default=None, compare=False)
 
 
 class ChatTemplate:
@@ -61,15 +62,15 @@ class ChatTemplate:
         source: the template.
         special_tokens: by their names in templates.
         plans: render conversations of known patterns by recorded plans: the same texts, faster (`core.chat.recorded`).
-        date: the day that `strftime_now` tells, as "2026-11-22".
+        date: the day that `strftime_now` gives, as "2026-11-22".
 
     Attributes:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
-        frames: what `conversation` knows of the template, by its variables.
+        frames: the frames of the template, by its variables: see `frame_of`.
 
     Raises:
         TokenizerError: the template has a syntax error, or what it writes would differ from run to run: it calls
-            `strftime_now`, and no date is given; or it draws lots.
+            `strftime_now`, and no date is given; or it uses chance.
     """
 
     def __init__(
@@ -81,17 +82,17 @@ class ChatTemplate:
         self._recorder = Recorder(self._compiled, self._tokens)
         self._plans = Plans(self._recorder, self._marked) if plans else None
         self.frames: dict[str, Any] = {}
-        self._ways: dict[Any, dict[int, list[Planned]]] = {}
+        self._other_outcomes: dict[Any, dict[int, list[RenderedPieces]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 
     @property
     def has_generation(self) -> bool:
-        """Whether the template marks what the assistant says with `{% generation %}` blocks."""
+        """True if the template marks the assistant's text with `{% generation %}` blocks."""
         return self._compiled.generation
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """Short texts of its source that are no markup: what it may ask contents for."""
+        """Short texts in its source that are no markup: what it may test contents for."""
         found = {node.value for node in self._compiled.tree.find_all(nodes.Const) if isinstance(node.value, str)}
         return sorted(
             word for word in found if 0 < len(word) <= 20 and word.strip() and not set(word) & set("<>[]{}|%")
@@ -125,12 +126,12 @@ class ChatTemplate:
 
     def planned(
         self, messages: list[Message], /, add_generation_prompt: bool = False, **variables: Any
-    ) -> Planned | None:
+    ) -> RenderedPieces | None:
         """The conversation in pieces, where there is a plan for it.
 
         Returns:
-            None where plans are switched off, or none fits: then `render` and `render_chat` ask jinja. `generations`
-            of its layout are None where the template's generation blocks cannot be told from a plan.
+            None where plans are switched off, or none fits: then `render` and `render_chat` use jinja. `generations`
+            of its layout are None where a plan does not give the template's generation blocks.
         """
         if self._plans is None:
             return None
@@ -162,23 +163,23 @@ class ChatTemplate:
             rendered = rendered._replace(generations=generation_ranges(fenced, rendered.text))
         return self._chat(rendered, len(messages))
 
-    def chat_of(self, planned: Planned) -> RenderedChat | None:
-        """A planned conversation as `render_chat` gives it; None where its generation blocks cannot be told."""
+    def chat_of(self, planned: RenderedPieces) -> RenderedChat | None:
+        """A planned conversation as `render_chat` gives it; None where its generation blocks are not known."""
         if planned.layout.generations is None:
             return None
         return self._chat(in_characters(planned), planned.layout.messages, planned)
 
-    def _chat(self, rendered: RenderedText, messages: int, planned: Planned | None = None) -> RenderedChat:
+    def _chat(self, rendered: RenderedText, messages: int, planned: RenderedPieces | None = None) -> RenderedChat:
         text, marks, generations, blind = rendered
         if blind:
             return RenderedChat(text, [None] * messages, generations, planned=planned)
-        regions = regions_of(marks, messages, text, self._tokens.values())
-        guess = guess_first_region(regions, len(text))
-        if guess is None:
-            return RenderedChat(text, regions, generations, planned=planned)
-        return RenderedChat(text, [guess, *regions[1:]], generations, guessed=True, planned=planned)
+        tokens = ("", *self._tokens.values())
+        regions, guessed = regions_of(
+            marks, messages, len(text), lambda start, stop: start < stop, lambda start: text[start:].strip() in tokens
+        )
+        return RenderedChat(text, regions, generations, guessed, planned)
 
-    def provenance(self, messages: list[Message], text: str | None, /, **variables: Any) -> Planned | None:
+    def provenance(self, messages: list[Message], text: str | None, /, **variables: Any) -> RenderedPieces | None:
         """The rendering in pieces, each with what it is computed from.
 
         Args:
@@ -193,8 +194,8 @@ class ChatTemplate:
         return planned if planned is not None and text in (None, "".join(planned.pieces)) else None
 
     def with_other_outcomes(
-        self, messages: list[Message], about: frozenset[int], planned: Planned | None, /, **variables: Any
-    ) -> dict[int, list[Planned]]:
+        self, messages: list[Message], about: frozenset[int], planned: RenderedPieces | None, /, **variables: Any
+    ) -> dict[int, list[RenderedPieces]]:
         """The rendering as it is when tests of what messages say come out otherwise: see `Recorder`.
 
         Args:
@@ -204,17 +205,17 @@ class ChatTemplate:
             variables: see `render`.
         """
         key = None if planned is None else (planned.layout, about)
-        if key in self._ways:
-            return self._ways[key]
+        if key in self._other_outcomes:
+            return self._other_outcomes[key]
         found = self._recorder.with_other_outcomes(messages, {**variables, "add_generation_prompt": False}, about)
         if key is not None:
-            if len(self._ways) > 1024:
-                self._ways.clear()
-            self._ways[key] = found
+            if len(self._other_outcomes) > 1024:
+                self._other_outcomes.clear()
+            self._other_outcomes[key] = found
         return found
 
     def turns(self, messages: list[Message], /, **variables: Any) -> list[str | None]:
-        """What the template writes for each message; None where that is not known, or the template refuses them."""
+        """The text that the template writes for each message; None where that is not known, or where it raises."""
         try:
             given = [for_template(message) for message in messages]
             chat = self._chat(self._marked(given, {**variables, "add_generation_prompt": False}), len(messages))
@@ -225,7 +226,7 @@ class ChatTemplate:
     def contents(self, messages: list[Message], text: str, /, **variables: Any) -> list[list[tuple[int, int]]] | None:
         """Where each message's content is written in the rendering `text`: by rendering once more, with marks in it.
 
-        Up to three renderings, however many messages: a template may trim contents, or ask whether there is any.
+        Up to three renderings, however many messages: a template may trim contents, or test for empty ones.
 
         Returns:
             Per message its ranges: none where its content is not written, an empty one where only its end is (or it
@@ -246,7 +247,7 @@ class ChatTemplate:
         return None
 
     def generation_prompt(self, /, **variables: Any) -> str:
-        """What the template writes before an answer.
+        """The generation prompt: the text that the template writes before an answer.
 
         Raises:
             Reject: `template_error`: the template renders no lone user message.
@@ -262,7 +263,7 @@ class ChatTemplate:
         return self._prompts[key]
 
     def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> RenderedText:
-        given = [dict(message) for message in given]  # copies: one and the same may stand there twice
+        given = [dict(message) for message in given]  # copies: the same object may be in the list twice
         tracker = Tracker({id(message): place for place, message in enumerate(given)})
         text = self._run(given, tracker, variables)
         return RenderedText(text, tracker.marks, tracker.generations, tracker.blind)

@@ -1,4 +1,4 @@
-"""A block: all that came from one split of the input, with the account of every line of it (the ledger)."""
+"""A block: everything that came from one split of the input, and its ledger: what became of every line."""
 
 import functools
 import sys
@@ -13,12 +13,12 @@ from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import RunError, UserFunctionError
 
-Kind = Literal["blank", "dropped", "rejected"]
+OutcomeKind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
 OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
-"""What `Block.made` says of the run, and not of the block: the one that lay in the spool was damaged, or was not made
-in a way that this run trusts."""
+"""The entries of `Block.made` about the run rather than the block: the block in the spool was damaged, or was made in a
+way that this run does not trust."""
 TEXT_LIMIT = 1000
 """Characters of a rejected record that are kept in the rejects, and of its message."""
 
@@ -34,7 +34,7 @@ class InputFile:
         compression: "gzip", "bzip2", "zstd" or None, by the file's ending.
         version: of an object in a store: its generation or etag.
         checksum: of an object's content, as its store says it.
-        place: where a local file is opened; workers have another current folder, where `path` may be a relative one.
+        place: absolute path of a local file: `path` may be relative, and workers have another current folder.
     """
 
     path: str
@@ -48,7 +48,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A piece of work for ReadJSONL: a byte range of a plain file, or a whole compressed file.
+    """A unit of work for ReadJSONL: a byte range of a plain file, or an entire compressed file.
 
     Attributes:
         file: index of the file in the job's input.
@@ -63,7 +63,7 @@ class Split:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of every line of a block.
+    """The outcome of every line of a block.
 
     Attributes:
         raw: the block's bytes; rejects quote them.
@@ -78,7 +78,7 @@ class Ledger:
     starts: Array
     ends: Array
     status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    outcomes: list[tuple[Kind, str]] = field(default_factory=list)
+    outcomes: list[tuple[OutcomeKind, str]] = field(default_factory=list)
     messages: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,10 +86,10 @@ class Ledger:
             self.status = np.zeros(len(self.starts), np.uint8)
 
     def copy(self) -> "Ledger":
-        """One of its own for a step that takes lines out: its block may have a second consumer."""
+        """A copy, for a step that takes lines out: another step may use the same block."""
         return replace(self, status=self.status.copy(), outcomes=list(self.outcomes), messages=dict(self.messages))
 
-    def _code(self, kind: Kind, reason: str) -> int:
+    def _code(self, kind: OutcomeKind, reason: str) -> int:
         outcome = (kind, reason)
         if outcome not in self.outcomes:
             if len(self.outcomes) == 255:
@@ -101,17 +101,17 @@ class Ledger:
         return self.outcomes.index(outcome) + 1
 
     def blank(self, lines: Array) -> None:
-        """Marks empty lines."""
+        """Marks blank lines."""
         if len(lines):
             self.status[lines] = self._code("blank", "blank")
 
     def drop(self, lines: Array | int, reason: str) -> None:
-        """A rule of the config leaves these lines out; they are counted, not kept as rejects."""
+        """Marks lines that a rule of the config leaves out. They are counted, but are not rejects."""
         if np.ndim(lines) == 0 or len(lines):  # type: ignore[arg-type]
             self.status[lines] = self._code("dropped", reason)
 
     def reject(self, line: int, reason: str, message: str) -> None:
-        """A line that cannot be used; it goes to the rejects with `reason` (a short word) and `message`."""
+        """Marks a line that cannot be used. It is written to the rejects with `reason` (a short word) and `message`."""
         self.status[line] = self._code("rejected", reason)
         self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a block of rubbish has millions of the same
 
@@ -121,7 +121,7 @@ class Ledger:
         return self.raw[start : min(end, start + 4 * limit)].decode("utf-8", "replace")[:limit]
 
 
-def count_outcomes(status: Array, outcomes: list[tuple[Kind, str]]) -> dict[str, Any]:
+def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> dict[str, Any]:
     """Counts by kind and reason: {"blank": n, "dropped": {reason: n}, "rejected": {reason: n}}."""
     counts = np.bincount(status, minlength=len(outcomes) + 1)
     result: dict[str, Any] = {"blank": 0, "dropped": {}, "rejected": {}}
@@ -137,7 +137,7 @@ def count_outcomes(status: Array, outcomes: list[tuple[Kind, str]]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class BlockReceipt:
-    """What a spooled block holds. A function of the block's content and the config: no paths, no times.
+    """The contents of a spooled block in numbers. A function of the block's content and the config: no paths, no times.
 
     Attributes:
         lines: lines of the block, blank ones too.
@@ -168,7 +168,7 @@ class BlockReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a block comes from: its place in the input, and the digests of the bytes it covers.
+    """The source of a block: its byte range in the input, and the digests of these bytes.
 
     Attributes:
         file: index of the file in the job's input.
@@ -189,20 +189,20 @@ class Origin:
     digest: str
 
     @property
-    def first_line(self) -> int:
+    def first_byte(self) -> int:
         """Offset of the block's first line in the file's content."""
         return self.start + self.skip
 
 
 @dataclass(slots=True)
 class Block:
-    """What `Records`, `Rendered` and `Batch` share.
+    """The base of `Records`, `Rendered` and `Batch`.
 
     Attributes:
-        origin: where the block comes from.
-        ledger: the account of its lines.
+        origin: its source.
+        ledger: what became of each line.
         line: int32 [rows], the line of each row that is still alive.
-        receipt: set when the spool already has this block: then there are no rows, and nothing is left to do.
+        receipt: of a block that the spool already has: then there are no rows, and steps do nothing.
         made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
             reference. For `run.json`, and kept with spooled blocks, but for `OF_THIS_RUN`.
     """
@@ -218,17 +218,17 @@ class Block:
         return self._place(int(self.line[row]))
 
     def _place(self, line: int) -> str:
-        offset = self.origin.first_line + int(self.ledger.starts[line])
+        offset = self.origin.first_byte + int(self.ledger.starts[line])
         return f"{self.origin.source.path} (byte offset {offset})"
 
     def check(self, step: str) -> None:
-        """Whether each line without an outcome is one row, in order, and all that a row has is there.
+        """Checks that each line without an outcome is one row, in order, and that every column has all rows.
 
         Args:
-            step: what was done, for the message.
+            step: the step, for the message.
 
         Raises:
-            RunError: rows were lost, or came twice, without a word in the ledger.
+            RunError: rows were lost or doubled, and the ledger does not say so.
         """
         living = np.flatnonzero(self.ledger.status == ALIVE)
         if not np.array_equal(living, self.line):
@@ -243,7 +243,7 @@ class Block:
                 raise RunError(f"{step} a block of {len(self)} rows with {count} of {name}: wanted as many of each")
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
-        """(what, how many) of all of which there is one a row."""
+        """(name, length) of everything that has one entry a row."""
         return iter(())
 
     def __len__(self) -> int:
@@ -251,7 +251,7 @@ class Block:
 
 
 class Reject(Exception):
-    """Raised while a record is worked on: the record cannot be used. Not an error of the run."""
+    """Raised by a step: the record cannot be used. Not an error of the run."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(reason, message)
@@ -265,7 +265,7 @@ P = ParamSpec("P")
 
 
 def step(work: Callable[Concatenate[B, P], C]) -> Callable[Concatenate[B, P], C]:
-    """A step of the chain: what it is given, maybe by a step of the user's own, and what it gives are checked."""
+    """Decorates a step of the chain: the block that it takes, maybe from a user's step, and its result are checked."""
 
     @functools.wraps(work)
     def checked(block: B, /, *args: P.args, **options: P.kwargs) -> C:

@@ -1,8 +1,8 @@
 """Records of a block as columns: parsed by Arrow, rendered without an object a record or a message.
 
-Only records of the plain kind come this way: of one text, or one list of messages, each a role and a content; and of
-fields of plain values. Whatever else a block holds, and whatever Arrow's parser might take for something else than
-`records.parse` does, sends the whole block there.
+This is for plain records: one text, or one list of messages with a role and a content each; all other fields hold
+plain values. A block with anything else, or with anything that Arrow's parser might read in another way than
+`records.parse`, is parsed by `records.parse`.
 """
 
 import functools
@@ -23,34 +23,34 @@ from beam_prep.core.data.ragged import Array, Ragged, check_narrow, narrow, offs
 _KEYS = {"role", "content"}
 _SEEN_BY_TEMPLATES = ("tools", "chat_template_kwargs")
 _SAMPLED = 64
-"""Lines whose fields and types are taken for those of the block. What is different in another ends in `parse`."""
+"""The fields and types of these lines are expected of the entire block. If a line differs, `parse` takes the block."""
 
-_NULL_BEHIND = re.compile(rb"\}[ \t\r]*null")
+_NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 _SPACES = np.frombuffer(b" \t\r", np.uint8)
 
-# First bytes, or first two, of white space beyond ASCII; and where its last but one byte is one of these.
+# White space beyond ASCII: its first two bytes, and its last byte but one.
 _SPACE_BEGINS = ((0xC2, 0x85), (0xC2, 0xA0), (0xE1, 0x9A), (0xE2, 0x80), (0xE2, 0x81), (0xE3, 0x80))
 _SPACE_ENDS = (0xC2, 0x9A, 0x80, 0x81)
 
-Kind = Literal["texts", "chats"]
+RecordKind = Literal["texts", "chats"]
 
 
 class Wanted(NamedTuple):
-    """Which records are parsed as columns: those whose `field` is a text, or a list of messages."""
+    """The records to parse as columns: those whose `field` is a text, or a list of messages."""
 
-    kind: Kind
+    kind: RecordKind
     field: str
 
 
 class Texts(OnDemand[str]):
-    """Texts in one array, which become Python's when they are asked for.
+    """Texts in one array. They become Python strings when they are accessed.
 
     Attributes:
-        array: Arrow strings. A null counts as empty where lengths are told.
+        array: Arrow strings. The length of a null is 0.
     """
 
     def __init__(self, array: pa.StringArray, characters: Array | None = None) -> None:
-        """Of an array, and the lengths of its texts where they are known."""
+        """From an array, and the lengths of its texts if they are known."""
         self.array = array
         if characters is not None:
             self.characters = characters
@@ -71,7 +71,7 @@ class Texts(OnDemand[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, places: Array) -> "Texts":
-        """Some of them, in that order."""
+        """The texts at these places, in that order."""
         return Texts(self.array.take(pa.array(places)))
 
     @functools.cached_property
@@ -90,7 +90,7 @@ class Texts(OnDemand[str]):
         return np.asarray(pc.fill_null(pc.utf8_length(self.array), 0)).astype(np.int64)
 
 
-# What `Texts` know of themselves, of any texts.
+# The same measures of any sequence of texts.
 
 
 def characters(texts: Sequence[str]) -> Array:
@@ -106,12 +106,12 @@ def sizes(texts: Sequence[str]) -> Array:
 
 
 def measure(texts: Sequence[str]) -> Array:
-    """int64: how long texts are, in bytes or in characters, whichever is known sooner."""
+    """int64: lengths of texts, in bytes or in characters, whichever is faster."""
     return sizes(texts) if isinstance(texts, Texts) else characters(texts)
 
 
 def take(texts: Sequence[str], places: Array) -> Sequence[str]:
-    """Some texts, in that order."""
+    """The texts at these places, in that order."""
     return texts.take(places) if isinstance(texts, Texts) else [texts[place] for place in places.tolist()]
 
 
@@ -121,24 +121,24 @@ class Columns:
 
     Attributes:
         kind: see `Wanted`.
-        field: of each record, which holds its text or its messages.
+        field: the field of each record that holds its text or its messages.
         table: the records as Arrow parsed them.
         offsets: int64 [rows + 1], borders of rows, in texts.
-        text: of each record its text, or the contents of its messages.
+        text: the text of each record, or the contents of its messages.
         role: int32 [texts], codes of the messages' roles.
-        whole: bool [rows]: no text is missing, and no field that chat templates see is there.
+        plain: bool [rows]: no text is missing, and no other field that chat templates use is set.
     """
 
-    kind: Kind
+    kind: RecordKind
     field: str
     table: pa.Table
     offsets: Array
     text: Texts
     role: Array
-    whole: Array
+    plain: Array
 
     def __len__(self) -> int:
-        return len(self.whole)
+        return len(self.plain)
 
     def strings(self, field: str) -> list[str | None] | None:
         """A field's texts; None where it is no field of texts."""
@@ -148,7 +148,7 @@ class Columns:
         return found
 
     def take(self, rows: Array) -> "Columns":
-        """Some of the rows, where each is one text.
+        """Rows by number, where each is one text.
 
         Raises:
             ValueError: they are chats.
@@ -158,33 +158,33 @@ class Columns:
         table = self.table.take(pa.array(rows))
         text = Texts(table[self.field].combine_chunks())
         offsets = np.arange(len(rows) + 1)
-        return replace(self, table=table, text=text, offsets=offsets, role=self.role[rows], whole=self.whole[rows])
+        return replace(self, table=table, text=text, offsets=offsets, role=self.role[rows], plain=self.plain[rows])
 
     def patterns(self) -> list[Array]:
-        """The rows (ascending) of each sequence of roles that there is, of rows that are `whole` and have messages."""
+        """The rows (ascending) of each sequence of roles in the block, of rows that are `plain` and have messages."""
         found: dict[bytes, list[int]] = {}
         codes, borders = self.role.tobytes(), (self.offsets * self.role.itemsize).tolist()
-        for row in np.flatnonzero(self.whole & (np.diff(self.offsets) > 0)).tolist():
+        for row in np.flatnonzero(self.plain & (np.diff(self.offsets) > 0)).tolist():
             found.setdefault(codes[borders[row] : borders[row + 1]], []).append(row)
         return [np.array(rows, np.int64) for rows in found.values()]
 
     def ends(self) -> tuple[Array, Array]:
-        """bool [texts], twice: the text certainly begins, and ends, with something else than white space."""
+        """(bool [texts], bool [texts]): the text certainly does not begin, and does not end, with white space."""
         data, borders = self.text.data
-        some = np.flatnonzero(borders[1:] > borders[:-1])
+        filled = np.flatnonzero(borders[1:] > borders[:-1])
         data = np.concatenate([np.zeros(1, np.uint8), data, np.zeros(1, np.uint8)])  # so that each byte has neighbours
-        first, second = data[borders[some] + 1], data[borders[some] + 2]
+        first, second = data[borders[filled] + 1], data[borders[filled] + 2]
         unclear = first <= 0x20
         for one, two in _SPACE_BEGINS:
             unclear |= (first == one) & (second == two)
-        last, before = data[borders[some + 1]], data[borders[some + 1] - 1]
+        last, before = data[borders[filled + 1]], data[borders[filled + 1] - 1]
         begins, ends = np.zeros((2, len(self.text)), bool)
-        begins[some] = ~unclear
-        ends[some] = ~((last <= 0x20) | ((last >= 0x80) & np.isin(before, _SPACE_ENDS)))
+        begins[filled] = ~unclear
+        ends[filled] = ~((last <= 0x20) | ((last >= 0x80) & np.isin(before, _SPACE_ENDS)))
         return begins, ends
 
     def rows_with(self, pattern: re.Pattern[bytes]) -> Array:
-        """bool [rows]: a text has what a pattern matches, or may have it (it may also lie across two texts)."""
+        """bool [rows]: a text may match a pattern. (A match across two texts counts too.)"""
         data, borders = self.text.data
         found = np.zeros(len(self), bool)
         by_row = borders[self.offsets]
@@ -200,13 +200,13 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
     Args:
         raw: the block.
         starts, ends: int64 [lines], borders of its lines, without those that are blank.
-        wanted: of which kind the records are.
+        wanted: the kind of the records.
 
     Returns:
-        None where a line is something else, or wrong, or may be.
+        None if a line is, or may be, something else or invalid.
     """
     view = np.frombuffer(raw, np.uint8)
-    # So each object ends in its line: behind "}" only another object can begin with "{".
+    # So each object ends in its line: after "}" only another object can begin with "{".
     if not len(starts) or (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
         return None
     if len(raw) >= 1 << 27 or _null_between(view, raw):
@@ -237,11 +237,11 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
     roles, contents = messages.field("role"), messages.field("content")
     offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64))
     missing = _nulls(roles) | _nulls(contents)
-    whole = Ragged(missing, offsets).sums(missing.astype(np.int64)) == 0
+    plain = Ragged(missing, offsets).sums(missing.astype(np.int64)) == 0
     for name in set(_SEEN_BY_TEMPLATES) & set(table.column_names):
-        whole &= _nulls(table[name])
+        plain &= _nulls(table[name])
     codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
-    return Columns(*wanted, table, offsets, Texts(contents), codes, whole)
+    return Columns(*wanted, table, offsets, Texts(contents), codes, plain)
 
 
 def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
@@ -249,15 +249,15 @@ def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
 
 
 def _null_between(view: Array, raw: bytes) -> bool:
-    """Whether a null may follow a record in its line: Arrow's parser would take the process with it."""
-    behind = np.flatnonzero(view[:-2] == ord("}"))
-    one, two = view[behind + 1], view[behind + 2]
+    """True if a null may follow a record in its line: Arrow's parser would crash the process."""
+    closed = np.flatnonzero(view[:-2] == ord("}"))
+    one, two = view[closed + 1], view[closed + 2]
     maybe = (one == ord("n")) | (np.isin(one, _SPACES) & ((two == ord("n")) | np.isin(two, _SPACES)))
-    return any(_NULL_BEHIND.match(raw, place) for place in behind[maybe].tolist())
+    return any(_NULL_AFTER.match(raw, place) for place in closed[maybe].tolist())
 
 
 def _objects_with(view: Array, first: str) -> int:
-    """How many objects begin with a key. Inside of strings nothing looks like it: their quotes are escaped."""
+    """The number of objects that begin with a key. Nothing in a string looks like one: its quotes are escaped."""
     wanted = np.frombuffer(b'"%b"' % first.encode(), np.uint8)
     places = np.flatnonzero(view[: max(0, len(view) - len(wanted) - 1)] == ord("{")) + 1
     places += view[places] == ord(" ")
@@ -267,13 +267,13 @@ def _objects_with(view: Array, first: str) -> int:
 
 
 def _finite(table: pa.Table) -> bool:
-    """Whether no number is what JSON does not know, and Arrow does: NaN, Infinity."""
+    """False if a number is NaN or Infinity, which Arrow reads and JSON does not have."""
     numbers = [column for column in table.columns if pa.types.is_floating(column.type)]
     return all(pc.all(pc.is_finite(column)).as_py() is not False for column in numbers)
 
 
 def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
-    """The fields of some records, which are the wanted one and plain values."""
+    """The fields of these records: the wanted one, and others with plain values. None if there are more."""
     fields: dict[str, pa.DataType] = {}
     orders: set[tuple[str, ...]] = set()
     for line in lines:
@@ -306,12 +306,12 @@ _TYPES = {str: pa.string(), int: pa.float64(), float: pa.float64(), bool: pa.boo
 
 
 def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Array) -> Texts:
-    """Texts put together.
+    """Joins texts.
 
     Args:
         texts: of messages.
-        constants: what stands between them.
-        pieces: int64, one row a result: indexes into `texts`, and behind its end into `constants`.
+        constants: the texts between them.
+        pieces: int64, one row a result: indexes into `texts`, and from its length on into `constants`.
         characters: int64, lengths of the results.
 
     Raises:
@@ -327,7 +327,7 @@ def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Arr
 
 
 def concat(texts: Sequence[str], others: Texts) -> Texts:
-    """Texts, and others behind them.
+    """Texts, then others.
 
     Raises:
         RunError: they take more bytes than an array of texts holds.
@@ -339,6 +339,6 @@ def concat(texts: Sequence[str], others: Texts) -> Texts:
 
 
 def end_with(texts: Texts, end: str, always: bool) -> Texts:
-    """Texts with an end; those that have it already only if `always`."""
+    """Texts with an end appended; to those that already have it only if `always`."""
     ends = pa.scalar(end) if always else pc.if_else(pc.ends_with(texts.array, end), "", end)
     return Texts(pc.binary_join_element_wise(texts.array, ends, ""))

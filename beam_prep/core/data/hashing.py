@@ -1,7 +1,7 @@
 """Digests of inputs that do not depend on how the input was split.
 
 A binary hash tree over chunks of 64 KB, as in RFC 6962 (section 2.1): a split that begins at a multiple of the chunk
-gives a few whole subtrees, and the subtrees of all splits, in order, give the digest of the file.
+gives a few complete subtrees, and the subtrees of all splits, in order, give the digest of the file.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ CHUNK = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A whole subtree: 2**level chunks from chunk `index * 2**level` on."""
+    """A complete subtree: 2**level chunks from chunk `index * 2**level` on."""
 
     index: int
     level: int
@@ -31,7 +31,7 @@ def _push(stack: list[Node], node: Node) -> None:
 
 
 def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK, head: bytes = b"") -> tuple[Node, ...]:
-    """The largest whole subtrees over `head + data`, which begins at byte `start` of a file, a multiple of `chunk`."""
+    """The largest complete subtrees over `head + data`, from byte `start` of a file on, a multiple of `chunk`."""
     if start % chunk:
         raise ValueError(f"start {start} is no multiple of {chunk}")
     view, before = memoryview(data), len(head)

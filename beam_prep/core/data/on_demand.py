@@ -1,4 +1,4 @@
-"""Sequences whose elements are made when they are asked for."""
+"""Sequences whose elements are made when they are accessed."""
 
 from collections.abc import Sequence
 from typing import TypeVar, overload
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class OnDemand(Sequence[T]):
-    """A subclass says how long it is, and makes the element at a place from 0 on."""
+    """A subclass defines `__len__`, and `_at`, which makes the element at an index from 0 on."""
 
     def _at(self, index: int) -> T:
         raise NotImplementedError

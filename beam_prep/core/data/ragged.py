@@ -35,10 +35,10 @@ def narrow(offsets: Array) -> Array:
 
 
 def check_narrow(size: int, what: str) -> None:
-    """Whether borders up to `size` can be int32: Arrow itself does not always say when they cannot.
+    """Checks that borders up to `size` fit int32: Arrow itself does not always notice when they do not.
 
     Raises:
-        RunError: they cannot.
+        RunError: they do not.
     """
     if size > MAX_NARROW:
         raise RunError(
@@ -50,6 +50,12 @@ def check_narrow(size: int, what: str) -> None:
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
     """n rows over one flat array: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    >>> rows = bp.Ragged.from_lists([[5, 6, 7], [], [8]])
+    >>> rows.flat.tolist(), rows.offsets.tolist()
+    ([5, 6, 7, 8], [0, 3, 3, 4])
+    >>> rows.take(rows.lengths > 0).to_lists()
+    [[5, 6, 7], [8]]
 
     Attributes:
         values: the rows one after the other: an array of any dtype, or a `Ragged` (rows of lists, as in rollouts).
@@ -186,11 +192,11 @@ class Ragged:
         """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them). 0 for an empty row."""
         flat = self.flat if flat is None else flat
         borders = self.values.offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
-        some = borders[1:] > borders[:-1]
+        filled = borders[1:] > borders[:-1]
         totals = np.zeros(len(self), np.int64)
-        if some.any():
-            # Sums from each border to the next one that is given: rows without values lie between no two.
-            totals[some] = np.add.reduceat(flat, borders[:-1][some], dtype=np.int64)
+        if filled.any():
+            # `reduceat` sums from each given border to the next, so empty rows are left out.
+            totals[filled] = np.add.reduceat(flat, borders[:-1][filled], dtype=np.int64)
         return totals
 
     def to_lists(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a config asks for, in the words of the core: sections of a record, outputs of a row, columns of a shard."""
+"""The data model of a config: sections of a record, outputs of a row, columns of a shard."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,14 +9,18 @@ IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
 
 RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
-"""Names that a user's column cannot have: those of columns that we add, and those that formats keep beside columns."""
+"""Names that a user's column cannot have: those of added columns, and those that formats use besides columns."""
 
 Action = Literal["train", "mask", "$role", "$last", "value"]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One field of a record, and what is done with it (DESIGN, "Masks").
+    """One field of a record, and what is done with it.
+
+    >>> prompt, answer = bp.Section("prompt", "mask"), bp.Section("response", "train")
+    >>> prompt.template is None
+    True
 
     Attributes:
         field: the record's key.
@@ -37,11 +41,15 @@ class Section:
 class Output:
     """One sequence (or list of sequences, or list of values) of every row, and the name of its mask.
 
+    >>> messages = bp.Section("messages", "$role", template="conversation")
+    >>> bp.Output("sequence", "ids", (messages,), mask_name="loss_mask").trains
+    True
+
     Attributes:
         name: the column of the ids (or values).
         kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row).
-        sections: where it comes from, in order.
-        mask_name: the column of the mask; None where the config makes a mask needless.
+        sections: its parts, in order.
+        mask_name: the column of the mask; None if the config needs no mask.
         joint: text sections are joined before they are encoded.
     """
 
@@ -57,27 +65,30 @@ class Output:
 
     @property
     def trains(self) -> bool:
-        """Whether any of its tokens can be trained on."""
+        """True if any of its tokens can be trained on."""
         return any(section.action in ("train", "$role", "$last") for section in self.sections)
 
     @property
     def conversation(self) -> bool:
-        """Whether its messages are rendered as one conversation."""
+        """True if its messages are rendered as one conversation."""
         return any(section.template == "conversation" for section in self.sections)
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How text becomes pieces, beyond the sections.
+    """The rules that turn text into pieces, beyond the sections.
+
+    >>> bp.TextRules(eos="if_missing", bos="strip").control_tokens
+    'keep'
 
     Attributes:
-        eos: end standard (text) rows with the EOS token's text: `never`, `if_missing`, `always`.
+        eos: rows of plain text end with the text of the EOS token: `never`, `if_missing`, `always`.
         bos: the BOS at the head of a rendered conversation: `keep` it, `strip` it, or strip it and let the
             `tokenizer` add its own special tokens.
-        implicit_prompt: (preference) the longest common beginning of both sides is the prompt.
-        chat_template: in place of the tokenizer's own.
+        implicit_prompt: (preference) the longest common prefix of both sides is the prompt.
+        chat_template: replaces the tokenizer's own.
         control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
-        date: the day that a chat template is told when it asks (`strftime_now`), as "2026-11-22".
+        date: the result of `strftime_now` in a chat template, as "2026-11-22".
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -92,6 +103,9 @@ class TextRules:
 class Column:
     """One column of a shard.
 
+    >>> bp.Column("loss_mask", "bool", 1, "mask", of="sequence").role
+    'mask'
+
     Attributes:
         name: its key in every format.
         dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
@@ -100,7 +114,7 @@ class Column:
             `attention` (1 where there is a token, 0 where there is padding), `position`, `lengths` (of the documents
             in a packed row).
         of: for a mask or labels, the column of ids that it belongs to.
-        shifted: for labels: label i belongs to the token behind input i.
+        shifted: for labels: label i belongs to the token after input i.
     """
 
     name: str
@@ -112,7 +126,7 @@ class Column:
 
 
 def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the names under which columns are to be written: (column, problem), in words.
+    """The problems of the names under which columns are to be written: (column, problem).
 
     Args:
         names: column -> its new name; columns that are not in it keep theirs.

@@ -1,12 +1,12 @@
-"""The fast way to encode, behind a gate: gigatoken in place of the reference, byte lengths in place of its offsets.
+"""The fast encoder, used only after a check: gigatoken instead of the reference, offsets from byte lengths.
 
-What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `Fast` is used only where its
-ids equal the reference's on all probes, and `core.tokens.tokenize.tokenize` has the reference encode a sample of every
-block, too.
+What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `FastEncoder` is used only if
+its ids equal the reference's on all probes, and `core.tokens.tokenize.tokenize` has the reference encode a sample of
+every block, too.
 
-Neither fast path gives character offsets. Where every token stands for bytes of the text (byte-level vocabularies),
-they are running sums of the tokens' byte lengths. Equal sums prove nothing where a normaliser may change the text, so
-the text must be one that it leaves alone; else the reference encodes it.
+Neither fast path gives character offsets. Where every token represents bytes of the text (byte-level vocabularies),
+offsets are running sums of the tokens' byte lengths. Equal sums prove nothing where a normaliser may change the text.
+So the normaliser must leave the text unchanged; otherwise the reference encodes it.
 """
 
 import functools
@@ -23,6 +23,7 @@ import numpy as np
 
 from beam_prep.core.data.columns import Texts, characters, sizes, take
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
@@ -59,8 +60,8 @@ PROBES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Bytes:
-    """How many bytes of text each token stands for.
+class _TokenBytes:
+    """How many bytes of text each token represents.
 
     Attributes:
         lengths: int32 [ids].
@@ -71,12 +72,12 @@ class _Bytes:
     normalised: bool
 
     def keeps(self, text: str) -> bool:
-        """Whether the normaliser leaves a text alone."""
+        """True if the normaliser does not change a text."""
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
 
 @functools.lru_cache(maxsize=4)
-def _bytes_of(tokenizer: Tokenizer) -> _Bytes | None:
+def _token_bytes(tokenizer: Tokenizer) -> _TokenBytes | None:
     """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
     backend = tokenizer.reference
     normaliser = _state(backend.normalizer)
@@ -88,13 +89,13 @@ def _bytes_of(tokenizer: Tokenizer) -> _Bytes | None:
         return None
     if any(step.get("add_prefix_space") for step in steps):
         return None
-    # Each character of a byte-level token stands for one byte; an added token is the text that it says.
+    # Each character of a byte-level token represents one byte; an added token is its own text.
     lengths = np.zeros(tokenizer.max_id + 1, np.int32)
     vocabulary = backend.get_vocab(with_added_tokens=False)
     lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
     for number, token in backend.get_added_tokens_decoder().items():
         lengths[number] = len(token.content.encode())
-    return _Bytes(lengths, normaliser is not None)
+    return _TokenBytes(lengths, normaliser is not None)
 
 
 def _state(part: Any) -> Any:
@@ -103,10 +104,10 @@ def _state(part: Any) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids that the reference puts before and behind a text; None where it does something else."""
-    plain, whole = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
-    at = next((at for at in range(len(whole) + 1) if whole[at : at + len(plain)] == plain), None)
-    return None if at is None or not plain else (whole[:at], whole[at + len(plain) :])
+    """The ids that the reference puts before and after a text; None if it does anything else."""
+    plain, full = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
+    at = next((at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain), None)
+    return None if at is None or not plain else (full[:at], full[at + len(plain) :])
 
 
 @functools.lru_cache(maxsize=4)
@@ -134,13 +135,13 @@ class _Unsupported(Exception):
 
 
 @dataclass
-class Fast:
+class FastEncoder:
     """An `Encoder` that gives what `Tokenizer` gives, faster.
 
     Attributes:
         tokenizer: the reference.
         backend: what makes ids: `gigatoken`, or `transformers` (then only offsets are made another way).
-        fell_back: texts that the reference had to encode, since they may differ from what their tokens stand for.
+        fell_back: texts that the reference had to encode, since they may differ from what their tokens represent.
     """
 
     tokenizer: Tokenizer
@@ -157,9 +158,11 @@ class Fast:
         ids = Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
         return self._with_special_tokens(ids) if add_special_tokens else ids
 
-    def encode_spans(self, texts: Sequence[str], add_special_tokens: bool, spans: Array) -> tuple[Ragged, Array]:
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
-        table = _bytes_of(self.tokenizer)
+        table = _token_bytes(self.tokenizer)
         if table is None or not texts or (add_special_tokens and _around_text(self.tokenizer) is None):
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
@@ -167,37 +170,39 @@ class Fast:
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = list(take(texts, wide))
-        # Tokens seldom stand for 2 GB of text, and sums of half the size take half the time.
+        # Tokens rarely represent 2 GB of text, and sums of half the size take half the time.
         most = len(ids.flat) * int(table.lengths.max(initial=0))
         ends = np.cumsum(table.lengths.take(ids.flat), dtype=np.int32 if most <= MAX_NARROW else np.int64)
         totals = np.zeros(len(ids) + 1, np.int64)
         totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
         lossless = np.diff(totals) == in_bytes
         lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
-        tokens = _overlapping(ids, ends, totals, _in_bytes(others, wide, spans))
+        tokens = _overlapping(ids, ends, totals, spans.text, *_in_bytes(others, wide, spans))
         if add_special_tokens:
             ids = self._with_special_tokens(ids)
-            tokens += len((_around_text(self.tokenizer) or ([], []))[0])
-        tokens[spans[:, 1] >= spans[:, 2]] = 0
+            before = len((_around_text(self.tokenizer) or ([], []))[0])
+            tokens = TokenSpans(tokens.start + before, tokens.stop + before)
+        empty = spans.start >= spans.stop
+        tokens.start[empty] = tokens.stop[empty] = 0
         if lossless.all():
             return ids, tokens
         return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
 
     def _with_special_tokens(self, ids: Ragged) -> Ragged:
         around = _around_text(self.tokenizer)
-        assert around is not None  # the gate lets no other through
+        assert around is not None  # `choose` accepts no other tokenizer
         return _around(ids, *around)
 
     def _with_reference(
-        self, texts: Sequence[str], special: bool, spans: Array, ids: Ragged, tokens: Array, lossy: Array
-    ) -> tuple[Ragged, Array]:
-        """The texts of a bool mask are the reference's."""
+        self, texts: Sequence[str], special: bool, spans: CharSpans, ids: Ragged, tokens: TokenSpans, lossy: Array
+    ) -> tuple[Ragged, TokenSpans]:
+        """Replaces the ids and tokens of the texts of a bool mask by the reference's."""
         places = np.flatnonzero(lossy)
         self.fell_back += len(places)
-        mine = lossy[spans[:, 0]]
-        theirs = spans[mine]
-        theirs[:, 0] = np.searchsorted(places, theirs[:, 0])
-        found, tokens[mine] = self.tokenizer.encode_spans([texts[place] for place in places.tolist()], special, theirs)
+        mine = lossy[spans.text]
+        theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
+        found, encoded = self.tokenizer.encode_spans([texts[place] for place in places.tolist()], special, theirs)
+        tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
         order = np.arange(len(texts))
         order[places] = len(texts) + np.arange(len(places))
         return Ragged.concat([ids, found]).take(order), tokens
@@ -216,51 +221,51 @@ def _inputs(texts: Sequence[str]) -> Any:
     return awkward.Array(layout.ListOffsetArray(offsets, letters, parameters={"__array__": "string"}))
 
 
-def _around(ids: Ragged, before: list[int], behind: list[int]) -> Ragged:
-    """Every row with the same ids before and behind it."""
-    if not before and not behind:
+def _around(ids: Ragged, before: list[int], after: list[int]) -> Ragged:
+    """Every row with the same ids before and after it."""
+    if not before and not after:
         return ids
-    # In order of the rows, so that between two of them what ends the one stands before what begins the other.
-    places = np.column_stack([ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(behind)).ravel()
-    flat = np.insert(ids.flat, places, np.tile(np.array(before + behind, np.int32), len(ids)))
-    return Ragged.from_lengths(flat, ids.lengths + len(before) + len(behind))
+    # In order of the rows: between two of them, the ids that end the one come before those that begin the other.
+    places = np.column_stack([ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(after)).ravel()
+    flat = np.insert(ids.flat, places, np.tile(np.array(before + after, np.int32), len(ids)))
+    return Ragged.from_lengths(flat, ids.lengths + len(before) + len(after))
 
 
-def _in_bytes(texts: Sequence[str], places: Array, spans: Array) -> Array:
-    """Spans with places in bytes (UTF-8) instead of characters.
+def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Array, Array]:
+    """First byte (UTF-8) and one past the last of spans of characters.
 
     Args:
         texts: those that are not ASCII.
-        places: int64, ascending: their numbers in spans.
-        spans: int64 [spans, 3], see `Encoder`.
+        places: int64, ascending: their numbers in `spans.text`.
+        spans: of all texts.
     """
-    mine = np.flatnonzero(np.isin(spans[:, 0], places))
+    mine = np.flatnonzero(np.isin(spans.text, places))
     if not len(mine):
-        return spans
+        return spans.start, spans.stop
     data = np.frombuffer("".join(texts).encode(), np.uint8)
     # Where each character begins, and the last one ends.
     begins = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
-    first = offsets_of(characters(texts))[np.searchsorted(places, spans[mine, 0])]
-    spans = spans.copy()
-    spans[mine, 1:] = begins[first[:, None] + spans[mine, 1:]] - begins[first][:, None]
-    return spans
+    first = offsets_of(characters(texts))[np.searchsorted(places, spans.text[mine])]
+    start, stop = spans.start.copy(), spans.stop.copy()
+    for borders in (start, stop):
+        borders[mine] = begins[first + borders[mine]] - begins[first]
+    return start, stop
 
 
-def _overlapping(ids: Ragged, ends: Array, totals: Array, spans: Array) -> Array:
-    """int64 [spans, 2]: the tokens of each text that overlap ranges of its bytes.
+def _overlapping(ids: Ragged, ends: Array, totals: Array, text: Array, start: Array, stop: Array) -> TokenSpans:
+    """The tokens of texts that overlap ranges of their bytes.
 
     Args:
         ids: ids of the texts.
         ends: int64 [tokens]: bytes up to the end of each token, over all texts.
         totals: int64 [texts + 1]: bytes before each text.
-        spans: int64 [spans, 3]: text, first byte, one past the last.
+        text, start, stop: int64 [ranges]: index of the text, first byte, one past the last.
     """
-    text, start, stop = spans.T
     # In the type of `ends`, which would be copied otherwise.
     start, stop = (start + totals[text]).astype(ends.dtype), (stop + totals[text]).astype(ends.dtype)
     first = np.searchsorted(ends, start, side="right")
     last = np.searchsorted(ends, stop, side="left") + 1
-    return np.asarray(np.stack([first, last], axis=1) - ids.offsets[text][:, None])
+    return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
 
 
 def _parallel() -> bool:
@@ -271,22 +276,22 @@ def _parallel() -> bool:
 def choose(
     tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True
 ) -> tuple[Literal["transformers", "gigatoken"], str | None]:
-    """The gate when a pipeline is built: which backend encodes.
+    """Chooses the backend that encodes, when a pipeline is built.
 
     Args:
         tokenizer: the reference.
         backend: `auto`: gigatoken where its ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
-        spans: whether tokens of spans will be asked for.
+        spans: tokens of spans will be encoded, too.
 
     Returns:
         `gigatoken` or `transformers`; and why it is not gigatoken, where that was wanted.
 
     Raises:
-        TokenizerError: `gigatoken` was asked for, and cannot be used.
+        TokenizerError: `gigatoken` is wanted, and cannot be used.
     """
     if spans:
-        _bytes_of(tokenizer)  # made once, for worker processes that are forked after this
+        _token_bytes(tokenizer)  # made once, for worker processes that are forked after this
     _chosen[tokenizer] = "transformers"
     if backend == "transformers":
         return backend, None
@@ -306,7 +311,7 @@ _chosen: dict[Tokenizer, str] = {}
 
 
 def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
-    fast = Fast(tokenizer, "gigatoken")
+    fast = FastEncoder(tokenizer, "gigatoken")
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
@@ -329,8 +334,8 @@ def name_of(backend: str) -> str:
     return f"{name} {importlib.metadata.version(name)}"
 
 
-def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
-    """What encodes in a worker: the reference where this machine has no gigatoken."""
+def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
+    """The encoder of a worker; it uses the reference if this machine has no gigatoken."""
     if backend == INHERITED:
         backend = _chosen[tokenizer]
     if backend == "gigatoken":
@@ -338,4 +343,4 @@ def encoder_of(tokenizer: Tokenizer, backend: str) -> Fast:
             _gigatoken(tokenizer)
         except _Unsupported:
             backend = "transformers"
-    return Fast(tokenizer, "gigatoken" if backend == "gigatoken" else "transformers")
+    return FastEncoder(tokenizer, "gigatoken" if backend == "gigatoken" else "transformers")

@@ -1,8 +1,8 @@
-"""Resolved tokenizers that this user keeps: transformers takes two seconds for the same answer.
+"""The cache of this user's resolved tokenizers: transformers takes two seconds for the same answer.
 
-An answer is used again only where all that it follows from is the same: the bytes of the folder's files, the versions
-of the libraries that read them, and our own code that asks. The files that it stands for are compared with their
-digest whenever they are read. They lie in a folder that nobody else can write to; what lies elsewhere proves nothing.
+An answer is used again only if everything it depends on is the same: the bytes of the folder's files, the versions of
+the libraries that read them, and our own code. The resolved files are compared with their digest whenever they are
+read. They are in a folder that nobody else can write to; files anywhere else are not trusted.
 """
 
 import atexit
@@ -27,8 +27,8 @@ from beam_prep.errors import TokenizerError
 
 log = logging.getLogger("beam_prep")
 
-MARK = "beam_prep.json"
-FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", MARK)
+FACTS_FILE = "beam_prep.json"
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", FACTS_FILE)
 """The files of a resolved tokenizer; it need not have a template."""
 
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf", "mistral-common", "jinja2")
@@ -38,12 +38,12 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 _MOST_BYTES = 256 << 20
 
 
-class Known(NamedTuple):
+class ResolvedTokenizer(NamedTuple):
     """A resolved tokenizer.
 
     Attributes:
-        folder: where its files lie.
-        fingerprint: what they say: see `Tokenizer`.
+        folder: where its files are.
+        fingerprint: of their contents: see `Tokenizer`.
         digest: of their bytes: see `digest_of`.
     """
 
@@ -53,7 +53,7 @@ class Known(NamedTuple):
 
 
 def digest_of(contents: Mapping[str, bytes]) -> str:
-    """sha256 of files: their names, sizes and bytes. Takes far less time than to work out the fingerprint."""
+    """sha256 of files: their names, sizes and bytes. Far faster than computing the fingerprint."""
     found = hashlib.sha256()
     for name, content in sorted(contents.items()):
         found.update(f"{name} {len(content)}\n".encode())
@@ -79,7 +79,7 @@ def read(folder: Path) -> dict[str, bytes]:
 def cache() -> Path:
     """The folder of this user, mode 0700, for what is kept between runs.
 
-    Where it cannot be had, or others can write into it, a new folder for temporary files, which goes with the process.
+    Where it cannot be made, or others can write into it, a new temporary folder, which is removed with the process.
 
     Raises:
         TokenizerError: neither can be written.
@@ -88,8 +88,8 @@ def cache() -> Path:
     problem = _problem(wanted)
     if problem is None:
         return wanted
-    _say(f"resolved tokenizers are kept for this run only: {problem}")
-    return _private()
+    _warn_once(f"resolved tokenizers are kept for this run only: {problem}")
+    return _folder_of_process()
 
 
 def bundles() -> Path:
@@ -98,7 +98,7 @@ def bundles() -> Path:
 
 
 def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
-    """Puts a resolved tokenizer's files where every process of this machine finds them. What differs is replaced.
+    """Writes a resolved tokenizer's files to where every process of this machine finds them, if they are not there.
 
     Raises:
         TokenizerError: they cannot be written.
@@ -106,17 +106,17 @@ def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
     try:
         return put(bundles() / fingerprint, contents)
     except OSError as error:  # a full disk
-        _say(f"resolved tokenizers are kept for this run only: {error}")
+        _warn_once(f"resolved tokenizers are kept for this run only: {error}")
     try:
-        return put(_private() / "tokenizers" / fingerprint, contents)
+        return put(_folder_of_process() / "tokenizers" / fingerprint, contents)
     except OSError as error:
-        raise _nowhere(error) from None
+        raise _no_folder_error(error) from None
 
 
 def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
-    """Puts a tokenizer's files, and no others of `FILES`, into a folder, which is made if need be.
+    """Writes a tokenizer's files, and no others of `FILES`, into a folder, which is made if need be.
 
-    Each takes its name whole: another process may put the same ones at the same time.
+    Each gets its name only when it is complete: another process may write the same files at the same time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
@@ -138,7 +138,7 @@ def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
 
 
 def _problem(folder: Path) -> str | None:
-    """Why a folder, which is made if need be, is none that this user alone can write to; None: it is one."""
+    """The reason why others than this user can write to a folder, which is made if need be; None: they cannot."""
     if not folder.is_absolute():
         return f"the user has no home folder ({folder}): set XDG_CACHE_HOME to a folder of yours"
     try:
@@ -162,12 +162,12 @@ def _problem(folder: Path) -> str | None:
 _made: list[Path] = []  # folders of this process, the last one in use
 
 
-def _private() -> Path:
+def _folder_of_process() -> Path:
     if not _made or _problem(_made[-1]) is not None:
         try:
             _made.append(Path(tempfile.mkdtemp(prefix="beam_prep-")))
         except OSError as error:
-            raise _nowhere(error) from None
+            raise _no_folder_error(error) from None
         atexit.register(_remove, _made[-1], os.getpid())
     return _made[-1]
 
@@ -177,47 +177,47 @@ def _remove(folder: Path, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _nowhere(error: OSError) -> TokenizerError:
+def _no_folder_error(error: OSError) -> TokenizerError:
     return TokenizerError(f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written")
 
 
 @functools.cache
-def _say(problem: str) -> None:
-    """Once a process."""
+def _warn_once(problem: str) -> None:
+    """Warns once a process."""
     log.warning("%s", problem)
 
 
-def remembered(folder: str, ask: Callable[[], Known]) -> Known:
-    """A folder's resolved tokenizer: the one that is remembered, or what `ask` gives.
+def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+    """A folder's resolved tokenizer: from the cache, or else what `resolve` gives.
 
     Args:
-        folder: the tokenizer's folder, or another name for it, for which nothing is remembered.
-        ask: resolves it, and puts the files into their folder.
+        folder: the tokenizer's folder, or a name on the Hub, which is never cached.
+        resolve: resolves it, and writes the files into their folder.
     """
-    # transformers may have been told of other classes, where it is in use; and to import it is what takes the time.
+    # Where transformers is imported already, other classes may be registered with it; and the import is what is slow.
     note = None if "transformers" in sys.modules else _note(folder)
     if note is not None and (known := _recall(note)) is not None:
         return known
-    known = ask()
+    known = resolve()
     if note is not None and note == _note(folder):  # nobody changed the files meanwhile
         _remember(note, known)
     return known
 
 
 def _note(folder: str) -> Path | None:
-    """Where the answer for a folder is noted. None: it may follow from more than what is looked at here."""
+    """The file for the answer for a folder; None if the answer may depend on more than is compared here."""
     if not os.path.isdir(folder):
-        return None  # a name on the Hub stands for what the Hub says today
+        return None  # a name on the Hub may be another tokenizer tomorrow
     state = hashlib.sha256(sys.version.encode())
     try:
-        state.update(Path(__file__).with_name("tokenizer.py").read_bytes())
+        state.update(Path(__file__).with_name("resolver.py").read_bytes())
         for name in _LIBRARIES:
             state.update(f"{name} {_version(name)}\n".encode())
         places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
         files = sorted(path for place in places for path in place.iterdir() if path.is_file())
         files = [path for path in files if path.suffix not in WEIGHTS]
         if sum(path.stat().st_size for path in files) > _MOST_BYTES:
-            return None  # to read them takes longer than to ask
+            return None  # reading them takes longer than resolving
         for path in files:
             state.update(f"{str(path.relative_to(folder))!r} {_digest(path)}\n".encode())
     except OSError:
@@ -236,22 +236,22 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _recall(note: Path) -> Known | None:
+def _recall(note: Path) -> ResolvedTokenizer | None:
     try:
         if note.lstat().st_uid != os.geteuid():
             return None
         kept = json.loads(note.read_bytes())
-        known = Known(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
+        known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
         return known if digest_of(read(Path(known.folder))) == known.digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _remember(note: Path, known: Known) -> None:
+def _remember(note: Path, known: ResolvedTokenizer) -> None:
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         made = note.with_suffix(f".{uuid.uuid4().hex}")
         made.write_text(json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}))
         made.replace(note)
-    except OSError:  # a full disk: the next run asks again
+    except OSError:  # a full disk: the next run resolves again
         return

@@ -1,4 +1,4 @@
-"""Rows that are columns: most are rendered all at once."""
+"""Rows that are given as columns: most are rendered all at once."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ from beam_prep.core.pieces.values import ValueCollector
 from beam_prep.core.reading.records import Record, Records
 
 _TRIES = 8
-_FEW = 4  # rows: as many are sooner rendered one by one
+_FEW = 4  # fewer rows than this are faster rendered one by one
 
 
 def bulk_of(records: Records, collectors: "Sequence[TextCollector | ValueCollector]") -> "BulkTexts | BulkChats | None":
-    """What takes rows that are columns all at once; None where all records have to be looked at."""
+    """The collector that takes rows of columns all at once; None where each record has to be parsed."""
     columns, texts = records.columns, collectors[0]
     if (
         columns is None
@@ -39,7 +39,7 @@ def bulk_of(records: Records, collectors: "Sequence[TextCollector | ValueCollect
 
 
 class _Bulk:
-    """Rows that are columns: most are taken all at once, the others one by one."""
+    """Rows that are given as columns: most are taken all at once, the others one by one."""
 
     def __init__(self, records: Records, columns: Columns, texts: TextCollector) -> None:
         self._records, self._columns, self._texts = records, columns, texts
@@ -51,7 +51,7 @@ class _Bulk:
             yield int(self._records.line[row]), self._records.rows[row]
 
     def _doubtful(self) -> Array:
-        """bool [rows]: a text may hold what has to be guarded."""
+        """bool [rows]: a text may hold a control token."""
         guard = self._texts.guard
         if guard.rule == "keep" or not guard.controls:
             return np.zeros(len(self._columns), bool)
@@ -62,7 +62,7 @@ class _Bulk:
         return lines
 
     def domains(self, key: str | None) -> list[str]:
-        """Of the rows that `add` added."""
+        """The domains of the rows that `add` added."""
         found = None if key is None else self._columns.strings(key)
         if found is None:
             return [DEFAULT_DOMAIN] * len(self._rows)
@@ -73,8 +73,8 @@ class BulkTexts(_Bulk):
     """Texts, of one section that is trained."""
 
     def others(self) -> Iterator[tuple[int, Record]]:
-        """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
-        alone = ~self._columns.whole | self._doubtful()
+        """(line, record) of the rows that are collected one by one, in order; `add` adds the rest after them."""
+        alone = ~self._columns.plain | self._doubtful()
         if self._texts.voice.rules.eos == "never":
             begins, _ = self._columns.ends()  # else it may be blank
             alone |= ~begins
@@ -100,9 +100,9 @@ class BulkChats(_Bulk):
         self._groups: list[tuple[PieceLayout, LayoutSegments, Array]] = []
 
     def others(self) -> Iterator[tuple[int, Record]]:
-        """(line, record) of the rows that have to be looked at, in order: then `add` adds the rest."""
+        """(line, record) of the rows that are collected one by one, in order; `add` adds the rest after them."""
         chats = self._columns
-        alone = ~chats.whole | (np.diff(chats.offsets) == 0) | self._doubtful()
+        alone = ~chats.plain | (np.diff(chats.offsets) == 0) | self._doubtful()
         begins, ends = chats.ends()
         for rows in chats.patterns():
             rows = rows[~alone[rows]]
@@ -119,7 +119,7 @@ class BulkChats(_Bulk):
         yield from self._each(alone)
 
     def _layout(self, rows: Array) -> "tuple[PieceLayout, LayoutSegments] | None":
-        """What all of these rows, of one pattern, have in common; None where that is not known."""
+        """The layout and the segments that these rows, of one pattern, share; None where these are not known."""
         texts = self._texts
         template = texts.voice.template
         assert template is not None
@@ -130,7 +130,7 @@ class BulkChats(_Bulk):
                 if layout is None:
                     template.planned(messages)  # which may record a plan, or have jinja confirm it
                     continue
-                table = texts._table_of(layout, messages, (len(messages),))
+                table = texts.conversations.table_of(layout, messages, (len(messages),))
             except Reject:  # so is each of them, for its own reason
                 return None
             if table is not None:

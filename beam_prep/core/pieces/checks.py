@@ -1,8 +1,9 @@
-"""What the fields of a record and its messages may hold; anything else is rejected."""
+"""Checks of the fields of a record and its messages, with a reject for what they may not hold."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from beam_prep.core.chat.control import Guard
 from beam_prep.core.data.block import Reject
 from beam_prep.core.pieces.rendered import UNSET
 from beam_prep.core.reading.adapters import flatten_content, template_kwargs, tools
@@ -11,7 +12,7 @@ from beam_prep.core.reading.records import Record
 
 
 def are_plain(messages: Any) -> bool:
-    """Whether these are messages of a role and a content alone, both text."""
+    """True if these are messages of only a role and a content, both text."""
     try:
         texts = [message["role"] for message in messages]
         texts += [message["content"] for message in messages]
@@ -54,8 +55,14 @@ def check_messages(value: Any, where: str) -> tuple[list[dict[str, Any]], list[s
     return messages, [check_message(message, f"{where}[{turn}]") for turn, message in enumerate(messages)]
 
 
+def guarded_messages(guard: Guard, value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """(messages, their roles), as `check_messages` gives them, with the rule for control tokens applied."""
+    messages, roles = check_messages(value, where)
+    return guard(messages), guard(roles)
+
+
 def variables_of(record: Record) -> dict[str, Any]:
-    """What else the template is given: the record's `tools` and `chat_template_kwargs`."""
+    """The template's other variables: the record's `tools` and `chat_template_kwargs`."""
     schemas = tools(record)
     return ({} if schemas is None else {"tools": schemas}) | template_kwargs(record)
 
@@ -84,7 +91,7 @@ def check_message(message: Any, where: str) -> str:
 
 
 def _check_weight(weight: Any, train: bool | None, where: str) -> None:
-    # SlimOrca has 0.0 and 1.0: a column of numbers, some of them null, is one of floats.
+    # SlimOrca has 0.0 and 1.0: a column of numbers and nulls is one of floats.
     if type(weight) not in (int, float):
         raise Reject("wrong_type", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1")
     if weight not in (0, 1):

@@ -19,7 +19,7 @@ def with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
     names = [output.sections[-1].field for output in outputs[:2]]
     one, other = (record.get(name) for name in names)
     if not one or not other or not isinstance(one, str | list) or not isinstance(other, str | list):
-        return record  # the sections say what is wrong with it
+        return record  # the checks of the sections reject it
     given = record.get(prompt)
     if given is not None and not (isinstance(given, str) and isinstance(one, list) and isinstance(other, list)):
         return record

@@ -1,17 +1,13 @@
-"""The segments that all conversations of a layout have in common."""
+"""The segments that all conversations of a layout share."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from beam_prep.core.chat.spans import Place
+from beam_prep.core.chat.places import Place
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.pieces.rendered import WHOLE, Segment
-
-
-class DependsOnContent(Exception):
-    """What messages say depends on more than the layout."""
 
 
 class NoPlanOfPrompt(Exception):
@@ -23,19 +19,25 @@ class LayoutSegments:
     """The segments of every conversation of a layout.
 
     Attributes:
-        spans: int64 [segments, 4]: piece and characters behind its begin, of a segment's begin and end; -1 = the whole.
-        rest: int64 [segments, 5]: the other fields of `Segment`.
+        piece: int64 [segments, 2]: the pieces in which a segment starts and stops; -1: it is the entire text.
+        character: int64 [segments, 2]: its first character and one past the last, each counted in its piece.
+        others: int64 [segments, 5]: the fields of `Segment` after `start` and `stop`.
         prompt: where the prompt ends, if there is one.
-        said: the roles of the messages.
+        message_roles: the roles of the messages.
     """
 
-    spans: Array
-    rest: Array
+    piece: Array
+    character: Array
+    others: Array
     prompt: Place | None
-    said: tuple[int, ...]
+    message_roles: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Segments of a conversation."""
+        return len(self.piece)
 
     def segments(self, lengths: Array, cuts: Array) -> Array:
-        """int64 [conversations * segments, 7].
+        """int64 [conversations * segments, fields of `Segment`].
 
         Args:
             lengths: int64 [conversations, pieces], characters.
@@ -43,10 +45,12 @@ class LayoutSegments:
         """
         borders = np.zeros((len(lengths), lengths.shape[1] + 1), np.int64)
         np.cumsum(lengths, axis=1, out=borders[:, 1:])
-        places = borders[:, self.spans[:, ::2]] + self.spans[:, 1::2] - cuts[:, None, None]
-        places = np.where(self.spans[:, ::2] < 0, WHOLE, np.maximum(places, 0))
-        rest = np.broadcast_to(self.rest, (len(lengths), *self.rest.shape))
-        return np.concatenate([places, rest], axis=2).reshape(-1, len(Segment._fields))
+        places = borders[:, self.piece] + self.character - cuts[:, None, None]
+        places = np.where(self.piece < 0, WHOLE, np.maximum(places, 0))
+        others = np.broadcast_to(self.others, (len(lengths), *self.others.shape))
+        return np.concatenate([places, others], axis=2).reshape(-1, len(Segment._fields))
 
 
+NOWHERE = Place(-1, 0)
+"""The start and stop of a segment that is the entire text."""
 NOT_MADE: Any = object()

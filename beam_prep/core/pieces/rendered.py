@@ -23,12 +23,12 @@ class Segment(NamedTuple):
     """A part of a piece, and what is known about it.
 
     Attributes:
-        start, stop: characters of the piece; (0, -1) = the whole of it.
+        start, stop: characters of the piece; (0, -1) = the entire piece.
         action: MASK, TRAIN or BY_ROLE.
         role: index into the block's roles; UNSET for text sections.
         turn: index of the message; UNSET for text sections.
         own: the message's own `train` or `weight` key, 1 or 0; UNSET without.
-        proven: 0 where it is not certain that this is what the message says.
+        proven: 0 where it is not certain that this is the message's span.
     """
 
     start: int
@@ -38,6 +38,15 @@ class Segment(NamedTuple):
     turn: int = UNSET
     own: int = UNSET
     proven: int = 1
+
+
+SEGMENT = np.dtype([(name, np.int64) for name in Segment._fields])
+"""Segments as an array, with the fields of `Segment`."""
+
+
+def as_segments(rows: Array) -> Array:
+    """`SEGMENT` [segments], a view of int64 [segments, fields]: whole rows of numbers are moved faster than records."""
+    return rows.reshape(-1, len(Segment._fields)).view(SEGMENT)[:, 0]
 
 
 WHOLE = (0, -1)
@@ -50,16 +59,16 @@ class Pieces:
     Attributes:
         texts: one text a piece; each is encoded alone.
         special: bool [pieces]: encoded with the tokenizer's own special tokens.
-        prompts: piece -> its prompt's text: the piece is trained behind the longest common beginning of both's ids.
+        prompts: piece -> its prompt's text: the piece is trained after the longest common prefix of both's ids.
         prompt_end: int64 [pieces]: one past the last character of the prompt that a conversation begins with; -1: it
             does not begin with its prompt; -2: it has none.
-        segments: int64 [segments, 7]: see `Segment`.
+        segments: `SEGMENT` [segments].
         borders: int64 [pieces + 1]: borders of pieces, in segments.
         roles: the names of the roles of this block.
         sequences: int64 [sequences + 1]: borders of sequences, in pieces.
         rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
         bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
-        said: int64, the role of every message, one row a piece.
+        message_roles: int64, the role of every message, one row a piece.
     """
 
     texts: Sequence[str]
@@ -72,21 +81,21 @@ class Pieces:
     sequences: Array
     rows: Array
     bos: Array
-    said: Ragged
+    message_roles: Ragged
 
-    def said_by_row(self) -> Ragged:
+    def message_roles_by_row(self) -> Ragged:
         """int64, the role of every message of each row."""
-        return Ragged(self.said.values, self.said.offsets[self.sequences[self.rows]])
+        return Ragged(self.message_roles.values, self.message_roles.offsets[self.sequences[self.rows]])
 
     def equals(self, other: "Pieces") -> bool:
-        """Whether both hold the same."""
+        """True if both are equal, the roles of messages aside."""
         if (self.texts, self.roles, self.prompts) != (other.texts, other.roles, other.prompts):
             return False
         names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def take(self, places: Array) -> "Pieces":
-        """Some of the pieces, each a row of its own."""
+        """A selection of the pieces, each a row of its own."""
         segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
         each = np.arange(len(places) + 1)
         return Pieces(
@@ -100,13 +109,20 @@ class Pieces:
             each,
             each,
             np.zeros(len(places), bool),
-            self.said.take(places),
+            self.message_roles.take(places),
         )
 
 
 @dataclass(slots=True)
 class Rendered(Block):
-    """Text of a block, ready to encode.
+    """Texts of a block, ready to encode.
+
+    >>> from beam_prep.core.pieces.apply import apply_template
+    >>> from beam_prep.core.pieces.voice import Voice
+    >>> output = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
+    >>> rendered = apply_template(bp.testing.records([{"text": "Hello"}, {"text": ""}]), (output,), Voice(None))
+    >>> bp.testing.to_rows(rendered)
+    [{'sequence': ['Hello']}]
 
     Attributes:
         outputs: what each row consists of.

@@ -4,7 +4,7 @@
     adapt({"conversations": [{"from": "human", "value": "Hi"}]})  # {'messages': [{'role': 'user', 'content': 'Hi'}]}
 
 An adapter takes one parsed record and gives a new one, or raises `Reject`. A record that has nothing for the adapter
-(its fields are absent or null) passes unchanged: what is missing is the matter of the sections.
+(its fields are absent or null) passes unchanged; ApplyTemplate reports what is missing.
 """
 
 import dataclasses
@@ -149,7 +149,7 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
 
 
 def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages behind the record's own `system` text, which leaves the record, where they have none themselves."""
+    """The messages, after the record's `system` text (which is removed from it) if they have none themselves."""
     system = record.get("system")
     if not isinstance(system, str) or not messages or any(message.get("role") == "system" for message in messages):
         return messages
@@ -432,7 +432,7 @@ def _zeros_and_ones(record: Record, name: str, length: int) -> Array:
 
 
 def _integers(record: Record, name: str, length: int | None = None, kinds: tuple[type, ...] = (int,)) -> Array:
-    """A list of whole numbers, int64."""
+    """A list of integers, int64."""
     values = record[name]
     if not isinstance(values, list):
         raise Reject("wrong_type", f"field {name!r} is {describe(values)}, wanted a list of integers")

@@ -11,7 +11,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Readable(Protocol):
-    """What blocks are read from."""
+    """A stream that blocks are read from."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -24,7 +24,7 @@ class RawBlock:
         start: offset of the range in the content.
         size: bytes of the range.
         skip: bytes at the head of the range that belong to a line of the block before.
-        data: the bytes from `start + skip` to the end of the last line, which may lie beyond the range.
+        data: the bytes from `start + skip` to the end of the last line, which may be beyond the range.
         head: the skipped bytes.
     """
 
@@ -35,7 +35,7 @@ class RawBlock:
     head: bytes
 
     def origin(self, file: int, source: InputFile, block_bytes: int) -> Origin:
-        """Digests of the block, and where it stands."""
+        """The digests of the block, and its place in the file."""
         # A block size that is no multiple of the chunk is for tests only: its digests depend on it.
         chunk = CHUNK if block_bytes % CHUNK == 0 else block_bytes
         mine = self.size - self.skip
@@ -46,7 +46,7 @@ class RawBlock:
 
 
 _LINE_END = CHUNK // 2
-"""Bytes that are read behind a block's range at once: most often the last line ends there."""
+"""Bytes that are read after a block's range at once: most often the last line ends there."""
 
 
 def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -60,7 +60,7 @@ def read_blocks(stream: Readable, start: int, stop: int, block_bytes: int) -> It
         block_bytes: size of a block's range.
     """
     line_begins = start == 0 or stream.read(1) == b"\n"
-    buffer, here = b"", 0  # `start` is at `here` in the buffer: behind a long line, many blocks are cut from one buffer
+    buffer, here = b"", 0  # `start` is at `here` in the buffer: after a long line, many blocks are cut from one buffer
     while stop < 0 or start < stop:
         want = block_bytes if stop < 0 else stop - start
         if len(buffer) - here < want or here > len(buffer) // 2:

@@ -15,7 +15,7 @@ from beam_prep.errors import UserFunctionError
 
 @step
 def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tuple[str, ...]) -> Records:
-    """Takes out text fields with fewer than `min_chars` or more than `max_chars` code points.
+    """Removes text fields with fewer than `min_chars` or more than `max_chars` code points.
 
     A record that loses all of the `fields` that it had is dropped (`too_short` / `too_long`). Fields that are not
     strings are left to ApplyTemplate, which rejects them.
@@ -46,7 +46,7 @@ def _each_outside(
     assert isinstance(records.rows, Lines)
     # A character takes one to four bytes, so most need not be counted.
     in_bytes = sizes(columns.text)
-    unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.whole)
+    unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.plain)
     lengths = columns.text.take(unsure).characters
     places = unsure[(lengths < min_chars) | (lengths > max_chars)]
     if len(places):
@@ -129,11 +129,11 @@ def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
 
 
 def _call(records: Records, function: Callable[[Record], Any], row: Record) -> Any:
-    # The run stops here with the record named: an error in a user's code is nothing to skip over.
+    # The run stops here and names the record: an error in a user's code must not be skipped.
     try:
         return function(row)
     except Exception as error:
-        message = " ".join(str(error).split())  # on one line, so that what stands behind it is not lost in a log
+        message = " ".join(str(error).split())  # on one line, so that the text after it is not lost in a log
         raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
 
 

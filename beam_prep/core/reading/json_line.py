@@ -54,7 +54,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise Reject("duplicate_key", f"the key {name!r} stands twice in one object")
+                raise Reject("duplicate_key", f"the key {name!r} is twice in one object")
             seen.add(name)
     return row
 

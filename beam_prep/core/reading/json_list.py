@@ -12,12 +12,12 @@ blocks, rejects with their byte offset) then holds for lists.
 What is broken within an element (a bad literal, a trailing comma, bytes that are no UTF-8) is a reject of that
 element, a scalar is `not_an_object`, nothing between two commas is a blank line. Where the borders of elements are no
 longer certain, the file is refused (`InputError` with the byte offset): a bracket or a quote that never ends, one
-bracket too many, a line end within a string, bytes behind the list. One kind of damage cannot be told from a single
-broken element: two faults that cancel out, such as a bracket missing in one element and one too many in a later one;
+bracket too many, a line end within a string, bytes after the list. One kind of damage looks like a single broken
+element: two faults that cancel out, such as a bracket missing in one element and one too many in a later one;
 all between them is then one reject, of at most `MAX_ELEMENT` bytes.
 
 A file that begins with an object is that one record, or several of them, each from a new line on; if the first line
-is a whole object, it is JSONL, and passes unchanged. So does a file that begins with anything else.
+is a complete object, it is JSONL, and passes unchanged. So does a file that begins with anything else.
 """
 
 import os
@@ -36,7 +36,7 @@ MAX_ELEMENT = 256 * 1024 * 1024
 """Bytes of one element: one that is longer is the sign of a bracket or quote that never ends."""
 
 STEP = 256 * 1024
-"""Bytes that are looked at at once: what is made of them stays in the processor's cache."""
+"""Bytes that are examined at once: what is made of them stays in the processor's cache."""
 
 _WHITE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*+")
@@ -46,11 +46,11 @@ _QUOTE, _COMMA, _LINE_END, _OPEN, _CLOSE = range(1, 6)
 _CODES = {b'"': _QUOTE, b",": _COMMA, b"\n": _LINE_END, b"[": _OPEN, b"{": _OPEN, b"]": _CLOSE, b"}": _CLOSE}
 _KINDS = bytes(_CODES.get(bytes([byte]), 0) for byte in range(256))
 _DEPTHS = np.array([0, 0, 0, 0, 1, -1], np.int64)
-"""What each kind adds to the depth."""
+"""The change of depth at each kind of byte."""
 
 
 def is_json_file(path: str) -> bool:
-    """Whether a file is read as a list: its name ends in `.json`, compressed or not."""
+    """True if a file is read as a list: its name ends in `.json`, compressed or not."""
     stem, ending = os.path.splitext(path.lower())
     return (os.path.splitext(stem)[1] if ending in _COMPRESSED else ending) == ".json"
 
@@ -58,7 +58,7 @@ def is_json_file(path: str) -> bool:
 class _Mode(Enum):
     BEFORE = auto()  # nothing but white space so far
     LIST = auto()
-    BEHIND = auto()  # the list
+    AFTER_LIST = auto()
     OBJECTS = auto()
     LINES = auto()  # JSONL
 
@@ -81,7 +81,7 @@ class ListAsLines:
         self._element = 0  # where the element began that has not ended
         self._depth = 0
         self._in_string = False
-        self._escaped = False  # the next byte stands behind a backslash
+        self._escaped = False  # the next byte follows a backslash
         self._first_line = True
 
     def read(self, size: int, /) -> bytes:
@@ -102,19 +102,19 @@ class ListAsLines:
             lines = self._list(lines)
         elif self._mode is _Mode.OBJECTS:
             lines = self._objects(lines)
-        elif self._mode is _Mode.BEHIND:
-            self._check_behind(data, 0)
+        elif self._mode is _Mode.AFTER_LIST:
+            self._check_after_list(data, 0)
             lines = data.replace(b"\n", b"\r")
         self._start = end
         return lines
 
     def _begin(self, data: bytes) -> bytes:
-        """Looks what kind of file it is. The white space before it belongs to the first line."""
+        """Finds out what kind of file it is. The white space before its content belongs to the first line."""
         rest = data.lstrip(_WHITE + BOM)
         head = data[: len(data) - len(rest)].replace(b"\n", b"\r")
         if rest:
             self._mode = {b"[": _Mode.LIST, b"{": _Mode.OBJECTS}.get(rest[:1], _Mode.LINES)
-        if self._mode is _Mode.LIST:  # what is looked at from here on stands within the list
+        if self._mode is _Mode.LIST:  # all that is read from here on is within the list
             self._depth = 1
             rest = b" " + rest[1:]
         self._element = self._start + len(head) + _spaces(rest, 0)
@@ -127,8 +127,8 @@ class ListAsLines:
             last = int(places[ends[0]])
             if data[last] != ord("]"):
                 raise self._error(last, f"found {chr(data[last])!r} where the list ends, wanted ']'")
-            self._check_behind(data, last + 1)
-            self._mode = _Mode.BEHIND
+            self._check_after_list(data, last + 1)
+            self._mode = _Mode.AFTER_LIST
             data = data[:last] + b" " + data[last + 1 :]
         return self._cut(data, places[(kinds == _COMMA) & (depths == 1)])
 
@@ -149,9 +149,9 @@ class ListAsLines:
         return head + self._cut(data, places[(kinds == _LINE_END) & (depths == 0)])
 
     def _structure(self, data: bytes) -> tuple[Array, Array, Array]:
-        """Brackets, commas and line ends outside of strings: their places, their kinds, the depth behind each."""
+        """Brackets, commas and line ends outside of strings: their places, their kinds, the depth after each."""
         codes = np.frombuffer(bytearray(data.translate(_KINDS)), np.uint8)
-        codes[self._behind_backslash(data)] = 0
+        codes[self._escaped_bytes(data)] = 0
         places = np.flatnonzero(codes != 0)
         kinds = codes[places]
         quotes = kinds == _QUOTE
@@ -167,8 +167,8 @@ class ListAsLines:
             self._depth = int(depths[-1])
         return places, kinds, depths
 
-    def _behind_backslash(self, data: bytes) -> Array:
-        """Places of the bytes that a backslash takes the meaning from: those behind an odd number of backslashes."""
+    def _escaped_bytes(self, data: bytes) -> Array:
+        """Places of the escaped bytes: those after an odd number of backslashes."""
         slashes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\\"))
         head = np.zeros(int(self._escaped), np.int64)
         if self._escaped:
@@ -176,9 +176,9 @@ class ListAsLines:
         runs = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
         lengths = np.diff(runs, append=len(slashes))
         odd = lengths % 2 == 1
-        behind = np.concatenate([head, slashes[runs[odd]] + lengths[odd]])
-        self._escaped = len(behind) > 0 and int(behind[-1]) == len(data)
-        return behind[behind < len(data)]
+        escaped = np.concatenate([head, slashes[runs[odd]] + lengths[odd]])
+        self._escaped = len(escaped) > 0 and int(escaped[-1]) == len(data)
+        return escaped[escaped < len(data)]
 
     def _cut(self, data: bytes, borders: Array) -> bytes:
         """The bytes with line ends at these places, and at no others."""
@@ -190,18 +190,18 @@ class ListAsLines:
         np.frombuffer(lines, np.uint8)[borders] = ord("\n")
         return bytes(lines)
 
-    def _check_behind(self, data: bytes, place: int) -> None:
+    def _check_after_list(self, data: bytes, place: int) -> None:
         place = _spaces(data, place)
         if place < len(data):
             found = data[place : place + 20].decode("utf-8", "replace")
-            raise self._error(place, f"found {found!r} behind the list, wanted nothing")
+            raise self._error(place, f"found {found!r} after the list, wanted nothing")
 
     def _check_end(self) -> None:
         if self._mode is _Mode.LIST or (self._mode is _Mode.OBJECTS and (self._depth > 0 or self._in_string)):
             raise self._never_ends("the end of the file")
 
     def _never_ends(self, found: str) -> InputError:
-        wanted = "',' or ']' behind the element" if self._mode is _Mode.LIST else "'}' of the object"
+        wanted = "',' or ']' after the element" if self._mode is _Mode.LIST else "'}' of the object"
         place = self._element - self._start
         return self._error(place, f"found {found}, wanted {wanted} that begins here (is a quote or bracket missing?)")
 

@@ -9,7 +9,7 @@ import orjson
 from beam_prep.core.data.block import Ledger
 
 LOST = ("empty", "untrained")
-"""Reasons to drop a record that no config asks for: there is nothing in it to train on."""
+"""Reasons for which a record is dropped without any rule of the config: there is nothing in it to train on."""
 
 _LOST_SHOWN = 3
 _FIELDS = 30
@@ -18,7 +18,7 @@ _FIELD_LIMIT = 64
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A record that was dropped with nothing to train on, as its line says it.
+    """A record that was dropped with nothing to train on, as its line has it.
 
     Attributes:
         offset: bytes from the block's first line.

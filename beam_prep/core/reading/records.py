@@ -25,16 +25,22 @@ _NESTED = {dict, list}
 class Records(Block):
     """Parsed objects of a block.
 
+    >>> records = bp.testing.records([{"text": "Hello"}, "not JSON", {"text": "Bye"}])
+    >>> list(records.rows)
+    [{'text': 'Hello'}, {'text': 'Bye'}]
+    >>> records.line.tolist(), bp.testing.rejects(records)
+    ([0, 2], [(1, 'bad_json')])
+
     Attributes:
         rows: one dict a row, aligned with `line`.
-        columns: the same as columns, where that was wanted and can be; then `rows` parses what is asked for.
+        columns: the same as columns, where that was wanted and possible; then `rows` parses records when they are read.
     """
 
     rows: Sequence[Record] = field(default_factory=list)
     columns: Columns | None = None
 
     def part(self, places: range) -> "Records":
-        """Some of the rows, as objects. The ledger takes the others for dropped."""
+        """A range of the rows, as objects. The ledger counts the others as dropped."""
         ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
         ledger.drop(np.delete(self.line, taken), "filtered")
         return Records(self.origin, ledger, self.line[taken], rows=[self.rows[place] for place in places])
@@ -42,12 +48,12 @@ class Records(Block):
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "rows", len(self.rows)
         if self.columns is not None:
-            # Other rows than those of the columns would not be looked at.
+            # Rows that are not those of the columns would be ignored.
             yield "columns of these", len(self.columns) if isinstance(self.rows, Lines) else 0
 
 
 class Lines(OnDemand[Record]):
-    """Records that are parsed when they are asked for, from lines that are known to be right."""
+    """Records that are parsed when they are read, from lines that are known to be right."""
 
     def __init__(self, raw: bytes, starts: Array, ends: Array) -> None:
         self._raw, self._starts, self._ends = raw, starts, ends
@@ -119,8 +125,8 @@ def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
         starts, ends = starts[:-1], ends[:-1]
     if len(starts) and file_start and data.startswith(BOM):
         starts[0] = len(BOM)
-    some = ends > starts
-    ends[some] -= view[ends[some] - 1] == 13
+    filled = ends > starts
+    ends[filled] -= view[ends[filled] - 1] == 13
     return starts, ends
 
 
@@ -137,7 +143,7 @@ def _mark_blank(ledger: Ledger) -> None:
 def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
     """Lines with 19 digits in a row, which orjson may turn into a double that is not the number.
 
-    Such a run covers ten digits from some multiple of ten on, so only every tenth byte is looked at first.
+    Such a run covers ten digits that begin at a multiple of ten, so only every tenth byte is examined first.
     """
     view = np.frombuffer(ledger.raw, np.uint8)
     places = np.flatnonzero((view[: max(0, len(view) - 9) : 10] - np.uint8(48)) < 10) * 10

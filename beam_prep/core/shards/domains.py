@@ -20,7 +20,7 @@ _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")  # on Window
 def folder_of(domain: str) -> str:
     """The folder of a domain: its own name where that is plain lower case, else a slug and a hash of the name.
 
-    Upper case takes the hash too: some file systems do not tell it from lower case.
+    Upper case takes the hash too: some file systems ignore case.
     """
     if _SAFE.fullmatch(domain) and not (
         domain in _TAKEN

@@ -1,4 +1,4 @@
-"""How the rows of a shard become the rows that are written: as they are, packed, with position ids, renamed."""
+"""The layout of a shard: its rows are written as they are, packed, or padded; with position ids; with other names."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +10,9 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column, name_problems
 from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, Strategy, pack_columns, plan_packs
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import Untrained
+from beam_prep.core.tokens.pad import ATTENTION_MASK, Padding
+from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import ConfigError
 
@@ -17,14 +20,23 @@ Rows = Mapping[str, Ragged]
 
 _PACKING = Literal["none", Strategy]
 CUT = "truncated_to_pack"
-"""The counter of the tokens that rows lost since a packed row does not hold them."""
+"""The counter of tokens that were cut because a packed row cannot hold them."""
 CUTTING = ("simple", "bfd")
-"""The strategies that keep of each row what one packed row holds; the others keep every token."""
+"""The strategies that cut each row to one packed row; the others keep every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What becomes of a shard's rows before they are written.
+    """How the rows of a shard are packed, padded and named before they are written.
+
+    >>> layout = bp.Layout("bfd", capacity=8, position_ids="doc_reset")
+    >>> columns = layout.columns([bp.Column("sequence", "int32", 1, "ids")])
+    >>> rows = {"sequence": bp.Ragged.from_lists([[1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11]])}
+    >>> packed, stats = next(layout.rows([(rows, None)], columns))
+    >>> packed["sequence"].to_lists(), packed["seq_lens"].to_lists()
+    ([[1, 2, 3, 4, 5, 10, 11], [6, 7, 8, 9]], [[5, 2], [4]])
+    >>> packed["position_ids"].to_lists()
+    [[0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 3]]
 
     Attributes:
         packing: see `plan_packs`; `none`: one document a row.
@@ -32,12 +44,13 @@ class Layout:
         group: consecutive rows of the shard that are packed together. Over rows in input order, so that the result
             depends on neither workers nor blocks.
         position_ids: see `pack_columns`.
-        dtype: of the columns that are added; int32 where it does not say.
-        names: column -> the name under which it is written, where that is another one.
+        dtype: of the columns that are added; int32 by default.
+        names: column -> the name under which it is written, if that differs.
         truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
+        padding: pads each row, and adds an `attention_mask`; None: no padding. Not with packing.
 
     Raises:
-        ValueError: one of these is none that there is.
+        ValueError: a value is not one of those allowed, or there is both packing and padding.
     """
 
     packing: _PACKING = "none"
@@ -47,6 +60,7 @@ class Layout:
     dtype: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     truncation_mode: TruncationMode = "keep_start"
+    padding: Padding | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("packing", _PACKING), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
@@ -55,16 +69,18 @@ class Layout:
         for name in ("capacity", "group"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {value}, wanted at least 1")
+        if self.padding is not None and self.packing != "none":
+            raise ValueError(f"padding is {self.padding} beside packing {self.packing!r}, wanted one of them")
 
     @property
     def cuts(self) -> bool:
-        """Whether `fit` has anything to do."""
+        """True if `fit` cuts or drops rows."""
         return self.packing in CUTTING
 
     def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
-        """Rows that a packed row holds: before the plan, so that all that is decided by rows knows how they end.
+        """Cuts rows to the length of a packed row. Before the plan, which depends on the lengths of rows.
 
-        Counts what `truncate` counts, and `truncated_to_pack`: tokens that a row lost here.
+        Counts what `truncate` counts, and `truncated_to_pack`: the tokens cut from a row here.
 
         Raises:
             RunError: a row is longer, and the mode is `error`.
@@ -77,14 +93,25 @@ class Layout:
             fitting.count(CUT, fitting.counters["truncated_tokens"] - before)
         return fitting
 
+    def spooled(self, batch: Batch, eos_id: int | None, untrained: Untrained, dtype: Mapping[str, str]) -> Batch:
+        """The rows that the spool holds: cut to the length of a packed row (`fit`), then settled (see `settle`)."""
+        return settle(self.fit(batch, eos_id), untrained, dtype)
+
+    def tokens(self, batch: Batch) -> Array:
+        """int64 [rows]: tokens of each row, with its padding, which counts for the size of a shard."""
+        return batch.tokens if self.padding is None else self.padding.lengths(batch.tokens)
+
     def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """The columns that are written, by the names under which they are.
 
         Raises:
-            ValueError: rows of lists cannot be packed, nor have positions.
+            ValueError: rows of lists cannot be packed or padded, nor have positions.
             ConfigError: `names` has a column that is not written, or gives a name that cannot be.
         """
         added = []
+        if self.padding is not None:
+            self.padding.check({column.name: column for column in columns})
+            added.append(Column(ATTENTION_MASK, self.dtype.get(ATTENTION_MASK, "int32"), 1, "attention"))
         of = next((column.name for column in columns if column.role == "ids"), None)
         if self.position_ids != "none":
             added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
@@ -109,33 +136,41 @@ class Layout:
     def rows(
         self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
     ) -> Iterator[tuple[Rows, PackStats | None]]:
-        """The rows to write, and what packing did with each group.
+        """The rows to write, and statistics of the packing of each group.
 
         Args:
             parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
             columns: what is written, see `columns`.
         """
-        for own, stats in self._rows(parts):
+        for own, stats in self._rows(parts, {column.name: column for column in columns}):
             rows = {self._name(column): values for column, values in own.items()}
             yield rows, stats and replace(stats, packs_untrained=_untrained(columns, rows))
 
-    def _rows(self, parts: Iterable[tuple[Rows, Array | None]]) -> Iterator[tuple[Rows, PackStats | None]]:
+    def _rows(
+        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column]
+    ) -> Iterator[tuple[Rows, PackStats | None]]:
         """The same, by the columns' own names."""
         if self.packing == "none":
             for part, _ in parts:
-                yield (part if self.position_ids == "none" else _with_positions(part)), None
+                for rows in self._padded(part, written):
+                    yield (rows if self.position_ids == "none" else _with_positions(rows)), None
             return
         for group, cut in _groups(parts, self.group):
             lengths = next(iter(group.values())).lengths
             plan = plan_packs(lengths, self.packing, self.capacity, cut)
             yield pack_columns(group, plan, self.position_ids), plan.stats
 
+    def _padded(self, part: Rows, written: Mapping[str, Column]) -> Iterable[Rows]:
+        if self.padding is None:
+            return [part]
+        return self.padding.in_parts(part, {name: written[self._name(name)] for name in part})
+
 
 def _untrained(columns: Sequence[Column], rows: Rows) -> int:
-    """Rows without a token that is trained. Where no column tells, all tokens are."""
+    """The number of rows without a trained token. Without masks or labels, all tokens are trained."""
     nothing = {"mask": 0, "labels": IGNORE_INDEX}
-    some = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
-    return int(np.count_nonzero(~np.all(some, axis=0))) if some else 0
+    trained = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
+    return int(np.count_nonzero(~np.all(trained, axis=0))) if trained else 0
 
 
 def _with_positions(part: Rows) -> Rows:

@@ -9,7 +9,7 @@ training data, long documents cut into pieces first: Ding et al., "Fewer Truncat
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -24,16 +24,16 @@ POSITION_IDS = "position_ids"
 
 @dataclass(frozen=True, slots=True)
 class PackStats:
-    """What packing did. Sums over groups and shards: `sum(parts, PackStats(capacity))`.
+    """Statistics of packing. They add up over groups and shards: `sum(parts, PackStats(capacity))`.
 
     Attributes:
         capacity: tokens that a pack may hold.
         rows: rows that came in.
         rows_empty: of these, without a token: in no pack.
-        rows_cut: of these, in a pack with some of their tokens only.
+        rows_cut: of these, in a pack with only a part of their tokens.
         rows_split: of these, in several packs.
         packs: rows that went out.
-        packs_untrained: of these, without a token that is trained; a plan alone does not know, and says 0.
+        packs_untrained: of these, without a trained token; 0 in the statistics of a plan, which does not know masks.
         tokens: in packs.
         tokens_cut: in no pack.
     """
@@ -69,7 +69,7 @@ class PackPlan:
 
     Attributes:
         lengths: int64 [rows], tokens of each row as it came.
-        cut: int64 [rows], tokens that it lost before, since no pack holds them.
+        cut: int64 [rows], tokens that were cut before, because no pack can hold them.
         capacity: tokens that a pack may hold.
         piece_row, piece_start, piece_stop: int64 [pieces], in output order.
         packs: int64 [packs + 1], borders of the packs, counted in pieces.
@@ -97,16 +97,16 @@ class PackPlan:
         rows = len(self.lengths)
         kept = np.zeros(rows, np.int64)
         np.add.at(kept, self.piece_row, self.piece_lengths)
-        tokens, whole = int(kept.sum()), self.lengths + self.cut
+        tokens, original = int(kept.sum()), self.lengths + self.cut
         return PackStats(
             capacity=self.capacity,
             rows=rows,
             rows_empty=int(np.count_nonzero(self.lengths == 0)),
-            rows_cut=int(np.count_nonzero(kept < whole)),
+            rows_cut=int(np.count_nonzero(kept < original)),
             rows_split=int(np.count_nonzero(np.bincount(self.piece_row, minlength=rows) > 1)),
             packs=len(self),
             tokens=tokens,
-            tokens_cut=int(whole.sum()) - tokens,
+            tokens_cut=int(original.sum()) - tokens,
         )
 
 
@@ -114,20 +114,20 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     """Plans the packs of one group of consecutive rows. Rows without tokens are in no pack.
 
     * `simple`: every row is its own pack, cut to its first `capacity` tokens.
-    * `bfd`: rows are cut to their first `capacity` tokens; the longest go first, as they were before that cut and
-      before what `cut` tells, equal ones in input order. Cut to `capacity` before they come, and `cut` not told,
-      their order is TRL's.
+    * `bfd`: rows are cut to their first `capacity` tokens. The longest row is placed first, by its length before that
+      cut and before `cut`; equal ones in input order. Without `cut`, and with rows that were cut to `capacity`
+      before, the order is that of TRL.
     * `bfd_split`: rows are cut into pieces of `capacity`, the last one shorter; `bfd` of the pieces. Nothing is lost.
     * `wrapped`: all rows one after the other, cut at every multiple of `capacity`; the last pack may be shorter.
       Nothing is lost, but any row may be split.
 
-    Packs stand in the order in which they were opened, pieces in the order in which they were added.
+    Packs are in the order in which they were opened, pieces in the order in which they were added.
 
     Args:
         lengths: integers [rows], tokens of each row.
         strategy: see above.
         capacity: tokens that a pack may hold.
-        cut: integers [rows], tokens that each row lost before it came, since no pack holds them; None: none did.
+        cut: integers [rows], tokens that were cut from each row before, because no pack can hold them; None: none.
 
     Time O(n log n) for n pieces, whatever the capacity; no loop over tokens.
 
@@ -138,20 +138,34 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     cut = np.zeros_like(lengths) if cut is None else cut.astype(np.int64)
     if strategy == "simple":
         pieces = _heads(lengths, capacity)
-        packs = np.arange(pieces.shape[1] + 1)
+        packs = np.arange(len(pieces.row) + 1)
     elif strategy == "bfd":
         pieces = _heads(lengths, capacity)
-        pieces, packs = _best_fit_decreasing(pieces, (lengths + cut)[pieces[0]], capacity)
+        pieces, packs = _best_fit_decreasing(pieces, (lengths + cut)[pieces.row], capacity)
     elif strategy == "bfd_split":
         pieces, _ = _splits(np.zeros_like(lengths), lengths, capacity)
-        pieces, packs = _best_fit_decreasing(pieces, pieces[2] - pieces[1], capacity)
+        pieces, packs = _best_fit_decreasing(pieces, pieces.lengths, capacity)
     elif strategy == "wrapped":
         pieces, pack = _splits(offsets_of(lengths)[:-1], lengths, capacity)
         packs = offsets_of(np.bincount(pack))
     else:
         raise ValueError(f"strategy is {strategy!r}, wanted one of {', '.join(get_args(Strategy))}")
-    row, start, stop = pieces
-    return PackPlan(lengths, cut, capacity, row, start, stop, packs)
+    return PackPlan(lengths, cut, capacity, *pieces, packs)
+
+
+class _Pieces(NamedTuple):
+    """Pieces of rows: int64 [pieces] each. Tokens [start, stop) of a row."""
+
+    row: Array
+    start: Array
+    stop: Array
+
+    @property
+    def lengths(self) -> Array:
+        return np.asarray(self.stop - self.start)
+
+    def take(self, order: Array) -> "_Pieces":
+        return _Pieces(*(column[order] for column in self))
 
 
 def _checked(lengths: Array, capacity: int) -> Array:
@@ -163,17 +177,17 @@ def _checked(lengths: Array, capacity: int) -> Array:
     return lengths.astype(np.int64)
 
 
-def _heads(lengths: Array, capacity: int) -> Array:
-    """int64 [3, pieces] (row, start, stop): the first tokens of each row."""
+def _heads(lengths: Array, capacity: int) -> _Pieces:
+    """The first tokens of each row."""
     row = np.flatnonzero(lengths)
-    return np.stack([row, np.zeros_like(row), np.minimum(lengths[row], capacity)])
+    return _Pieces(row, np.zeros_like(row), np.minimum(lengths[row], capacity))
 
 
-def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[Array, Array]:
-    """(int64 [3, pieces] (row, start, stop), int64 [pieces] the multiple of `capacity` at which each was cut).
+def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[_Pieces, Array]:
+    """(pieces, int64 [pieces] the multiple of `capacity` at which each was cut).
 
     Args:
-        begin: int64 [rows], where each row stands on a line that is cut at all multiples of `capacity`.
+        begin: int64 [rows], where each row begins on a line that is cut at all multiples of `capacity`.
         lengths: int64 [rows].
         capacity: tokens.
     """
@@ -184,20 +198,20 @@ def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[Array, Array]:
     cut = np.arange(first[-1]) - first[row] + cut[row]
     start = np.maximum(cut * capacity, begin[row])
     stop = np.minimum((cut + 1) * capacity, end[row])
-    return np.stack([row, start - begin[row], stop - begin[row]]), cut
+    return _Pieces(row, start - begin[row], stop - begin[row]), cut
 
 
-def _best_fit_decreasing(pieces: Array, key: Array, capacity: int) -> tuple[Array, Array]:
+def _best_fit_decreasing(pieces: _Pieces, key: Array, capacity: int) -> tuple[_Pieces, Array]:
     """(pieces in output order, borders of the packs).
 
     Args:
-        pieces: int64 [3, pieces] (row, start, stop), none longer than `capacity`.
+        pieces: none longer than `capacity`.
         key: int64 [pieces], what is sorted by. A greater key never has a shorter piece.
         capacity: tokens that a pack may hold.
     """
-    pieces = pieces[:, np.argsort(-key, kind="stable")]
-    pack = _best_fit(pieces[2] - pieces[1], capacity)
-    return pieces[:, np.argsort(pack, kind="stable")], offsets_of(np.bincount(pack))
+    pieces = pieces.take(np.argsort(-key, kind="stable"))
+    pack = _best_fit(pieces.lengths, capacity)
+    return pieces.take(np.argsort(pack, kind="stable")), offsets_of(np.bincount(pack))
 
 
 def _best_fit(sizes: Array, capacity: int) -> Array:
@@ -266,7 +280,7 @@ def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Po
 def _join(values: Array, starts: Array, lengths: Array) -> Array:
     """`values[start:start + length]` of each, one after the other.
 
-    A copy of each piece as a whole: an index of all tokens would take several times the memory of the tokens, and
+    Copies piece by piece: an index of all tokens would take several times the memory of the tokens, and
     more time from about 100 tokens a piece on.
     """
     stops = starts + lengths

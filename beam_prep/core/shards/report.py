@@ -1,4 +1,4 @@
-"""What a run, or a preview, says of what it found: who is trained, what is cut, and why it fails."""
+"""The report of a run or a preview: which roles are trained, what is cut, and why it fails."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,9 +7,19 @@ from typing import Any
 
 from beam_prep.core.reading.lost import LOST, Lost
 from beam_prep.core.shards.layout import CUTTING
-from beam_prep.core.shards.plan import Ledger, Plan
+from beam_prep.core.shards.plan import LedgerTotals, Plan
+from beam_prep.errors import ConfigError
 
 MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
+
+
+def check_rates(max_reject_rate: float, max_drop_rate: float) -> None:
+    """Raises ConfigError if a rate is not a share between 0 and 1."""
+    for name, share in (("max_reject_rate", max_reject_rate), ("max_drop_rate", max_drop_rate)):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"{name} is {share}, wanted a share between 0 and 1")
+
+
 CUT_SHARE = 0.05
 """A larger share of tokens that are cut off is worth a warning."""
 
@@ -33,16 +43,16 @@ RoleTable = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What of a config matters here.
+class ConfigView:
+    """The part of a config that the report depends on.
 
     Attributes:
-        fields: of a record, that are read.
-        mask: role -> rule; None: no section asks for roles.
+        fields: the fields of a record that are read.
+        mask: role -> rule; None: no section has the action `$role`.
         mask_default: the rule of other roles.
         longest: tokens of the longest row that is not cut; None: not known.
-        limit: the field of `preprocessing` that says so.
-        packs: whether rows could be packed, so that nothing need be cut.
+        limit: the field of `preprocessing` that sets it.
+        packs: True if rows can be packed instead of cut.
     """
 
     fields: tuple[str, ...] = ()
@@ -53,8 +63,8 @@ class Asked:
     packs: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any] | None) -> "Asked":
-        """Of a config as it stands in a manifest; None: it is not known."""
+    def of(cls, config: Mapping[str, Any] | None) -> "ConfigView":
+        """From the config in a manifest; None: it is not known."""
         if config is None:
             return cls()
         given, step = config["input"], config["preprocessing"]
@@ -86,8 +96,8 @@ def _adapted(adapter: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(adapter.get(option, default) for option, default in names[adapter["name"]])
 
 
-def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: float) -> str | None:
-    """Why a plan must not be carried out, or None."""
+def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rate: float) -> str | None:
+    """The reason why a run fails with this plan, or None."""
     ledger = plan.ledger
     if ledger.reject_rate > max_reject_rate:
         rejected = sum(ledger.rejected.values())
@@ -95,24 +105,24 @@ def failure(plan: Plan, asked: Asked, max_reject_rate: float, max_drop_rate: flo
             f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; "
             f"{_reasons(ledger.rejected)}), more than --max_reject_rate {max_reject_rate}"
         )
-        return _with_causes(problem, plan, asked)
+        return _with_causes(problem, plan, config)
     if ledger.lines == ledger.blank:
         files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
         return f"the input has no record, only {ledger.blank} blank lines: {files}"
     if ledger.kept == 0:
-        gone = {**ledger.dropped, **ledger.rejected}
-        most = max(gone, key=gone.__getitem__)
+        left_out = {**ledger.dropped, **ledger.rejected}
+        most = max(left_out, key=left_out.__getitem__)
         advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
-        is_there = not any(_missing(record, asked) for _, _, record in plan.lost if record.reason == most)
+        is_there = not any(_missing(record, config) for _, _, record in plan.lost if record.reason == most)
         if most in ("untrained", "spans_unproven") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
-        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(gone)}): {advice}", plan, asked)
+        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
     lost = too_many_lost(ledger, max_drop_rate)
-    return None if lost is None else _with_causes(lost, plan, asked)
+    return None if lost is None else _with_causes(lost, plan, config)
 
 
-def too_many_lost(ledger: Ledger, max_drop_rate: float) -> str | None:
-    """What is wrong where more records than allowed have nothing to train on, or None."""
+def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
+    """The problem if more records than allowed have nothing to train on, or None."""
     lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
     count = sum(lost.values())
     if count <= max_drop_rate * ledger.read:
@@ -123,21 +133,21 @@ def too_many_lost(ledger: Ledger, max_drop_rate: float) -> str | None:
     )
 
 
-def nothing_trained(plan: Plan, asked: Asked) -> str:
-    """What is wrong where rows are kept, and no token of them is trained."""
+def nothing_trained(plan: Plan, config: ConfigView) -> str:
+    """The problem if rows are kept and no token of them is trained."""
     problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
-    return _with_causes(problem, plan, asked)
+    return _with_causes(problem, plan, config)
 
 
 def _reasons(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
 
 
-def _with_causes(problem: str, plan: Plan, asked: Asked) -> str:
+def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
     """With what is known of the records that are missing: in one line, as runners pass on no more."""
-    causes = [*lost_causes(plan.lost, asked), *(_first_reject(plan.first_reject) if plan.first_reject else ())]
+    causes = [*lost_causes(plan.lost, config), *(_first_reject(plan.first_reject) if plan.first_reject else ())]
     if plan.roles:
-        causes += role_warnings(plan.roles, asked)
+        causes += role_warnings(plan.roles, config)
     return "; ".join([problem, *causes])
 
 
@@ -148,24 +158,24 @@ def _first_reject(reject: Mapping[str, Any]) -> Iterable[str]:
     yield f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
 
 
-def lost_causes(lost: Sequence[tuple[str, int, Lost]], asked: Asked) -> Iterable[str]:
+def lost_causes(lost: Sequence[tuple[str, int, Lost]], config: ConfigView) -> Iterable[str]:
     """For each reason, the fields of the first record that was dropped, beside those that the config asks for.
 
     Args:
         lost: see `Plan`.
-        asked: what the config asks for.
+        config: the fields and masks of the config.
     """
     for reason in LOST:
         found = next((each for each in lost if each[2].reason == reason), None)
         if found is None:
             continue
         path, offset, record = found
-        missing = _missing(record, asked)
-        bare = [name for name in asked.fields if name in record.bare]
+        missing = _missing(record, config)
+        bare = [name for name in config.fields if name in record.bare]
         text = f"the first {reason} record is {path} (byte offset {offset}), with the fields {_names(record.fields)}"
-        if asked.fields:
-            text += f"; the config asks for {_names(asked.fields)}"
-        near = {name: _near(name, [other for other in record.fields if other not in asked.fields]) for name in missing}
+        if config.fields:
+            text += f"; the config asks for {_names(config.fields)}"
+        near = {name: _near(name, [other for other in record.fields if other not in config.fields]) for name in missing}
         if missing:
             text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
             text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
@@ -174,8 +184,8 @@ def lost_causes(lost: Sequence[tuple[str, int, Lost]], asked: Asked) -> Iterable
         yield text
 
 
-def _missing(record: Lost, asked: Asked) -> list[str]:
-    return [name for name in asked.fields if name not in record.fields]
+def _missing(record: Lost, config: ConfigView) -> list[str]:
+    return [name for name in config.fields if name not in record.fields]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -192,34 +202,34 @@ def _near(name: str, known: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
-def role_warnings(roles: RoleTable, asked: Asked) -> list[str]:
+def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     """Roles of `mask` that no message has, and roles of messages that `mask` does not name and may be meant to."""
-    if asked.mask is None:
+    if config.mask is None:
         return []
     found = _listed([f"{role!r} ({_messages(counts['messages'])})" for role, counts in _by_messages(roles)])
     warnings = []
-    for role, rule in asked.mask.items():
+    for role, rule in config.mask.items():
         if role not in roles:
-            near = _near(role, [other for other in roles if other not in asked.mask])
+            near = _near(role, [other for other in roles if other not in config.mask])
             hint = f": did you mean {near!r}?" if near else ""
             warnings.append(f"`mask` names the role {role!r} ({rule}), which no message has{hint}; found: {found}")
-    strange = [each for each in _by_messages(roles) if each[0] not in asked.mask and not _is_usual(each[0], asked)]
+    strange = [each for each in _by_messages(roles) if each[0] not in config.mask and not _is_usual(each[0], config)]
     for role, counts in strange[:_ROLES]:
         known = [*_OFTEN_MASKED, "assistant"]
-        near = None if role in known else _near(role, dict.fromkeys([*known, *asked.mask]))
+        near = None if role in known else _near(role, dict.fromkeys([*known, *config.mask]))
         hint = f"; did you mean {near!r}?" if near else ""
         warnings.append(
             f"{_messages(counts['messages'])} with the role {role!r}, which `mask` does not name: mask_default is "
-            f"{asked.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
+            f"{config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
         )
     if len(strange) > _ROLES:
         warnings.append(f"{len(strange) - _ROLES:,} more roles that `mask` does not name")
     return warnings
 
 
-def _is_usual(role: str, asked: Asked) -> bool:
-    """Whether a role is left to `mask_default` by most configs that do not name it."""
-    return role in _OFTEN_MASKED if asked.mask_default == "mask" else role == "assistant"
+def _is_usual(role: str, config: ConfigView) -> bool:
+    """True if most configs leave this role to `mask_default`."""
+    return role in _OFTEN_MASKED if config.mask_default == "mask" else role == "assistant"
 
 
 def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
@@ -236,8 +246,8 @@ def _messages(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What an output holds, as its manifest says it; or some rows, in a preview.
+class Findings:
+    """The counts that a report is about: of an output, by its manifest, or of the rows of a preview.
 
     Attributes:
         roles: see `RoleTable`.
@@ -251,8 +261,8 @@ class Found:
     cut: int = 0
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "Found":
-        """Of a manifest."""
+    def of(cls, manifest: Mapping[str, Any]) -> "Findings":
+        """From a manifest."""
         totals = manifest["totals"]
         return cls(
             manifest.get("roles", {}),
@@ -267,35 +277,35 @@ class Found:
         return self.cut / (self.tokens + self.cut) if self.cut else 0.0
 
 
-def warnings(found: Found, asked: Asked) -> list[str]:
-    """What a run should not pass over, one sentence each."""
-    told = role_warnings(found.roles, asked)
+def warnings(found: Findings, config: ConfigView) -> list[str]:
+    """The warnings of a run, one sentence each."""
+    texts = role_warnings(found.roles, config)
     if found.cut_share > CUT_SHARE:
-        now = "" if asked.longest is None else f" (now {asked.longest:,})"
-        advice = f"raise preprocessing.{asked.limit}{now}"
-        if asked.packs:
+        now = "" if config.longest is None else f" (now {config.longest:,})"
+        advice = f"raise preprocessing.{config.limit}{now}"
+        if config.packs:
             advice += ", or cut longer records into several rows: packing_strategy 'wrapped' or 'bfd_split', with this "
             advice += "length as max_packed_len and a max_seq_len that no record exceeds"
-        told.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
-    return told
+        texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    return texts
 
 
-def lines(found: Found, asked: Asked) -> list[str]:
-    """Who is trained, a line a role; and what was cut."""
-    told = []
+def lines(found: Findings, config: ConfigView) -> list[str]:
+    """The trained tokens of each role, a line a role; and the tokens that were cut."""
+    texts = []
     for role, counts in _by_messages(found.roles)[:_ROLES]:
         text = f"{role!r}: {_messages(counts['messages'])}"
         if counts["trained"]:
-            whole = f" of {counts['tokens']:,}" if counts["tokens"] else ""
+            of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
             share = counts["trained"] / max(found.trained, 1)
-            text += f", {counts['trained']:,}{whole} tokens trained ({share:.1%} of what is trained)"
+            text += f", {counts['trained']:,}{of_all} tokens trained ({share:.1%} of what is trained)"
         elif counts["tokens"]:
             text += f", {counts['tokens']:,} tokens, none trained"
-        if asked.mask is not None and role not in asked.mask:
-            text += f"; not in `mask`, mask_default is {asked.mask_default!r}"
-        told.append(text)
+        if config.mask is not None and role not in config.mask:
+            text += f"; not in `mask`, mask_default is {config.mask_default!r}"
+        texts.append(text)
     if len(found.roles) > _ROLES:
-        told.append(f"{len(found.roles) - _ROLES:,} more roles")
+        texts.append(f"{len(found.roles) - _ROLES:,} more roles")
     if found.cut:
-        told.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
-    return told
+        texts.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
+    return texts

@@ -14,7 +14,13 @@ from beam_prep.core.tokens.roles import Roles
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Where each piece of an output lies in its tokens; what mask policies look at. One entry a segment in each array.
+    """The place of each piece of an output in its tokens, for mask policies. One entry a segment in each array.
+
+    A mask policy is a function of these, here one that trains what an assistant says in more than three tokens:
+
+    >>> def long_answers(segments):
+    ...     return segments.is_role("assistant") & (segments.stop - segments.start > 3)
+    >>> step = bp.BuildMask(long_answers)
 
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.
@@ -23,7 +29,7 @@ class Segments:
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
         own: int8, the message's own `train` or `weight` key (1, 0), -1 without.
-        proven: bool, False where it is not certain that this is what the message says.
+        proven: bool, False where it is not certain that these are the tokens of the message.
         roles: names of the roles.
     """
 
@@ -58,15 +64,24 @@ class Segments:
 class Batch(Block):
     """Rows of tokens of a block.
 
+    >>> from beam_prep.core.tokens.tokenized import from_tokens
+    >>> output = bp.Output("sequence", "ids", (bp.Section("input_ids", "train"),), mask_name="loss_mask")
+    >>> records = bp.testing.records([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
+    >>> batch = from_tokens(records, output, max_id=9)
+    >>> batch["sequence"].to_lists()
+    [[5, 6, 7], [8]]
+    >>> bp.testing.to_rows(batch.drop(batch["sequence"].lengths < 2, "short"))
+    [{'sequence': [5, 6, 7], 'loss_mask': [1, 1, 1]}]
+
     Attributes:
         outputs: what each row consists of.
         domain: one name a row.
         columns: column name -> rows. Ids are int32, masks uint8 (0, 1), labels int32, values float64, until `Shard`
             stores them with the dtypes of the config.
-        schema: column name -> what it is. (`dtype` is how it is stored in the end.)
-        segments: output name -> its segments; gone after BuildMask.
+        schema: column name -> its description. (`dtype` is the one in which it is stored in the end.)
+        segments: output name -> its segments; empty after BuildMask.
         counters: name -> int64 [rows], things worth counting that happened to kept rows.
-        roles: who says what, in all rows that there ever were.
+        roles: the messages and tokens of each role, also of rows that were dropped or rejected.
     """
 
     outputs: tuple[Output, ...] = ()
@@ -79,6 +94,14 @@ class Batch(Block):
 
     def __getitem__(self, name: str) -> Ragged:
         return self.columns[name]
+
+    @property
+    def tokens(self) -> Array:
+        """int64 [rows]: tokens of each row's first output that holds ids, the measure of shards."""
+        for name, column in self.schema.items():
+            if column.role == "ids":
+                return self.columns[name].flat_lengths
+        return np.zeros(len(self), np.int64)
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "domains", len(self.domain)
@@ -117,14 +140,14 @@ class Batch(Block):
         return left
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
-        """The batch without the rows of a bool mask, which go to the rejects."""
+        """The batch without the rows of a bool mask, which are rejected."""
         left = self._without(rows)
         for line in self.line[rows].tolist():
             left.ledger.reject(line, reason, message)
         return left
 
     def _without(self, rows: Array) -> "Batch":
-        """The other rows, with a ledger of their own: this batch may have a second consumer."""
+        """The other rows, with a copy of the ledger: another step may use this batch."""
         if not rows.any():
             return self
         left = self.take(~rows)

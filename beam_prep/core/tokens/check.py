@@ -1,4 +1,4 @@
-"""How much of a block is compared with the reference, and what an old block must have gone through to be used again."""
+"""Comparison of a block with the reference: how much is compared, and which spooled blocks are used again."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from beam_prep.core.tokens.batch import Batch
 Check = Literal["sample", "full"]
 
 IN_FULL = "blocks_checked_in_full"
-"""Stands in `Block.made` of a block that was compared with the reference, whole."""
+"""The entry in `Block.made` of a block that was compared with the reference completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Which blocks of the spool a run uses, by what is known of how they were made.
+    """The blocks of the spool that a run uses, by how they were made.
 
     Attributes:
         backend: `transformers`: none that another backend encoded, unless it was checked in full.
@@ -31,7 +31,7 @@ class Trust:
     check: Check = "sample"
 
     def holds(self, made: Mapping[str, int]) -> bool:
-        """Whether a block is good enough.
+        """True if a block may be used.
 
         Args:
             made: see `BlockReceipt`.
@@ -92,7 +92,7 @@ def _differences(batch: Batch, reference: Batch) -> Iterator[tuple[int, str]]:
 
 
 def _outcomes(ledger: Ledger) -> list[str]:
-    """What became of each line, in words."""
+    """The outcome of each line as text."""
     words = ["a row", *(f"{kind} ({reason})" for kind, reason in ledger.outcomes)]
     found = [words[code] for code in ledger.status.tolist()]
     for line, message in ledger.messages.items():
@@ -115,7 +115,7 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _how(one: Ragged, other: Ragged) -> str:
-    """How a row differs."""
+    """Describes how a row differs."""
     mine, theirs = one.flat, other.flat
     if mine.dtype != theirs.dtype:
         return f"found {mine.dtype}, wanted {theirs.dtype}"

@@ -22,6 +22,15 @@ MaskPolicy = Callable[[Segments], Array]
 class RoleMask:
     """The mask policy of a config: a section's action, and for `$role` the message's role.
 
+    >>> rule = bp.RoleMask({"assistant": "last"}, default="mask")
+    >>> one, zero = np.ones(3, int), np.zeros(3, int)
+    >>> segments = bp.Segments(
+    ...     start=np.array([0, 4, 9]), stop=np.array([4, 9, 12]), sequence=zero, action=2 * one,
+    ...     role=np.array([0, 1, 1]), turn=np.array([0, 1, 2]), own=-one, proven=one > 0, roles=("user", "assistant"),
+    ... )
+    >>> rule(segments).tolist()
+    [False, False, True]
+
     Attributes:
         roles: role -> `train`, `mask`, or `last` (only the last message of that role).
         default: for roles that are not named.
@@ -60,10 +69,10 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         output = next(output for output in batch.outputs if output.name == name)
         if output.mask_name is None:
             if name in batch.segments:
-                roles = roles.spoken(batch.line, rows, batch.segments[name], None)
+                roles = roles.with_tokens(batch.line, rows, batch.segments[name], None)
             continue
         if name not in batch.segments:
-            raise ValueError(f"no segments for {name!r}: BuildMask comes once, right after Tokenize")
+            raise ValueError(f"no segments for {name!r}: BuildMask comes once, directly after Tokenize")
         segments = batch.segments[name]
         trained = np.asarray(policy(segments))
         if trained.dtype != bool or trained.shape != (len(segments),):
@@ -71,7 +80,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
                 f"a mask policy gives bool [{len(segments)}], one a segment; "
                 f"{policy!r} gave {trained.dtype} {trained.shape}"
             )
-        roles = roles.spoken(batch.line, rows, segments, trained)
+        roles = roles.with_tokens(batch.line, rows, segments, trained)
         columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
         doubtful = segments.sequence[trained & ~segments.proven]
@@ -91,7 +100,7 @@ def _cover(segments: Segments, trained: Array, size: int) -> Array:
     start, stop = segments.start[trained], segments.stop[trained]
     borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])
     lengths = np.diff(borders)
-    if (lengths >= 0).all():  # one behind the other, as most are
+    if (lengths >= 0).all():  # one after the other, as most are
         inside = np.zeros(len(lengths), np.uint8)
         inside[1::2] = 1
         return np.repeat(inside, lengths)

@@ -1,8 +1,8 @@
-"""Who says what: the messages of a block and their tokens, counted by role. For the ledger; no token depends on it."""
+"""The messages of a block and their tokens, counted by role. For reports only; no token depends on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from beam_prep.core.tokens.batch import Segments
 
 NAME_LIMIT = 64
-"""Characters of a role that are kept: it stands in every receipt."""
+"""Characters of a role's name that are kept: every receipt has it."""
 
 
 TOKENS, TRAINED, BOTH = 0, 1, 2
-"""What a span counts for: the tokens of its role, those that are trained, or both."""
+"""The counts to which a span adds: the tokens of its role, the trained ones, or both."""
 
 UNSET = -1
 
@@ -25,36 +25,56 @@ def _none() -> Array:
     return np.zeros(0, np.int64)
 
 
+class RoleSpans(NamedTuple):
+    """Spans of tokens of one role. No two that add to the same count share a token.
+
+    Attributes:
+        line, role: int64 [spans].
+        start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
+        size: int64 [spans]: the tokens of that sequence.
+        kind: int64 [spans]: the counts to which they add: `TOKENS`, `TRAINED` or `BOTH`.
+    """
+
+    line: Array
+    role: Array
+    start: Array
+    stop: Array
+    size: Array
+    kind: Array
+
+
+def _no_spans() -> RoleSpans:
+    return RoleSpans(*(_none() for _ in RoleSpans._fields))
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The messages of a block, also of rows that leave later, and which tokens they are.
+    """The messages of a block and their tokens, also of rows that are dropped or rejected later.
 
     Attributes:
         names: of the roles.
         line, role: int64 [messages]: of every message that was rendered; a message of two outputs counts in both.
-        spans: int64 [6, spans]: tokens of one role: line, role, first and one past the last, counted in their
-            sequence, the tokens of that sequence, and for what they count: `TOKENS`, `TRAINED` or `BOTH`. No two that
-            count for the same share a token.
+        spans: their tokens.
     """
 
     names: tuple[str, ...] = ()
     line: Array = field(default_factory=_none)
     role: Array = field(default_factory=_none)
-    spans: Array = field(default_factory=lambda: np.zeros((6, 0), np.int64))
+    spans: RoleSpans = field(default_factory=_no_spans)
 
-    def said(self, names: tuple[str, ...], line: Array, said: Ragged) -> "Roles":
-        """With the messages of another output.
+    def with_messages(self, names: tuple[str, ...], line: Array, messages: Ragged) -> "Roles":
+        """Adds the messages of another output.
 
         Args:
             names: of the roles, which all outputs share.
             line: int64 [rows].
-            said: int64, the role of every message, by row.
+            messages: int64, the role of every message, by row.
         """
-        lines = np.concatenate([self.line, np.repeat(line, said.lengths)])
-        return replace(self, names=names, line=lines, role=np.concatenate([self.role, said.flat]))
+        lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
+        return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
 
-    def spoken(self, line: Array, tokens: Ragged, segments: "Segments", trained: Array | None) -> "Roles":
-        """With the tokens of another output.
+    def with_tokens(self, line: Array, tokens: Ragged, segments: "Segments", trained: Array | None) -> "Roles":
+        """Adds the tokens of another output.
 
         Args:
             line: int64 [rows].
@@ -62,7 +82,7 @@ class Roles:
             segments: where each message lies in them.
             trained: bool [segments]; None: the output has no mask.
         """
-        sequences = tokens.values if isinstance(tokens.values, Ragged) else tokens
+        sequences, line = tokens.values if isinstance(tokens.values, Ragged) else tokens, line.astype(np.int64)
         if isinstance(tokens.values, Ragged):
             line = np.repeat(line, tokens.lengths)
         known = np.flatnonzero(segments.role != UNSET)
@@ -70,29 +90,29 @@ class Roles:
         start, stop = segments.start[known], segments.stop[known]
         parts = [(known, start, stop, kinds)]
         if (start[1:] < stop[:-1]).any():
-            # Some share a token: it counts for the first of them, and for the first that is trained.
+            # Segments share a token: it counts for the first of them, and for the first that is trained.
             picks = [(known, TOKENS), (known[kinds == BOTH], TRAINED)]
             parts = [(*_disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
         spans = [self.spans]
         for places, start, stop, kinds in parts:
             sequence = segments.sequence[places]
             begin = sequences.offsets[sequence]
-            entries = line[sequence], segments.role[places], start - begin, stop - begin, sequences.lengths[sequence]
-            spans.append(np.stack([*entries, kinds]))
-        return replace(self, spans=np.concatenate(spans, axis=1))
+            role, size = segments.role[places], sequences.lengths[sequence]
+            spans.append(RoleSpans(line[sequence], role, start - begin, stop - begin, size, kinds))
+        return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
 
     def cut(self, length: int, keep_end: bool) -> "Roles":
-        """Of sequences cut to `length` tokens."""
-        line, role, start, stop, size, kind = self.spans
-        before = np.maximum(size - length, 0) if keep_end else 0
-        start, stop = (np.clip(place - before, 0, length) for place in (start, stop))
-        return replace(self, spans=np.stack([line, role, start, stop, np.minimum(size, length), kind]))
+        """The same after sequences are cut to `length` tokens."""
+        spans = self.spans
+        before = np.maximum(spans.size - length, 0) if keep_end else 0
+        start, stop = (np.clip(place - before, 0, length) for place in (spans.start, spans.stop))
+        return replace(self, spans=spans._replace(start=start, stop=stop, size=np.minimum(spans.size, length)))
 
     def count(self, kept: Array, lines: int) -> "RoleCounts":
-        """Messages of all lines, tokens of those that are kept.
+        """Counts the messages of all lines, and the tokens of kept lines.
 
         Args:
-            kept: int32 [rows], their lines.
+            kept: int32 [rows], the lines of kept rows.
             lines: of the block.
         """
         roles = len(self.names)
@@ -103,15 +123,15 @@ class Roles:
         size = lines * roles if found is None else len(found)
         alive = np.zeros(lines, bool)
         alive[kept] = True
-        line, role, start, stop, _, kind = self.spans
-        of_spans = line * roles + role
+        spans = self.spans
+        of_spans = spans.line * roles + spans.role
         of_spans = of_spans if found is None else np.searchsorted(found, of_spans)
-        sizes = np.where(alive[line], stop - start, 0)
+        sizes = np.where(alive[spans.line], spans.stop - spans.start, 0)
         counts = np.array(
             [
                 np.bincount(messages, minlength=size),
-                np.bincount(of_spans, np.where(kind == TRAINED, 0, sizes), size),
-                np.bincount(of_spans, np.where(kind == TOKENS, 0, sizes), size),
+                np.bincount(of_spans, np.where(spans.kind == TRAINED, 0, sizes), size),
+                np.bincount(of_spans, np.where(spans.kind == TOKENS, 0, sizes), size),
             ],
             np.int64,
         )
@@ -126,7 +146,7 @@ _FEW = 1 << 16
 
 
 def _disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]:
-    """(some segments, in order, their starts, their stops), where a shared token is left to the first."""
+    """(segments in order, their starts, their stops); a shared token belongs to the first segment that has it."""
     places = places[np.argsort(segments.start[places], kind="stable")]
     start, stop = segments.start[places], segments.stop[places]
     before = np.maximum.accumulate(np.append(0, stop))[:-1]
@@ -134,13 +154,13 @@ def _disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]
 
 
 def _short(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that every receipt can hold: not long, and UTF-8."""
+    """Names fit for a receipt: cut to `NAME_LIMIT`, and valid UTF-8."""
     return tuple(name[:NAME_LIMIT].encode("utf-8", "backslashreplace").decode() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleCounts:
-    """What each role says in each line of a block.
+    """Messages and tokens of each role in each line of a block.
 
     Attributes:
         names: of the roles.

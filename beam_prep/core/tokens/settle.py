@@ -13,7 +13,7 @@ from beam_prep.core.tokens.mask import Untrained, reject_equal_sides, settle_unt
 
 @step
 def settle(batch: Batch, untrained: Untrained, dtypes: Mapping[str, str]) -> Batch:
-    """The last step before rows are stored: equal sides and untrained rows leave, the rest takes its dtypes."""
+    """The last step before rows are stored: takes out equal sides and untrained rows, and casts columns."""
     return store_as(settle_untrained(reject_equal_sides(batch), untrained), dtypes)
 
 

@@ -10,6 +10,7 @@ from beam_prep.core.data.columns import measure, take
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Column
+from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.tokenizer import Encoder
 from beam_prep.core.pieces.rendered import UNSET, Pieces, Rendered
 from beam_prep.core.tokens.batch import Batch, Segments
@@ -24,7 +25,7 @@ class _Encoded:
         start, stop: int64 [segments]: first token and one past the last of each segment, counted in its piece.
         prompted: int64: the pieces with a prompt, ascending.
         border: int64 [pieces]: tokens that a piece and its prompt text have in common, from the first on.
-        whole: bool [pieces]: the tokens of the prompt are the first of the piece.
+        is_prefix: bool [pieces]: the tokens of the prompt are the first of the piece.
     """
 
     ids: Ragged
@@ -32,7 +33,7 @@ class _Encoded:
     stop: Array
     prompted: Array
     border: Array
-    whole: Array
+    is_prefix: Array
 
 
 @step
@@ -46,8 +47,8 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         rendered: the pieces.
         encoder: encodes them.
         bos_id: id of the BOS token.
-        reference: encodes a sample of them too, the same whoever works on the block; where it gives anything else, it
-            encodes the whole block.
+        reference: encodes a sample of them too, the same on every worker; where it gives anything else, it encodes the
+            entire block.
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
     batch.made = dict(rendered.made)
@@ -77,7 +78,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         batch.columns[output.name] = rows
         batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
         batch.segments[output.name] = segments
-        batch.roles = batch.roles.said(pieces.roles, rendered.line, pieces.said_by_row())
+        batch.roles = batch.roles.with_messages(pieces.roles, rendered.line, pieces.message_roles_by_row())
         enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
     if any(len(each.prompted) for each in encoded.values()):
         _begin_after_prompts(batch, rendered, encoded)
@@ -89,7 +90,7 @@ _SAMPLED_SIZE = 16_384  # see `measure`
 
 
 def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> tuple[set[int], bool]:
-    """The rows of a sample of the pieces, some by a hash of block and place; whether the reference gives their same."""
+    """(rows of a sample of the pieces, True if the reference gives the same). The sample depends on the block alone."""
     sizes = measure(pieces.texts)
     order = sample(digest, len(sizes), 4 * _SAMPLED)
     picked = order[np.cumsum(sizes[order]) <= _SAMPLED_SIZE][:_SAMPLED]
@@ -107,7 +108,7 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
             (encoded.start[segments], theirs.start),
             (encoded.stop[segments], theirs.stop),
             (encoded.border[picked], theirs.border),
-            (encoded.whole[picked], theirs.whole),
+            (encoded.is_prefix[picked], theirs.is_prefix),
         )
     )
 
@@ -124,7 +125,7 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
     for name, each in encoded.items():
         if len(each.prompted):
             row = _row_of_piece(rendered.pieces[name])
-            short[row[each.prompted[~each.whole[each.prompted]]]] = 1
+            short[row[each.prompted[~each.is_prefix[each.prompted]]]] = 1
             texts = sorted(rendered.pieces[name].prompts)
             np.minimum.at(border, row[texts], each.border[texts])
     batch.count("prompt_not_prefix", short)
@@ -146,19 +147,17 @@ def _row_of_piece(pieces: Pieces) -> Array:
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
     part = _piece_of_segment(pieces)
-    bounded = np.flatnonzero(pieces.segments[:, 1] >= 0)
+    bounded = np.flatnonzero(pieces.segments["stop"] >= 0)
     begun = np.flatnonzero(pieces.prompt_end > 0)
+    # Of each segment with borders, then of the last character of each prompt: characters, and the tokens over them.
     ends = pieces.prompt_end[begun]
-    spans = np.concatenate(
-        [
-            np.column_stack([part[bounded], pieces.segments[bounded, :2]]),
-            np.column_stack([begun, ends - 1, ends]),
-        ]
-    )
-    by_piece = np.argsort(spans[:, 0], kind="stable")
-    found = np.zeros((len(spans), 2), np.int64)
+    piece = np.concatenate([part[bounded], begun])
+    from_char = np.concatenate([pieces.segments["start"][bounded], ends - 1])
+    to_char = np.concatenate([pieces.segments["stop"][bounded], ends])
+    from_token, to_token = np.zeros(len(piece), np.int64), np.zeros(len(piece), np.int64)
+    by_piece = np.argsort(piece, kind="stable")
     spanned = np.zeros(len(pieces.texts), bool)
-    spanned[spans[:, 0]] = True
+    spanned[piece] = True
     parts, order = [], []
     for special in (False, True):
         for with_spans in (False, True):
@@ -167,9 +166,10 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
                 continue
             texts = pieces.texts if len(members) == len(pieces.texts) else take(pieces.texts, members)
             if with_spans:
-                mine = by_piece[pieces.special[spans[by_piece, 0]] == special]
-                wanted = np.column_stack([np.searchsorted(members, spans[mine, 0]), spans[mine, 1:]])
-                ids, found[mine] = encoder.encode_spans(texts, special, wanted)
+                mine = by_piece[pieces.special[piece[by_piece]] == special]
+                wanted = CharSpans(np.searchsorted(members, piece[mine]), from_char[mine], to_char[mine])
+                ids, tokens = encoder.encode_spans(texts, special, wanted)
+                from_token[mine], to_token[mine] = tokens.start, tokens.stop
             else:
                 ids = _encode_once(texts, special, encoder)
             parts.append(ids)
@@ -178,14 +178,14 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     if len(parts) > 1:
         encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
     start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
-    start[bounded], stop[bounded] = found[: len(bounded)].T
-    prompted, border, whole = _borders(pieces, encoded, encoder)
+    start[bounded], stop[bounded] = from_token[: len(bounded)], to_token[: len(bounded)]
+    prompted, border, is_prefix = _borders(pieces, encoded, encoder)
     # The last token of the prompt is not the first of what follows it.
-    whole[begun] = True
-    first = pieces.borders[begun]
-    followed = np.flatnonzero(first < pieces.borders[begun + 1])
-    whole[begun[followed]] = found[len(bounded) + followed, 1] <= start[first[followed]]
-    return _Encoded(encoded, start, stop, prompted, border, whole)
+    is_prefix[begun] = True
+    after = pieces.borders[begun]
+    followed = np.flatnonzero(after < pieces.borders[begun + 1])
+    is_prefix[begun[followed]] = to_token[len(bounded) + followed] <= start[after[followed]]
+    return _Encoded(encoded, start, stop, prompted, border, is_prefix)
 
 
 _SHORT = 1000  # see `measure`: longer texts are seldom equal, and take long to compare
@@ -201,21 +201,21 @@ def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragge
 
 
 def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array, Array]:
-    """The pieces with a prompt, and `border` and `whole` of `_Encoded`, an entry each piece.
+    """The pieces with a prompt, and `border` and `is_prefix` of `_Encoded`, an entry each piece.
 
     Where the prompt is a text, these are from the longest common beginning of its ids and the piece's.
     """
-    border, whole = np.zeros(len(pieces.special), np.int64), pieces.prompt_end == 0
+    border, is_prefix = np.zeros(len(pieces.special), np.int64), pieces.prompt_end == 0
     owners = np.array(sorted(pieces.prompts), np.int64)
     for special in (True, False):
-        some = owners[pieces.special[owners] == special]
-        if len(some):
-            prompts = _encode_once([pieces.prompts[place] for place in some.tolist()], special, encoder)
-            border[some] = _common(prompts, encoded.take(some))
-            whole[some] = border[some] == prompts.lengths
+        chosen = owners[pieces.special[owners] == special]
+        if len(chosen):
+            prompts = _encode_once([pieces.prompts[place] for place in chosen.tolist()], special, encoder)
+            border[chosen] = _common(prompts, encoded.take(chosen))
+            is_prefix[chosen] = border[chosen] == prompts.lengths
     has = pieces.prompt_end >= -1
     has[owners] = True
-    return np.flatnonzero(has), border, whole
+    return np.flatnonzero(has), border, is_prefix
 
 
 def _common(one: Ragged, other: Ragged) -> Array:
@@ -243,9 +243,17 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
         values = np.insert(values, borders[:-1][added], np.int32(bos_id))
     before = offsets_of(added)
     shift = piece_borders[:-1][part] + before[sequence + 1]
-    _, _, action, role, turn, own, proven = pieces.segments.T
+    given = pieces.segments
     segments = Segments(
-        start + shift, stop + shift, sequence, action, role, turn, own, proven.astype(bool), pieces.roles
+        start + shift,
+        stop + shift,
+        sequence,
+        given["action"],
+        given["role"],
+        given["turn"],
+        given["own"],
+        given["proven"].astype(bool),
+        pieces.roles,
     )
     return Ragged(values, borders + before), segments
 
@@ -253,11 +261,11 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
 def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Array, bos_id: int) -> Array:
     """bool [sequences]: the first token is BOS, and a template rendered it (a text section's own does not count)."""
     brings = np.zeros(len(borders) - 1, bool)
-    some = np.flatnonzero(np.diff(borders) > 0)
-    first = borders[some]
+    filled = np.flatnonzero(np.diff(borders) > 0)
+    first = borders[filled]
     piece = np.searchsorted(piece_borders, first, side="right") - 1
-    role = pieces.segments[pieces.borders[piece], 3]
-    brings[some] = (values[first] == bos_id) & (role != UNSET)
+    role = pieces.segments["role"][pieces.borders[piece]]
+    brings[filled] = (values[first] == bos_id) & (role != UNSET)
     return brings
 
 
@@ -275,12 +283,12 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
         return batch
     text = np.array([output.kind != "value" for output in batch.outputs])
     nothing = ~enough[text].any(axis=0)
-    some = ~enough.all(axis=0) & ~nothing
-    keep = ~(nothing | some)
+    partial = ~enough.all(axis=0) & ~nothing
+    keep = ~(nothing | partial)
     segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
     batch.ledger = batch.ledger.copy()
     batch.ledger.drop(batch.line[nothing], "empty")
-    for row in np.flatnonzero(some).tolist():
+    for row in np.flatnonzero(partial).tolist():
         name = batch.outputs[int(np.argmin(enough[:, row]))].name
         batch.ledger.reject(int(batch.line[row]), "missing_source", f"{name!r} has no token")
     kept = batch.take(keep)
@@ -293,13 +301,13 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
     lists = np.diff(rows.offsets) if isinstance(rows.values, Ragged) else np.ones(len(rows), np.int64)
     keep_sequence = np.repeat(keep, lists)
     inner = rows.values if isinstance(rows.values, Ragged) else rows
-    gone = offsets_of(np.where(keep_sequence, 0, inner.lengths))
+    removed = offsets_of(np.where(keep_sequence, 0, inner.lengths))
     picked = keep_sequence[segments.sequence]
     sequence = segments.sequence[picked]
     new_sequence = offsets_of(keep_sequence)[sequence]
     return Segments(
-        segments.start[picked] - gone[sequence],
-        segments.stop[picked] - gone[sequence],
+        segments.start[picked] - removed[sequence],
+        segments.stop[picked] - removed[sequence],
         new_sequence,
         segments.action[picked],
         segments.role[picked],

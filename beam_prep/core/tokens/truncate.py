@@ -68,7 +68,7 @@ def truncate(
 
 
 def _count(rows: Ragged, token: int) -> Array:
-    """int64 [rows]: how often a token stands in each row."""
+    """int64 [rows]: how often a token occurs in each row."""
     return rows.sums(rows.flat == token)
 
 

@@ -11,7 +11,8 @@ from beam_prep.storage.stores.client import (
     CONNECTIONS,
     SHA256,
     Changed,
-    Found,
+    ObjectInfo,
+    PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
     metadata,
@@ -27,7 +28,7 @@ class GCSClient:
         from requests.adapters import HTTPAdapter
 
         self._gcs = gcsio.create_storage_client(options)
-        # Else connections beyond ten are thrown away after each request, with a warning.
+        # Otherwise connections beyond ten are closed after each request, with a warning.
         for scheme in ("https://", "http://"):
             self._gcs._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * CONNECTIONS))
 
@@ -65,7 +66,7 @@ class GCSClient:
         bucket, name = bucket_and_name(path)
         return self._gcs.bucket(bucket).blob(name, generation=None if version is None else int(version))
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         blob = self._blob(path)
         with self._errors(path):
             blob.reload(retry=None)
@@ -74,14 +75,14 @@ class GCSClient:
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         with self._errors(path):
             only = None if version is None else int(version)
-            # As it is stored: the library would unpack what is marked as gzip.
+            # As it is stored: otherwise the library decompresses objects that are marked as gzip.
             data: bytes = self._blob(path).download_as_bytes(
                 start=start, end=stop - 1, raw_download=True, if_generation_match=only, checksum=None, retry=None
             )
         return data
 
     def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        found = self.find(path)  # its client cannot ask for the end of what it does not know the size of
+        found = self.find(path)  # the client cannot request the end of an object of unknown size
         start = max(0, found.size - size)
         return self.get(path, start, found.size, found.version), found.size
 
@@ -91,10 +92,20 @@ class GCSClient:
         with self._errors(path):
             blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", retry=None)
 
+    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+        wanted = 0 if version is None else int(version)  # no object has generation 0
+        try:
+            with self._errors(path):
+                self._blob(path).upload_from_file(
+                    io.BytesIO(data), size=len(data), checksum="crc32c", if_generation_match=wanted, retry=None
+                )
+        except Changed:
+            raise PreconditionFailed(path) from None
+
     def upload(self, path: str, file: str, sha256: str) -> None:
         blob = self._blob(path)
         blob.metadata = metadata(sha256)
-        with self._errors(path):  # resumable where it is large: it is an object only with its last byte
+        with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
             blob.upload_from_filename(file, content_type="application/octet-stream", checksum="crc32c", retry=None)
 
     def delete(self, path: str) -> None:
@@ -104,14 +115,14 @@ class GCSClient:
         except FileNotFoundError:
             return
 
-    def listed(self, prefix: str) -> Iterator[Found]:
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for blob in self._gcs.list_blobs(bucket, prefix=name, retry=None):
                 yield _of_gcs(blob)
 
 
-def _of_gcs(blob: Any) -> Found:
+def _of_gcs(blob: Any) -> ObjectInfo:
     path = f"gs://{blob.bucket.name}/{blob.name}"
     sha256 = (blob.metadata or {}).get(SHA256)
-    return Found(path, int(blob.size), str(blob.generation), blob.crc32c, blob.updated.timestamp(), sha256)
+    return ObjectInfo(path, int(blob.size), str(blob.generation), blob.crc32c, blob.updated.timestamp(), sha256)

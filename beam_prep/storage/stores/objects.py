@@ -1,9 +1,9 @@
-"""Object stores: whole objects, with the clients that Beam's FileSystems make of Beam's options, kept per process.
+"""Reads and writes entire objects, with the clients that Beam makes from its options. A process keeps its clients.
 
-FileSystems makes a client anew for every call, which takes longer than the call. And it can say neither "only if
-nothing is there" nor "only the version that was listed", on which the guarantees of outputs rest. Writes here are one
-request to the store or, for large files, an upload that counts only when it is complete: a cut object never takes a
-name. What does not answer is asked again for `PATIENCE` seconds.
+Beam's FileSystems makes a new client for every call, which takes longer than the call. And it has no conditions such as
+"only if there is none" and "only the version that was listed", which our outputs need. A write is one request or, for a
+large file, an upload that counts only when it is complete: no name ever belongs to half an object. A request without an
+answer is made again for `RETRY_SECONDS` seconds.
 """
 
 import functools
@@ -18,9 +18,9 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import StorageError
-from beam_prep.storage.stores.client import CONNECTIONS, Found, StoreClient
+from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient
 from beam_prep.storage.stores.gcs import GCSClient
-from beam_prep.storage.stores.retry import patiently
+from beam_prep.storage.stores.retry import with_retries
 from beam_prep.storage.stores.s3 import S3Client
 
 _CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
@@ -30,14 +30,14 @@ _CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
 
 
 def _client(path: str) -> StoreClient:
-    # One a process: a connection must not be used on both sides of a fork.
+    # One per process: a connection must not be used on both sides of a fork.
     return client_for(path.partition("://")[0], os.getpid(), FileSystems._pipeline_options)
 
 
 @functools.lru_cache(maxsize=4)
 def client_for(scheme: str, process: int, options: PipelineOptions | None) -> StoreClient:
     if scheme not in _CLIENTS:
-        raise StorageError(f"{scheme}:// is no store that is known here: wanted gs:// or s3://, or a local path")
+        raise StorageError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
     make, extra = _CLIENTS[scheme]
     try:
         return make(options or PipelineOptions([]))
@@ -45,16 +45,16 @@ def client_for(scheme: str, process: int, options: PipelineOptions | None) -> St
         raise StorageError(f"{scheme}:// needs libraries ({error}): pip install 'beam-prep[{extra}]'") from None
 
 
-def find(path: str) -> Found | None:
-    """What a store says of an object; None: there is none."""
+def find(path: str) -> ObjectInfo | None:
+    """Describes an object; None if there is none."""
     try:
-        return patiently(lambda: _client(path).find(path), path)
+        return with_retries(lambda: _client(path).find(path), path)
     except FileNotFoundError:
         return None
 
 
-def find_all(paths: Iterable[str]) -> list[Found | None]:
-    """`find`, several at the same time."""
+def find_all(paths: Iterable[str]) -> list[ObjectInfo | None]:
+    """`find` for several objects at the same time."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         return list(pool.map(find, paths))
 
@@ -64,32 +64,54 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        Changed: it is another version.
+        Changed: it has another version.
     """
     if stop <= start:
         return b""
-    return patiently(lambda: _client(path).get(path, start, stop, version), path)
+    return with_retries(lambda: _client(path).get(path, start, stop, version), path)
 
 
 def tail(path: str, size: int) -> tuple[bytes, int]:
-    """The last bytes of an object, at most `size`, and how many it has in all.
+    """The last bytes of an object, at most `size`, and the object's size.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    return patiently(lambda: _client(path).tail(path, size), path)
+    return with_retries(lambda: _client(path).tail(path, size), path)
 
 
 def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
-    """Writes an object, whole or not at all."""
+    """Writes an object, completely or not at all."""
     with _bucket_is_there(path):
-        patiently(lambda: _client(path).put(path, data, sha256), path)
+        with_retries(lambda: _client(path).put(path, data, sha256), path)
+
+
+def put_if_absent(path: str, data: bytes) -> None:
+    """Writes an object if there is none at this path.
+
+    A request whose answer was lost is made again, and then fails because the first one succeeded. A caller that must
+    know whose object it is has to read it.
+
+    Raises:
+        PreconditionFailed: there is one.
+    """
+    with _bucket_is_there(path):
+        with_retries(lambda: _client(path).put_if(path, data, None), path)
+
+
+def put_if_version(path: str, data: bytes, version: str) -> None:
+    """Writes an object if it has the version that `find` returned. For lost answers see `put_if_absent`.
+
+    Raises:
+        PreconditionFailed: it has another version, or is no longer there.
+    """
+    with_retries(lambda: _client(path).put_if(path, data, version), path)
 
 
 def upload(path: str, file: str, sha256: str) -> None:
-    """Writes an object from a local file, whole or not at all."""
+    """Writes an object from a local file, completely or not at all."""
     with _bucket_is_there(path):
-        patiently(lambda: _client(path).upload(path, file, sha256), path)
+        with_retries(lambda: _client(path).upload(path, file, sha256), path)
 
 
 @contextmanager
@@ -101,19 +123,19 @@ def _bucket_is_there(path: str) -> Iterator[None]:
 
 
 def delete(paths: Iterable[str]) -> None:
-    """Removes objects; those that are not there are no error."""
+    """Removes objects. One that is not there is no error."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(lambda path: patiently(lambda: _client(path).delete(path), path), paths))
+        list(pool.map(lambda path: with_retries(lambda: _client(path).delete(path), path), paths))
 
 
-def listed(prefix: str) -> list[Found]:
-    """The objects whose paths begin so, in order."""
+def listed(prefix: str) -> list[ObjectInfo]:
+    """The objects whose paths begin with a prefix, in order."""
     with _bucket_is_there(prefix):
-        found = patiently(lambda: list(_client(prefix).listed(prefix)), prefix)
+        found = with_retries(lambda: list(_client(prefix).listed(prefix)), prefix)
     return sorted(found, key=lambda each: each.path.encode())
 
 
-def matched(pattern: str) -> list[Found]:
+def match_pattern(pattern: str) -> list[ObjectInfo]:
     """The objects that a path or a glob names (`*` ends at a "/", `**` does not), in order."""
     magic = re.search(r"[*?\[]", pattern)
     if magic is None:

@@ -1,4 +1,4 @@
-"""Beam's options for stores, on their way to workers."""
+"""Beam's options for stores, as workers get them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Beam's options for stores, for workers that Beam does not tell them: a pool's, and those of the local runner.
+    """Beam's options for stores. The workers of a pool and of the local runner do not get them from Beam.
 
-    Pickling and unpickling changes nothing in a process. What uses a store on a worker calls `activate` first: the
+    Pickling and unpickling them changes nothing in a process. What uses a store on a worker calls `activate` first: the
     `setup` of a DoFn, or `TokenizerFolder.fetch`.
     """
 
@@ -19,17 +19,17 @@ class StoreOptions:
 
     @classmethod
     def current(cls) -> "StoreOptions":
-        """Those of this process."""
+        """The options of this process."""
         found = FileSystems._pipeline_options
         every = {} if found is None else found.get_all_options(drop_default=True)
         mine = ("project", "impersonate_service_account")
         return cls(tuple((k, v) for k, v in sorted(every.items()) if k.startswith("s3_") or k in mine))
 
     def activate(self) -> None:
-        """Makes these the options of this process, for Beam's FileSystems too. Where they are already, nothing changes.
+        """Makes these the options of this process, if they are not yet. Beam's FileSystems uses them, too.
 
-        Beam keeps one set of options in each process, so this is for workers, which work for one job.
+        Beam keeps one set of options for each process, so this is for workers, which work for one job.
         """
-        here = dict(StoreOptions.current().given) if self.given else {}  # Beam takes its time to say
+        here = dict(StoreOptions.current().given) if self.given else {}  # slow in Beam
         if any(here.get(name) != value for name, value in self.given):
             FileSystems.set_options(PipelineOptions.from_dictionary({**here, **dict(self.given)}))

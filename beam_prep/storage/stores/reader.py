@@ -1,85 +1,62 @@
-"""An object as a file."""
+"""Objects as files."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
+from beam_prep.formats.range_file import RangeFile
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.stores.client import Found
+from beam_prep.storage.stores.client import ObjectInfo
 from beam_prep.storage.stores.objects import find, get, tail
 
 _PART = 8 << 20
 
 
-class Reader(io.RawIOBase):
+class Reader(RangeFile):
     """An object as a file.
 
     Args:
-        found: the object; another version of it is never read.
-        ahead: bytes to ask for at a time, at least.
+        found: the object. No other version of it is read.
+        ahead: the least number of bytes in a request.
 
     Raises:
-        Changed, FileNotFoundError: (when read) it is no longer there as it was.
+        Changed, FileNotFoundError: (when read) the object was replaced or removed.
     """
 
-    def __init__(self, found: Found, ahead: int = 256 * 1024) -> None:
+    def __init__(self, found: ObjectInfo, ahead: int = 256 * 1024) -> None:
+        super().__init__(found.size)
         self._found, self._ahead = found, ahead
-        self._at = 0
         self._first, self._window = 0, b""
 
     @classmethod
     def from_end(cls, path: str, size: int = 64 * 1024) -> "Reader":
-        """One that has the end of an object already, in one request.
+        """A reader that has read the end of the object already, in one request.
 
         Raises:
             FileNotFoundError: there is none.
         """
-        data, whole = tail(path, size)
-        # Written once, so any version is the one.
-        reader = cls(Found(path, whole, "", "", 0.0), 0)
-        reader._first, reader._window = whole - len(data), data
+        data, total = tail(path, size)
+        # Such an object is written once, so every version is right.
+        reader = cls(ObjectInfo(path, total, "", "", 0.0), 0)
+        reader._first, reader._window = total - len(data), data
         return reader
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found.size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def size(self) -> int:
-        """Bytes of the whole."""
-        return self._found.size
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, as many as asked for unless the object ends."""
-        end = self._found.size if size < 0 else min(self._at + size, self._found.size)
-        if end <= self._at:
-            return b""
-        start, inside = self._at, self._at - self._first
-        have = self._window[inside : inside + end - start] if 0 <= inside < len(self._window) else b""
-        if start + len(have) < end:
+    def read_range(self, start: int, stop: int) -> bytes:
+        inside = start - self._first
+        have = self._window[inside : inside + stop - start] if 0 <= inside < len(self._window) else b""
+        if start + len(have) < stop:
             start += len(have)
-            stop = min(max(end, start + self._ahead), self._found.size)
-            self._window = get(self._found.path, start, stop, self._found.version or None)
+            end = min(max(stop, start + self._ahead), self._found.size)
+            self._window = get(self._found.path, start, end, self._found.version or None)
             self._first = start
-            have += self._window[: end - start]
-        self._at = end
+            have += self._window[: stop - start]
         return have
 
 
-def parts(found: Found) -> Iterator[bytes]:
-    """An object's content, some of it at a time.
+def parts(found: ObjectInfo) -> Iterator[bytes]:
+    """An object's content, in parts.
 
     Raises:
-        Changed, FileNotFoundError: it is no longer there as it was.
+        Changed, FileNotFoundError: the object was replaced or removed.
     """
     reader = Reader(found)
     while data := reader.read(_PART):

@@ -1,4 +1,4 @@
-"""Requests are made again while a store does not answer."""
+"""Requests that are made again while a store does not answer."""
 
 import logging
 import random
@@ -11,20 +11,20 @@ from beam_prep.storage.stores.client import StoreUnavailable
 
 log = logging.getLogger("beam_prep")
 
-PATIENCE = 60.0
-"""Seconds that a store may be gone in the middle of a run."""
+RETRY_SECONDS = 60.0
+"""Seconds that a store may be unavailable in the middle of a run."""
 
 _PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 
 T = TypeVar("T")
 
 
-def patiently(work: Callable[[], T], path: str) -> T:
-    """Does work on a path, again and again where its store does not answer, for `PATIENCE` seconds in all.
+def with_retries(work: Callable[[], T], path: str) -> T:
+    """Calls `work`, again while the store of a path does not answer, for `RETRY_SECONDS` seconds.
 
     Raises:
-        StorageError: it did not answer for that long.
-        Whatever else `work` raises.
+        StorageError: the store did not answer for that long.
+        Other errors of `work` are passed on.
     """
     began, pause = time.monotonic(), _PAUSE
     while True:
@@ -32,12 +32,12 @@ def patiently(work: Callable[[], T], path: str) -> T:
             return work()
         except StoreUnavailable as error:
             tried = time.monotonic() - began
-            if tried + pause > PATIENCE:
+            if tried + pause > RETRY_SECONDS:
                 raise StorageError(
-                    f"{path}: the store does not answer, tried for {tried:.0f} s ({error}): see that it is up and "
-                    "within reach, and run again; blocks that are done are not done again"
+                    f"{path}: the store does not answer, tried for {tried:.0f} s ({error}): check that it is up and "
+                    "reachable, and run again; finished blocks are not made again"
                 ) from None
             log.info("%s: the store does not answer (%s); trying again", path, error)
-        # Not all workers at the same moment.
+        # Random, so that workers do not all try at the same moment.
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, _LONGEST_PAUSE)

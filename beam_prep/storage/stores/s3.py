@@ -1,13 +1,22 @@
 """S3, by boto3."""
 
-import logging
+import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.storage.stores.client import SHA256, Changed, Found, StoreUnavailable, bucket_and_name, metadata, refused
+from beam_prep.storage.stores.client import (
+    CONNECTIONS,
+    SHA256,
+    Changed,
+    ObjectInfo,
+    PreconditionFailed,
+    StoreUnavailable,
+    bucket_and_name,
+    metadata,
+    refused,
+)
 
 
 class S3Client:
@@ -17,10 +26,12 @@ class S3Client:
         from apache_beam.io.aws.clients.s3 import boto3_client
 
         self._s3 = boto3_client.Client(options).client
-        # Threads beyond ten get a connection for one request alone, which is nothing to warn of.
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+        # Otherwise connections beyond ten are closed after each request, with a warning.
+        with contextlib.suppress(AttributeError):  # private names of botocore; without them there are warnings
+            http = self._s3._endpoint.http_session
+            http._max_pool_connections = http._manager.connection_pool_kw["maxsize"] = 2 * CONNECTIONS
 
-    @contextmanager
+    @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
         from boto3.exceptions import S3UploadFailedError
         from botocore import exceptions
@@ -46,11 +57,12 @@ class S3Client:
             return FileNotFoundError(path)
         if status == 412:
             return Changed(path)
-        if status >= 500 or status in (408, 429) or code in ("SlowDown", "RequestTimeout"):
+        # 409: another conditional put on the object is under way.
+        if status >= 500 or status in (408, 409, 429) or code in ("SlowDown", "RequestTimeout"):
             return StoreUnavailable(str(error))
         return refused(path, error)
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> ObjectInfo:
         bucket, name = bucket_and_name(path)
         with self._errors(path):
             return _of_s3(path, self._s3.head_object(Bucket=bucket, Key=name), "ContentLength")
@@ -74,9 +86,22 @@ class S3Client:
         with self._errors(path):
             self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
 
+    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+        bucket, name = bucket_and_name(path)
+        wanted = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        try:
+            with self._errors(path):
+                self._s3.put_object(Bucket=bucket, Key=name, Body=data, **wanted)
+        except Changed:
+            raise PreconditionFailed(path) from None
+        except FileNotFoundError:
+            if version is None:
+                raise
+            raise PreconditionFailed(path) from None
+
     def upload(self, path: str, file: str, sha256: str) -> None:
         bucket, name = bucket_and_name(path)
-        with self._errors(path):  # in parts where it is large, and these are thrown away unless all arrive
+        with self._errors(path):  # a large file in parts, which count only if all arrive
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
     def delete(self, path: str) -> None:
@@ -84,7 +109,7 @@ class S3Client:
         with self._errors(path):
             self._s3.delete_object(Bucket=bucket, Key=name)
 
-    def listed(self, prefix: str) -> Iterator[Found]:
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
@@ -92,6 +117,6 @@ class S3Client:
                     yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
 
 
-def _of_s3(path: str, found: Mapping[str, Any], size: str) -> Found:
+def _of_s3(path: str, found: Mapping[str, Any], size: str) -> ObjectInfo:
     etag, updated = found["ETag"], found["LastModified"].timestamp()
-    return Found(path, int(found[size]), etag, etag, updated, found.get("Metadata", {}).get(SHA256))
+    return ObjectInfo(path, int(found[size]), etag, etag, updated, found.get("Metadata", {}).get(SHA256))

@@ -108,7 +108,7 @@ variable "spool" {
 }
 
 variable "staging" {
-  description = "Where unfinished files lie; without it in .beam_prep beside the output. Example: gs://bucket/unfinished"
+  description = "The folder of unfinished files; without it .beam_prep next to the output. Example: gs://bucket/unfinished"
   type        = string
   default     = null
 

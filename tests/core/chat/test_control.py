@@ -13,9 +13,9 @@ from beam_prep.core.chat.control import JOINER, Guard
 from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice_of import voice_of
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize import tokenize
-from beam_prep.transforms.template import voice_of
 from tests.conftest import ROOT, shared
 
 REAL = (

@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import given
 
@@ -14,6 +13,7 @@ from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.encoding.spans import TokenSpans
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice import Voice
@@ -109,7 +109,7 @@ def test_plain_chats_need_no_look_at_the_text(name: str, action: str, monkeypatc
         )
     wanted = rendered(name, rows, action, False)
     rendered(name, rows, action, True)  # plans are recorded, and compared with jinja
-    monkeypatch.setattr("beam_prep.core.pieces.collector.Conversation.spans", None)
+    monkeypatch.setattr("beam_prep.core.pieces.conversations.Conversation.spans", None)
     monkeypatch.setattr(ChatTemplate, "render", None)
     assert_same(rendered(name, rows, action, True), wanted)
 
@@ -140,8 +140,7 @@ def test_a_token_over_the_end_of_the_prompt_is_trained_and_counted() -> None:
             return Ragged.from_lists([[ord(text[at]) for at in range(0, len(text), 2)] for text in texts])
 
         def encode_spans(self, texts: Any, add_special_tokens: bool, spans: Any) -> Any:
-            places = np.column_stack([spans[:, 1] // 2, (spans[:, 2] + 1) // 2])
-            return self.encode(texts, add_special_tokens), places
+            return self.encode(texts, add_special_tokens), TokenSpans(spans.start // 2, (spans.stop + 1) // 2)
 
     for question in ("q", "qq"):
         block = rendered("chatml unmarked", [{"messages": talk(question, "answer")}], "$last", False)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import plans, tracer
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
@@ -63,7 +63,7 @@ def by_plan(template: ChatTemplate, talk: list[Message], **variables: Any) -> bo
     """Whether a pattern gets a plan once it was seen a few times."""
     for _ in range(8):
         planned = outcome(template.planned, talk, **variables)
-    return isinstance(planned, Planned)
+    return isinstance(planned, RenderedPieces)
 
 
 # Real templates, real data
@@ -383,7 +383,7 @@ def test_pieces_and_layout_of_a_plan() -> None:
     assert layout.marks == ((1, 0), (5, 1), (9, -1))
     assert layout.generations == ((2, 4), (6, 8))
     assert not layout.blind
-    assert not layout.asked
+    assert not layout.tested
     assert layout.messages == 2
     again = template.planned([say("user", "c"), say("assistant", "d")])
     assert again is not None
@@ -405,7 +405,7 @@ def test_a_layout_tells_computed_contents_and_guards() -> None:
     assert planned.layout.plain_content == (0, 1, -1, -1, -1, -1, -1)
     assert [*map(set, planned.layout.sources)] == [FIRST, SECOND, FIRST, FIRST, SECOND, set(), {(0, "")}]
     assert planned.layout.constants[5] is None
-    assert planned.layout.asked
+    assert planned.layout.tested
 
 
 def test_captured_generation_blocks_are_left_to_jinja_where_their_places_are_wanted() -> None:

@@ -18,7 +18,8 @@ from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Texts, Wanted, concat, join
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Action, Output, Section, TextRules
-from beam_prep.core.encoding.backends import Fast
+from beam_prep.core.encoding.backends import FastEncoder
+from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.pieces import bulk, collector
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Pieces, Rendered
@@ -30,6 +31,8 @@ from beam_prep.errors import RunError
 from tests.core.chat.test_conversation import CONTROLS, TOKENS
 from tests.core.chat.test_fixed_spans import ROLES, SAID, SOURCES
 from tests.core.encoding.test_backends import ours
+
+pytestmark = pytest.mark.long
 
 USER = {"role": "user", "content": "hi"}
 CHAT = {"messages": [USER, {"role": "assistant", "content": "x"}]}
@@ -68,8 +71,8 @@ def assert_same_records(data: bytes) -> bool:
         assert stop - first == len(messages)
         plain = all(type(m.get("role")) is str and type(m.get("content")) is str for m in messages)
         seen = [record.get(name) for name in ("tools", "chat_template_kwargs")]
-        assert bool(chats.whole[row]) == (plain and seen == [None, None])
-        if chats.whole[row]:
+        assert bool(chats.plain[row]) == (plain and seen == [None, None])
+        if chats.plain[row]:
             assert contents[first:stop] == [message["content"] for message in messages]
             for code, message in zip(codes[first:stop], messages, strict=True):
                 assert names.setdefault(code, message["role"]) == message["role"]
@@ -377,14 +380,14 @@ def test_ids_of_one_array_are_those_of_its_texts() -> None:
     tokenizer = ours()
     texts = [*SPACED, *SAID, "", "a" * 2000]
     array = pa.concat_arrays([pa.array(["before"]), pa.array(texts)])[1:]
-    spans = np.array([(at, 0, len(text)) for at, text in enumerate(texts) if text], np.int64)
-    for encoder in (Fast(tokenizer, "gigatoken"), Fast(tokenizer, "transformers"), tokenizer):
+    spans = CharSpans.of((at, 0, len(text)) for at, text in enumerate(texts) if text)
+    for encoder in (FastEncoder(tokenizer, "gigatoken"), FastEncoder(tokenizer, "transformers"), tokenizer):
         for special in (False, True):
             one, other = (encoder.encode(each, special) for each in (Texts(array), texts))
             assert one.to_lists() == other.to_lists()
             (one, at), (other, there) = (encoder.encode_spans(each, special, spans) for each in (Texts(array), texts))
             assert one.to_lists() == other.to_lists()
-            assert at.tolist() == there.tolist()
+            assert at.to_list() == there.to_list()
 
 
 def test_texts_are_a_sequence() -> None:

@@ -14,10 +14,11 @@ from hypothesis import example, given
 
 from beam_prep import testing
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding import backends as module
-from beam_prep.core.encoding.backends import PROBES, Fast, choose, encoder_of
+from beam_prep.core.encoding.backends import PROBES, FastEncoder, choose, encoder_of
+from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
@@ -54,13 +55,13 @@ def ours() -> Tokenizer:
     return loaded(OURS)
 
 
-def spans_of(texts: Sequence[str], seed: int = 0) -> Array:
+def spans_of(texts: Sequence[str], seed: int = 0) -> CharSpans:
     """Some spans of each text, empty ones too, in no order inside a text."""
     choose_ = np.random.default_rng(seed)
     places = [
         (place, *sorted(choose_.integers(0, len(text) + 1, 2))) for place, text in enumerate(texts) for _ in "abc"
     ]
-    return np.array(places, np.int64).reshape(-1, 3)
+    return CharSpans.of(places)
 
 
 def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path) -> None:
@@ -76,14 +77,14 @@ def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path
 def test_ids_and_spans_are_the_references(folder: Path, backend: Any) -> None:
     if backend == "gigatoken" and folder.name in NOT_FOR_GIGATOKEN:
         pytest.skip("not a tokenizer for gigatoken")
-    tokenizer, fast = loaded(folder), Fast(loaded(folder), backend)
+    tokenizer, fast = loaded(folder), FastEncoder(loaded(folder), backend)
     texts = [text[:400] for text in [*PROBES, *verify_texts()]] + list(tokenizer.controls) + [""]
     spans = spans_of(texts)
     for special in (False, True):
         assert fast.encode(texts, special).to_lists() == tokenizer.encode(texts, special).to_lists()
         mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (fast, tokenizer))
         assert mine[0].to_lists() == theirs[0].to_lists()
-        assert mine[1].tolist() == theirs[1].tolist()
+        assert mine[1].to_list() == theirs[1].to_list()
     assert (fast.fell_back == 2 * len(texts)) == (folder.name in LOSSY)
     assert mine[0].flat.dtype == np.int32
 
@@ -92,9 +93,11 @@ def test_ids_and_spans_are_the_references(folder: Path, backend: Any) -> None:
 @example(["a\u0301 <|im_end|>\u2126", "", "\U0001f9d1\u200d\U0001f680x"], 1, True)
 def test_spans_of_any_text_are_the_references(texts: list[str], seed: int, special: bool) -> None:
     spans = spans_of(texts, seed)
-    mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (Fast(ours(), "gigatoken"), ours()))
+    mine, theirs = (
+        encoder.encode_spans(texts, special, spans) for encoder in (FastEncoder(ours(), "gigatoken"), ours())
+    )
     assert mine[0].to_lists() == theirs[0].to_lists()
-    assert mine[1].tolist() == theirs[1].tolist()
+    assert mine[1].to_list() == theirs[1].to_list()
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5), *[st.lists(st.integers(10, 19), max_size=2)] * 2)
@@ -134,15 +137,15 @@ def test_another_version_means_the_reference(monkeypatch: pytest.MonkeyPatch, fr
 
 
 def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Fast.encode
+    whole = FastEncoder.encode
 
-    def wrong(self: Fast, texts: Sequence[str], special: bool) -> Ragged:
+    def wrong(self: FastEncoder, texts: Sequence[str], special: bool) -> Ragged:
         ids = whole(self, texts, special)
         flat = ids.flat.copy()
         flat[ids.offsets[[place for place, text in enumerate(texts) if text == "of the input"]]] += 1
         return ids.with_flat(flat)
 
-    monkeypatch.setattr(Fast, "encode", wrong)
+    monkeypatch.setattr(FastEncoder, "encode", wrong)
     assert choose(ours(), "auto") == ("gigatoken", None)
     backend, problem = choose(ours(), "auto", ["of the input"])
     assert backend == "transformers"
@@ -166,29 +169,33 @@ def same(one: Batch, other: Batch) -> bool:
 def test_a_block_whose_sample_differs_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     block = rendered(*["some words"] * 5)
     wanted = tokenize(block, ours(), None)
-    right = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
+    right = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
     assert same(right, wanted)
     assert "blocks_encoded_again" not in right.made
-    wrong = Fast.encode_spans
+    wrong = FastEncoder.encode_spans
 
-    def late(self: Fast, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+    def late(self: FastEncoder, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
         ids, tokens = wrong(self, texts, special, spans)
-        return ids, tokens + (spans[:, 1:2] > 0)
+        late = spans.start > 0
+        return ids, TokenSpans(tokens.start + late, tokens.stop + late)
 
-    monkeypatch.setattr(Fast, "encode_spans", late)
-    again = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
+    monkeypatch.setattr(FastEncoder, "encode_spans", late)
+    again = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
     assert same(again, wanted)
     assert again.made["blocks_encoded_again"] == 1
 
 
 def test_a_block_of_long_texts_has_a_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Fast,
+        FastEncoder,
         "encode_spans",
-        lambda self, texts, special, spans: (Ragged.from_lists([[1]] * len(texts)), spans[:, 1:] * 0),
+        lambda self, texts, special, spans: (
+            Ragged.from_lists([[1]] * len(texts)),
+            TokenSpans(spans.start * 0, spans.stop * 0),
+        ),
     )
     block = rendered("word " * 50_000)
-    made = tokenize(block, Fast(ours(), "gigatoken"), None, reference=ours())
+    made = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
     assert same(made, tokenize(block, ours(), None))
 
 
@@ -198,7 +205,7 @@ class Sampled:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def encode_spans(self, texts: Sequence[str], special: bool, spans: Array) -> tuple[Ragged, Array]:
+    def encode_spans(self, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
         self.texts += texts
         return ours().encode_spans(texts, special, spans)
 
@@ -208,7 +215,7 @@ def test_the_sample_is_a_small_part_and_always_the_same() -> None:
     samples = []
     for _ in range(2):
         reference: Any = Sampled()
-        tokenize(block, Fast(ours(), "gigatoken"), None, reference=reference)
+        tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=reference)
         samples.append(reference.texts)
     assert samples[0] == samples[1]
     assert len(samples[0]) == 16
@@ -220,7 +227,7 @@ def test_sums_that_cancel_out_shift_no_mask() -> None:
     grows, shrinks = "x\u0344", "\u2126\u2126"
     text = f"<|im_start|>user\n{grows}<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n{shrinks}"
     ids = tokenizer.encode([text], False).flat
-    table = module._bytes_of(tokenizer)
+    table = module._token_bytes(tokenizer)
     assert table is not None
     assert table.lengths[ids].sum() == len(text.encode())  # so the sums alone would not tell
     rows = [
@@ -230,7 +237,7 @@ def test_sums_that_cancel_out_shift_no_mask() -> None:
         ]}
     ]  # fmt: skip
     block = apply_template(testing.records(rows), ROW, Voice(ChatTemplate(CHATML, {}), ("<|im_start|>", "<|im_end|>")))
-    fast = Fast(tokenizer, "gigatoken")
+    fast = FastEncoder(tokenizer, "gigatoken")
     assert same(tokenize(block, fast, None), tokenize(block, tokenizer, None))
     assert fast.fell_back == 1
 
@@ -243,9 +250,9 @@ def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: P
     steps = json.dumps(source["pre_tokenizer"]).replace('"add_prefix_space": false', '"add_prefix_space": true')
     tokenizer = Tokenizer.load(changed_copy(OURS, tmp_path / "t", pre_tokenizer=json.loads(steps)))
     texts = ["one two", "three"]
-    fast = Fast(tokenizer, "transformers")
+    fast = FastEncoder(tokenizer, "transformers")
     spans = spans_of(texts)
-    mine, theirs = (encoder.encode_spans(texts, False, spans)[1].tolist() for encoder in (fast, tokenizer))
+    mine, theirs = (encoder.encode_spans(texts, False, spans)[1].to_list() for encoder in (fast, tokenizer))
     assert mine == theirs
     assert fast.fell_back == 2
 
@@ -254,12 +261,12 @@ def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_te
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
-    table = module._bytes_of(ours())
+    table = module._token_bytes(ours())
     assert table is not None
     wide = replace(table, lengths=np.full_like(table.lengths, (1 << 29) + 1))
-    monkeypatch.setattr(module, "_bytes_of", lambda tokenizer: wide)
-    fast = Fast(ours(), "gigatoken")
-    spans = np.array([[0, 2, 5]])
-    mine, theirs = (encoder.encode_spans(["12345678"], False, spans)[1].tolist() for encoder in (fast, ours()))
+    monkeypatch.setattr(module, "_token_bytes", lambda tokenizer: wide)
+    fast = FastEncoder(ours(), "gigatoken")
+    spans = CharSpans.of([(0, 2, 5)])
+    mine, theirs = (encoder.encode_spans(["12345678"], False, spans)[1].to_list() for encoder in (fast, ours()))
     assert mine == theirs
     assert fast.fell_back == 1

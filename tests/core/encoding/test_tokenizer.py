@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beam_prep.core.encoding import resolver, tokenizer_cache
 from beam_prep.core.encoding import tokenizer as module
-from beam_prep.core.encoding import tokenizer_cache
+from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 from tests.conftest import ROOT, SHARED, shared
@@ -103,10 +104,10 @@ def test_more_texts_than_one_call_takes_come_back_in_order(monkeypatch: pytest.M
     whole = tokenizer.encode(texts, False).to_lists()
     monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 7)
     assert tokenizer.encode(texts, False).to_lists() == whole
-    spans = np.array([(place, 0, 4) for place, text in enumerate(texts) if text])
+    spans = CharSpans.of((place, 0, 4) for place, text in enumerate(texts) if text)
     ids, places = tokenizer.encode_spans(texts, False, spans)
     assert ids.to_lists() == whole
-    assert places.tolist() == [[0, len(tokenizer.encode(["text"], False).flat)]] * len(spans)
+    assert places.to_list() == [(0, len(tokenizer.encode(["text"], False).flat))] * len(spans)
 
 
 def test_no_texts_give_no_rows() -> None:
@@ -125,10 +126,10 @@ def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
         cuts = [sorted(choose.sample(range(len(text) + 1), 2)) for _ in range(5) if len(text) > 1]
         spans += [(place, start, stop) for start, stop in cuts]
     for special in (False, True):
-        ids, found = tokenizer.encode_spans(texts, special, np.array(spans))
+        ids, found = tokenizer.encode_spans(texts, special, CharSpans.of(spans))
         assert ids.to_lists() == tokenizer.encode(texts, special).to_lists()
         offsets = [backend.encode(text, add_special_tokens=special).offsets for text in texts]
-        for (place, start, stop), (first, last) in zip(spans, found.tolist(), strict=True):
+        for (place, start, stop), (first, last) in zip(spans, found.to_list(), strict=True):
             overlap = [token for token, (a, b) in enumerate(offsets[place]) if a < stop and b > start and a < b]
             assert list(range(first, last)) == overlap, (texts[place], start, stop)
 
@@ -202,10 +203,10 @@ def test_padding_and_truncation_that_are_stored_are_off(tmp_path: Path) -> None:
     tokenizer, plain = Tokenizer.load(folder), Tokenizer.load(OURS)
     for special in (False, True):
         assert tokenizer.encode(texts, special).to_lists() == plain.encode(texts, special).to_lists()
-        spans = np.array([(0, 0, 1), (1, 7, 36)])
+        spans = CharSpans.of([(0, 0, 1), (1, 7, 36)])
         ids, places = tokenizer.encode_spans(texts, special, spans)
         assert ids.to_lists() == plain.encode(texts, special).to_lists()
-        assert places.tolist() == plain.encode_spans(texts, special, spans)[1].tolist()
+        assert places.to_list() == plain.encode_spans(texts, special, spans)[1].to_list()
     assert tokenizer.fingerprint == plain.fingerprint
     kept = json.loads(Path(tokenizer.folder, "tokenizer.json").read_text())
     assert (kept["padding"], kept["truncation"]) == (None, None)
@@ -308,7 +309,7 @@ def test_a_worker_that_meets_another_tokenizer_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_hub_answers", lambda: False)
+    monkeypatch.setattr(resolver, "_hub_answers", lambda: False)
 
 
 @pytest.mark.usefixtures("offline")

@@ -27,9 +27,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def kept(name: str) -> resolve.Known:
+def kept(name: str) -> resolve.ResolvedTokenizer:
     contents = {"tokenizer.json": name.encode()}
-    return resolve.Known(str(resolve.keep(name, contents)), name, resolve.digest_of(contents))
+    return resolve.ResolvedTokenizer(str(resolve.keep(name, contents)), name, resolve.digest_of(contents))
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def ask(folder: Path) -> Ask:
     """Resolves the folder; the answer says how often it was worked out."""
     count = 0
 
-    def work() -> resolve.Known:
+    def work() -> resolve.ResolvedTokenizer:
         nonlocal count
         count += 1
         return kept(f"{count}")
 
-    return lambda: resolve.remembered(str(folder), work).fingerprint
+    return lambda: resolve.resolved(str(folder), work).fingerprint
 
 
 def test_the_second_time_nobody_is_asked(ask: Ask) -> None:
@@ -96,17 +96,17 @@ def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.Mo
 
 
 def test_a_file_that_changes_meanwhile_is_not_remembered(folder: Path) -> None:
-    def work() -> resolve.Known:
+    def work() -> resolve.ResolvedTokenizer:
         (folder / "tokenizer.json").write_text("{ }")
         return kept("new")
 
-    assert resolve.remembered(str(folder), work).fingerprint == "new"
+    assert resolve.resolved(str(folder), work).fingerprint == "new"
     assert not (resolve.cache() / "resolved").exists()
 
 
 def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
     answers = iter(["1", "2"])
-    asked = [resolve.remembered("org/name", lambda: kept(next(answers))).fingerprint for _ in range(2)]
+    asked = [resolve.resolved("org/name", lambda: kept(next(answers))).fingerprint for _ in range(2)]
     assert asked == ["1", "2"]
 
 
@@ -129,9 +129,9 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(resolve, "_made", [])
-    resolve._say.cache_clear()
+    resolve._warn_once.cache_clear()
     yield lambda: caplog.messages
-    resolve._say.cache_clear()
+    resolve._warn_once.cache_clear()
 
 
 def mode(path: Path) -> int:

@@ -12,6 +12,8 @@ from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from tests.core.chars import batch_of, outcomes, texts, trained
 
+pytestmark = pytest.mark.long
+
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"
 OUTPUTS = {
     "message": [Section("messages", "$role", "message")],

@@ -34,7 +34,7 @@ def read(content: bytes, block_bytes: int = 1 << 20, **options: Any) -> Found:
     source = InputFile(NAME, len(content), 0.0)
     for raw in read_blocks(ListAsLines(io.BytesIO(content), NAME, **options), 0, -1, block_bytes):
         records = parse_list(raw, raw.origin(0, source, block_bytes))
-        ledger, begin = records.ledger, records.origin.first_line
+        ledger, begin = records.ledger, records.origin.first_byte
         found.records += records.rows
         found.offsets += [begin + int(start) for start in ledger.starts[records.line]]
         found.rejects += [
@@ -222,14 +222,14 @@ def test_nothing_between_commas_is_a_blank_line() -> None:
 @pytest.mark.parametrize(
     ("content", "place", "found"),
     [
-        (b'[{"a": 1}, {"b": 2', 11, "found the end of the file, wanted ',' or ']' behind the element"),
+        (b'[{"a": 1}, {"b": 2', 11, "found the end of the file, wanted ',' or ']' after the element"),
         (b'[{"a": 1}, {"b": 2}', 11, "found the end of the file"),
         (b'[{"a": 1}, {"b": [2}, {"c": 3}]', 11, "(is a quote or bracket missing?)"),
         (b'[{"a": 1}, {"b": "2}, {"c": 3}]', 11, "found the end of the file"),
         (b'[{"a": 1}, {"b": "2},\n {"c": 3}]', 21, "found a line end within a string, wanted its closing quote"),
         (b'[{"a": 1}, {"b": 2}}, {"c": 3}]', 19, "found '}' where the list ends, wanted ']'"),
-        (b'[{"a": 1}], {"b": 2}]', 10, "found ', {\"b\": 2}]' behind the list, wanted nothing"),
-        (b'[{"a": 1}]\n[{"a": 1}]\n', 11, "found '[{\"a\": 1}]\\n' behind the list, wanted nothing"),
+        (b'[{"a": 1}], {"b": 2}]', 10, "found ', {\"b\": 2}]' after the list, wanted nothing"),
+        (b'[{"a": 1}]\n[{"a": 1}]\n', 11, "found '[{\"a\": 1}]\\n' after the list, wanted nothing"),
         (b'{\n"a": 1', 0, "found the end of the file, wanted '}' of the object that begins here"),
         (b'{\n"a": 1\n}}\n', 10, "found '}', which closes nothing"),
     ],

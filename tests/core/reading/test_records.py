@@ -59,7 +59,7 @@ def account(data: bytes, block_bytes: int = WHOLE, cut: Cut = stream) -> list[tu
         for line, (start, end) in enumerate(zip(ledger.starts.tolist(), ledger.ends.tolist(), strict=True)):
             what: Any = ledger.outcomes[ledger.status[line] - 1] if ledger.status[line] else rows[line]
             what = (*what, ledger.messages[line]) if line in ledger.messages else what
-            found.append((records.origin.first_line + start, len(found) + 1, ledger.raw[start:end], what))
+            found.append((records.origin.first_byte + start, len(found) + 1, ledger.raw[start:end], what))
     return found
 
 
@@ -352,7 +352,7 @@ def test_a_line_that_is_no_record_is_rejected_with_its_reason(line: bytes, reaso
         (b'"' + b"x" * 90 + b'"', 'the line is a string ("' + "x" * 39 + "...), wanted a JSON object"),
         (b'{"a":1e999}', "1e999 is beyond a double"),
         (b'{"a":"\xff"}', "byte 6 of the line is no UTF-8 (invalid start byte)"),
-        (b'{"k":1,"k":2}', "the key 'k' stands twice in one object"),
+        (b'{"k":1,"k":2}', "the key 'k' is twice in one object"),
         (b'{"a":01}', "number with leading zero is not allowed: line 1 column 6 (char 5)"),
     ],
 )
@@ -491,7 +491,7 @@ def test_a_repeated_key_among_many_is_found_in_linear_time() -> None:
             return str.__eq__(self, other)
 
     pairs = [(Key(f"key {i}"), 0) for i in range(3000)]
-    with pytest.raises(Reject, match="'key 2999' stands twice"):
+    with pytest.raises(Reject, match="'key 2999' is twice"):
         json_line.unique_keys([*pairs, (Key("key 2999"), 0)])
     assert compared < 10 * len(pairs)
 

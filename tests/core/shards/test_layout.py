@@ -13,8 +13,11 @@ from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.layout import CUT, CUTTING, Layout
 from beam_prep.core.shards.pack import PackStats, Strategy, plan_packs
+from beam_prep.core.tokens import pad as padding
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.pad import Padding, pad
 from beam_prep.core.tokens.settle import settle
+from beam_prep.core.tokens.shift import to_labels
 from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import RunError
 from tests.core.chars import outcomes
@@ -164,6 +167,44 @@ def test_without_a_mask_every_packed_row_is_trained() -> None:
     assert (stats.packs, stats.packs_untrained) == (2, 0)
 
 
+@given(masked(), st.integers(1, 30), st.integers(1, 4), st.integers(1, 60), st.booleans())
+def test_rows_are_padded_in_parts_as_a_block_is(
+    rows: list[Row], multiple: int, parts: int, at_once: int, labels: bool
+) -> None:
+    batch = to_labels(batch_from(rows), shift=False) if labels else batch_from(rows)
+    wanted = pad(batch, multiple, 7)
+    layout = Layout(padding=Padding(multiple, 7), names={"attention_mask": "real"}, position_ids="doc_reset")
+    written = layout.columns(tuple(batch.schema.values()))
+    borders = np.linspace(0, len(batch), parts + 1).astype(int)
+    given = [
+        ({name: found[a:b] for name, found in batch.columns.items()}, None) for a, b in itertools.pairwise(borders)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(padding, "TOKENS_AT_ONCE", at_once)
+        found = [part for part, _ in layout.rows(given, written)]
+    ids, *others = wanted.columns
+    assert [column.name for column in written] == [ids, *others[:-1], "real", "position_ids"]
+    assert all(len(part[ids].flat) <= at_once or len(part[ids]) == 1 for part in found)
+    for name, column in wanted.columns.items():
+        joined = Ragged.concat([part[layout.names.get(name, name)] for part in found])
+        assert joined.to_lists() == column.to_lists()
+    assert layout.tokens(batch).tolist() == wanted.tokens.tolist() == wanted[ids].lengths.tolist()
+    positions = [row for part in found for row in part["position_ids"].to_lists()]
+    assert positions == [list(range(length)) for length in wanted[ids].lengths]
+
+
+def test_a_pad_id_that_its_column_cannot_hold_is_refused() -> None:
+    column = Column("sequence", "uint16", 1, "ids")
+    with pytest.raises(ValueError, match="the pad id 70000 does not fit uint16: use int32"):
+        Layout(padding=Padding(8, 70_000)).columns([column])
+
+
+@pytest.mark.parametrize("column", [Column("lists", "int32", 2, "ids"), Column("rewards", "float32", 1, "value")])
+def test_lists_and_values_are_not_padded(column: Column) -> None:
+    with pytest.raises(ValueError, match=f"'{column.name}' holds lists or values"):
+        Layout(padding=Padding(8, 0)).columns([column])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -172,6 +213,7 @@ def test_without_a_mask_every_packed_row_is_trained() -> None:
         ({"truncation_mode": "cut"}, "truncation_mode is 'cut', wanted one of keep_start, keep_end, drop, error"),
         ({"capacity": 0}, "capacity is 0, wanted at least 1"),
         ({"group": 0}, "group is 0, wanted at least 1"),
+        ({"packing": "bfd", "padding": Padding(8, 0)}, "padding is .+ beside packing 'bfd', wanted one of them"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_when_it_is_made(wrong: dict[str, Any], message: str) -> None:

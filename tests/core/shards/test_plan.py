@@ -14,11 +14,13 @@ from beam_prep.core.data.block import ALIVE, BlockReceipt, InputFile, Ledger, Or
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
-from beam_prep.core.shards import plan as module
-from beam_prep.core.shards.plan import Plan, Receipts, SpoolReceipt, make_plan, pack_receipts
+from beam_prep.core.shards import borders, sidecars, slices
+from beam_prep.core.shards.plan import Plan, make_plan
+from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import RunError
-from beam_prep.formats.spool import ROWS, SIDECAR, Rows, encode_block, read_receipt, read_sidecar
+from beam_prep.formats.spool import ROWS, SIDECAR, encode_block, read_receipt, read_sidecar
 
 COLUMN = Column("sequence", "int32", 1, "ids")
 LINE_BYTES = 10
@@ -45,10 +47,10 @@ class Made:
     """Blocks as they lie in the spool."""
 
     receipts: list[SpoolReceipt] = field(default_factory=list)
-    sidecars: dict[str, Rows] = field(default_factory=dict)
+    sidecars: dict[str, Sidecar] = field(default_factory=dict)
     fetched: list[list[str]] = field(default_factory=list)
 
-    def fetch(self, names: list[str]) -> list[Rows]:
+    def fetch(self, names: list[str]) -> list[Sidecar]:
         self.fetched.append(names)
         return [self.sidecars[name] for name in names]
 
@@ -70,7 +72,8 @@ def spool(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda 
             size = len(lines) * LINE_BYTES
             node = Node(number, 0, bytes(32))
             origin = Origin(file, source, start, min(3, size), size, (node,), name)
-            receipt, files_of_block = encode_block(batch_of(lines, origin), 100, name)
+            batch = batch_of(lines, origin)
+            receipt, files_of_block = encode_block(batch, batch.tokens, 100, name)
             assert read_receipt(pa.BufferReader(b"".join(files_of_block[ROWS])), name) == receipt
             made.sidecars[name] = read_sidecar(pa.BufferReader(b"".join(files_of_block[SIDECAR])), name)
             made.receipts.append(SpoolReceipt(origin, name, reused(name), receipt))
@@ -231,10 +234,10 @@ def test_the_plan_is_what_a_sequential_program_does(
     made = spool(files)
     wanted = Simulation(max_tokens, max_items, rejects_per_file).run(files, made)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "REJECTS_PER_FILE", rejects_per_file)
-        patch.setattr(module, "_PREFETCH", prefetch[0])
-        patch.setattr(module, "_PREFETCH_ROWS", prefetch[1])
-        patch.setattr(module, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
+        patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
+        patch.setattr(borders, "_PREFETCH", prefetch[0])
+        patch.setattr(sidecars, "PREFETCH_ROWS", prefetch[1])
+        patch.setattr(borders, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
         plan = made.plan(max_tokens, max_items, blobs)
 
     assert rows_of(plan, made) == wanted.shards
@@ -310,7 +313,7 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
     sizes = np.random.default_rng(7).integers(1, 200, 20_000).tolist()
     lines = [Line("kept", "a", size) for size in sizes]
     made = spool([[lines[first : first + 10] for first in range(0, len(lines), 10)]])
-    monkeypatch.setattr(module, "_PREFETCH", 32)
+    monkeypatch.setattr(borders, "_PREFETCH", 32)
     shards = len(made.plan(5000).shards)
     assert shards > 350
     assert len(made.fetched) <= shards / 20
@@ -320,7 +323,7 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
 def test_sidecars_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block may hold a million short lines."""
     made = spool([[[Line("kept", "a", 10), Line("blank")] * 5 for _ in range(100)]])
-    monkeypatch.setattr(module, "_PREFETCH_ROWS", 60)
+    monkeypatch.setattr(sidecars, "PREFETCH_ROWS", 60)
     assert len(made.plan(60).shards) == 84
     assert {len(names) for names in made.fetched[:-1]} <= {3, 4}
 
@@ -360,8 +363,8 @@ def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
     ("lost", "message"),
     [
         ([0], "the first block of in/0.jsonl is missing"),
-        ([1], "behind byte 10 of in/0.jsonl comes a block from 30 on"),
-        ([2], "the blocks behind byte 30 of in/0.jsonl are missing"),
+        ([1], "after byte 10 of in/0.jsonl the next block begins at byte 30"),
+        ([2], "the blocks after byte 30 of in/0.jsonl are missing"),
         ([3, 4, 5], "all blocks of input file 2 are missing"),
     ],
 )

@@ -209,7 +209,7 @@ def test_a_policy_that_gives_something_else_is_named(answer: Any) -> None:
 
 def test_masks_are_built_once() -> None:
     batch = masked([{"messages": TALK}], row(messages()))
-    with pytest.raises(ValueError, match="BuildMask comes once, right after Tokenize"):
+    with pytest.raises(ValueError, match="BuildMask comes once, directly after Tokenize"):
         build_mask(batch, RoleMask({}))
 
 

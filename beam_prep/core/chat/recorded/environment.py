@@ -54,7 +54,7 @@ CODE_GLOBALS = names_in(
 
 
 def is_allowed(tree: nodes.Template, environment: jinja2.Environment) -> bool:
-    """Whether a template consists of what is modelled here: its statements, filters, tests, globals and methods."""
+    """True if a template consists of what is modelled here: its statements, filters, tests, globals and methods."""
     for node in [tree, *tree.find_all(nodes.Node)]:
         known = type(node).__name__ in _ALLOWED_NODES
         if isinstance(node, nodes.Filter):

@@ -1,18 +1,18 @@
-"""A conversation rendered by a plan, in pieces, and what is the same for all conversations of a plan."""
+"""A rendering in pieces, and the layout of these, which all conversations of a plan share."""
 
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 Source = tuple[int, str]
-"""A message's index and its key; the key is "" for what is computed from a message and is no text of it (a length)."""
+"""A message's index and its key; the key is "" for a value that is computed from a message without being text of it."""
 
 NO_SOURCES: frozenset[Source] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceLayout:
-    """What is the same for all conversations of a plan: one object for each, compared by identity.
+    """The layout of the pieces, the same for all conversations of a plan. One object a plan, compared by identity.
 
     Attributes:
         constants: per piece its text where it is constant, else None.
@@ -21,14 +21,14 @@ class PieceLayout:
         plain_content: per piece the message whose content it is, as it is or stripped of white space; else -1.
         marks: (pieces written, message) whenever a loop comes to a message or ends: then -1, or the message of the
             loop around it.
-        generations: ranges of the `{% generation %}` blocks in pieces; None where they could not be told.
-        blind: a loop whose text is captured came to a message: `marks` do not tell what is written for which.
-        asked: messages by whose words the template decides: the plan fits some contents only.
-        decided: messages in whose turn the template decides by what another message says.
+        generations: ranges of the `{% generation %}` blocks in pieces; None if they are not known.
+        blind: a loop whose text is captured came to a message: `marks` do not tell which text is whose.
+        tested: messages whose text the template tests: the plan fits only texts with the same outcomes.
+        dependent: messages in whose turn the template tests what another message says.
         messages: how many there are.
         simple: the text is constants and contents, and nothing else is looked at.
         stripped: messages whose content is stripped of white space, where the layout is simple.
-        assumed: only contents are known for what they are. All else counts as constant, and may not be.
+        assumed: only contents are traced. All other text is taken for constant, and may not be.
     """
 
     constants: tuple[str | None, ...]
@@ -38,23 +38,23 @@ class PieceLayout:
     marks: tuple[tuple[int, int], ...]
     generations: tuple[tuple[int, int], ...] | None
     blind: bool
-    asked: frozenset[int]
-    decided: frozenset[int]
+    tested: frozenset[int]
+    dependent: frozenset[int]
     messages: int
     simple: bool
     stripped: frozenset[int]
     assumed: bool = False
 
 
-class Planned(NamedTuple):
-    """A conversation rendered by a plan: its text is `"".join(pieces)`."""
+class RenderedPieces(NamedTuple):
+    """A rendered conversation in pieces: its text is `"".join(pieces)`."""
 
     pieces: tuple[str, ...]
     layout: PieceLayout
 
 
 class RenderedText(NamedTuple):
-    """What jinja gives: text, and marks, generation blocks and blindness in characters."""
+    """A rendering by jinja: the text, and marks and generation blocks in characters; `blind`: see `PieceLayout`."""
 
     text: str
     marks: list[tuple[int, int]]
@@ -62,8 +62,8 @@ class RenderedText(NamedTuple):
     blind: bool
 
 
-def in_characters(planned: Planned) -> RenderedText:
-    """A planned conversation as jinja's own rendering would report it."""
+def in_characters(planned: RenderedPieces) -> RenderedText:
+    """A rendering in pieces as jinja's own rendering would report it."""
     pieces, layout = planned
     at = [0, *accumulate(map(len, pieces))]
     blocks = layout.generations

@@ -210,7 +210,7 @@ def _is_bool(wanted: bool) -> Callable[[Any], bool]:
     return model
 
 
-# What tests say of tracers: these operate on them, and the others only ask for types.
+# Tests of tracers: the first ones operate on them, the others only look at types.
 OPERATING_TESTS = names_in("odd even divisibleby in == eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le")
 TEST_MODELS: dict[str, Callable[[Any], bool]] = {
     "defined": _has_kind(*VALUE_KINDS),
@@ -230,7 +230,7 @@ TEST_MODELS: dict[str, Callable[[Any], bool]] = {
 
 
 def plan_functions(environment: jinja2.Environment) -> dict[str, Any]:
-    """What plans call."""
+    """The functions that plans call, by name."""
     functions = {f"filter_{name}": environment.filters[name] for name in ("upper", "lower", "capitalize", "title")}
     tojson = environment.filters["tojson"]
 
@@ -239,7 +239,7 @@ def plan_functions(environment: jinja2.Environment) -> dict[str, Any]:
         return str(tojson(*marshal.loads(packed)))
 
     def tool_json(*values: Any) -> str:
-        """Tools repeat from record to record. Marshal tells all JSON values apart, and takes no subclasses."""
+        """Caches the JSON of tools, which repeat. Marshal distinguishes all JSON values, and accepts no subclasses."""
         try:
             packed = marshal.dumps(values, 2)
         except ValueError:

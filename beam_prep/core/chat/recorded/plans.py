@@ -1,11 +1,11 @@
 """Chat templates rendered from recorded plans: the same text as jinja's, several times cheaper.
 
 Conversations come in few patterns: roles, keys and types in order. For each pattern the template runs once with
-tracers in place of the contents. What it does with them is written down and compiled to a straight-line function,
-which renders further conversations of the pattern. A tracer stands for a real value: every operation also runs on that,
-and where the template decides by it (a truth test, a length, a type), the function gets a guard: another outcome, and
-it gives up. Whatever is not modelled here refuses, and jinja renders. So jinja stays the reference: it also renders
-the first conversations of every plan, and one difference switches the plans of the template off.
+tracers in place of the contents. Its operations on them are recorded and compiled to a straight-line function, the
+plan, which renders further conversations of the pattern. A tracer replaces a real value, and every operation also runs
+on that. Where the template decides by a value (a truth test, a length, a type), the plan gets a guard: with another
+outcome it gives up. An operation that is not modelled here is refused, and jinja renders. So jinja stays the
+reference: it also renders the first conversations of every plan, and one difference turns off the template's plans.
 """
 
 import threading
@@ -15,9 +15,9 @@ from itertools import chain, islice
 from typing import Any
 
 from beam_prep.core.chat.message import Message, for_template
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned, RenderedText, in_characters
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
 from beam_prep.core.chat.recorded.recorder import Recorder
-from beam_prep.core.chat.recorded.recording import Plan
+from beam_prep.core.chat.recorded.recording import RenderPlan
 from beam_prep.core.chat.recorded.tracer import Refusal
 
 COMPARED_USES = 4  # first uses of a plan that jinja renders as well
@@ -33,9 +33,9 @@ DISAGREEING_TEMPLATES: set[str] = set()
 
 @dataclass(slots=True)
 class _Pattern:
-    """The plans of a pattern; `used` since the last look, `tries` at tracing it."""
+    """The plans of a pattern; `used`: since old patterns were last removed; `tries`: how often it was traced."""
 
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[RenderPlan, ...] = ()
     tries: int = 0
     used: bool = True
 
@@ -65,7 +65,7 @@ class Plans:
         self._traces = self._hits = 0
         self._lock = threading.Lock()
 
-    def render(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+    def render(self, messages: list[Message], variables: Mapping[str, Any]) -> RenderedPieces | None:
         """A conversation by its plan.
 
         Args:
@@ -100,7 +100,7 @@ class Plans:
                 if plan.compared < COMPARED_USES and not self._agrees(plan, pieces, plain, variables):
                     return None
                 self._hits += 1
-                return Planned(pieces, plan.layout)
+                return RenderedPieces(pieces, plan.layout)
         return self._recorded(pattern, plain, variables)
 
     def layout_of_pattern(self, messages: list[Message], uses: int) -> PieceLayout | None:
@@ -131,9 +131,9 @@ class Plans:
         return self._recorder.possible is False or self._compiled.source in DISAGREEING_TEMPLATES
 
     def _shape(self, messages: list[Message]) -> tuple[Any, list[Message]]:
-        """What a plan may rely on: keys and types of all messages, and their roles. None: not plain data.
+        """The shape of messages, which a plan relies on: their keys, types and roles. None: not plain data.
 
-        What lies deeper in them is guarded where the template looks at it.
+        Deeper values are guarded where the template reads them.
         """
         count = len(messages)
         if {*map(type, messages)} == _DICTS and count < len(_PLAIN_KEYS):
@@ -167,23 +167,25 @@ class Plans:
         return seen[name] >= SIGHTINGS_BEFORE_TRACE
 
     def _pattern(self, key: Any) -> _Pattern:
-        """A new entry; patterns that were not used for long make room."""
+        """A new entry; patterns that were not used recently are removed."""
         with self._lock:
             if len(self._patterns) >= MAX_PATTERNS:
                 kept = {name: pattern for name, pattern in self._patterns.items() if pattern.used}
                 for pattern in kept.values():
                     pattern.used = False
-                # All were used: the older half goes.
+                # All were used: the older half is removed.
                 self._patterns = kept if len(kept) < MAX_PATTERNS else dict(islice(kept.items(), len(kept) // 2, None))
             return self._patterns.setdefault(key, _Pattern())
 
-    def _agrees(self, plan: Plan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]) -> bool:
+    def _agrees(
+        self, plan: RenderPlan, pieces: tuple[str, ...], plain: list[Message], variables: Mapping[str, Any]
+    ) -> bool:
         """Renders with jinja as well; a difference ends all plans of the template."""
         try:
             rendered = self._reference(plain, variables)
             if self._compiled.captured:
                 rendered = rendered._replace(generations=None)
-            if in_characters(Planned(pieces, plan.layout)) == rendered:
+            if in_characters(RenderedPieces(pieces, plan.layout)) == rendered:
                 plan.compared += 1
                 return True
         except Exception:  # jinja refuses what the plan renders: that is a difference
@@ -191,7 +193,7 @@ class Plans:
         DISAGREEING_TEMPLATES.add(self._compiled.source)
         return False
 
-    def _recorded(self, pattern: _Pattern, plain: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+    def _recorded(self, pattern: _Pattern, plain: list[Message], variables: Mapping[str, Any]) -> RenderedPieces | None:
         """Traces a conversation that no plan fits."""
         if pattern.tries >= MAX_PLANS_PER_PATTERN or self._traces >= max(FREE_TRACES, self._hits // HITS_PER_TRACE):
             return None
@@ -217,7 +219,7 @@ class Plans:
         if pieces is None:  # it does not even fit its own conversation
             pattern.plans = tuple(other for other in pattern.plans if other is not plan)
             return None
-        return Planned(pieces, plan.layout) if self._agrees(plan, pieces, plain, variables) else None
+        return RenderedPieces(pieces, plan.layout) if self._agrees(plan, pieces, plain, variables) else None
 
 
 def _options(variables: Mapping[str, Any]) -> Any:

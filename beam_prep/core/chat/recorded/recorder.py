@@ -9,13 +9,13 @@ import jinja2
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, CompiledTemplate
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.environment import CODE_GLOBALS, TracingEnvironment, globals_of, is_allowed
-from beam_prep.core.chat.recorded.layout import NO_SOURCES, Planned
+from beam_prep.core.chat.recorded.layout import NO_SOURCES, RenderedPieces
 from beam_prep.core.chat.recorded.models import plan_functions
-from beam_prep.core.chat.recorded.recording import Plan, Recording
+from beam_prep.core.chat.recorded.recording import Recording, RenderPlan
 from beam_prep.core.chat.recorded.tracer import Outcomes, Refusal, Trace
 from beam_prep.core.chat.tracker import Tracker
 
-MAX_OUTCOMES = 64  # ways in which the tests of one message may come out
+MAX_OUTCOMES = 64  # sequences of outcomes of the tests of one message
 
 
 class Recorder:
@@ -27,7 +27,7 @@ class Recorder:
 
     Attributes:
         compiled: the template.
-        possible: see `can_trace`; None before it was asked for.
+        possible: see `can_trace`; None before its first call.
     """
 
     def __init__(self, compiled: CompiledTemplate, tokens: Mapping[str, Any]) -> None:
@@ -40,13 +40,13 @@ class Recorder:
         self._functions = plan_functions(compiled.template.environment)
 
     def can_trace(self) -> bool:
-        """Whether the template consists of what is modelled."""
+        """True if the template consists of what is modelled."""
         with self._lock:
             if self.possible is None:
                 self.possible = self._prepared()
             return self.possible
 
-    def plan(self, plain: list[Message], variables: Mapping[str, Any]) -> Plan:
+    def plan(self, plain: list[Message], variables: Mapping[str, Any]) -> RenderPlan:
         """The plan of one conversation, of a template that can be traced.
 
         Args:
@@ -59,7 +59,7 @@ class Recorder:
         with self._lock:
             return self._traced(plain, variables)[1]()
 
-    def provenance(self, messages: list[Message], variables: Mapping[str, Any]) -> Planned | None:
+    def provenance(self, messages: list[Message], variables: Mapping[str, Any]) -> RenderedPieces | None:
         """One conversation traced, for what each piece of its text is computed from. No plan is kept.
 
         Returns:
@@ -78,14 +78,14 @@ class Recorder:
 
     def with_other_outcomes(
         self, messages: list[Message], variables: Mapping[str, Any], about: Collection[int]
-    ) -> dict[int, list[Planned]]:
-        """A conversation as it is written when tests of what messages say come out in any other way.
+    ) -> dict[int, list[RenderedPieces]]:
+        """The renderings of a conversation in which tests of what messages say come out otherwise.
 
-        Each test is taken both ways, whatever the words are (as in concolic testing: Sen, Marinov, Agha: CUTE, 2005).
-        What all ways have in common depends on no word of the message. A way in which the template refuses the
-        conversation is none. One rendering takes a way of each message, so it takes no more of them for more messages.
-        The messages say something else meanwhile, always the same: so what is found is found for every conversation
-        of a plan.
+        Each test is given both outcomes, whatever the text is (as in concolic testing: Sen, Marinov, Agha: CUTE,
+        2005). What all renderings have in common does not depend on the message's text. Outcomes with which the
+        template refuses the conversation do not count. One rendering serves all messages, so more messages do not
+        need more renderings. The text of the messages is replaced by a constant one, so the result holds for every
+        conversation of a plan.
 
         Args:
             messages: a conversation for which `provenance` is known, or a plan.
@@ -93,31 +93,31 @@ class Recorder:
             about: indices of the messages.
 
         Returns:
-            For each message its ways; none for those that have too many, or one that is not modelled, fails, or asks
-            in the message's turn what another one says.
+            For each message its renderings; no entry for a message with more than `MAX_OUTCOMES`, or with one that
+                is not modelled, fails, or tests in the message's turn what another one says.
         """
         given = [for_template(each) for each in messages]
         plain = [_with_other_words(each) if place in about else each for place, each in enumerate(given)]
-        found: dict[int, list[Planned]] = {message: [] for message in about}
-        ways: dict[int, list[Outcomes]] = {message: [()] for message in about}
+        found: dict[int, list[RenderedPieces]] = {message: [] for message in about}
+        outcomes: dict[int, list[Outcomes]] = {message: [()] for message in about}
         with self._lock:
             if self._traceable is None:
                 return {}
             for step in range(MAX_OUTCOMES):
-                taken = {message: every[step] for message, every in ways.items() if step < len(every)}
+                taken = {message: every[step] for message, every in outcomes.items() if step < len(every)}
                 if not taken:
                     break
-                others: dict[int, Outcomes] = dict.fromkeys(ways, ())
-                if not self._written({**others, **taken}, taken, plain, variables, found, ways):
-                    # Which of them cannot be taken? The others keep their words, as these are not refused.
-                    for message, way in taken.items():
-                        alone, said = {message: way}, [*given]
-                        said[message] = plain[message]
-                        if not self._written(alone, alone, said, variables, found, ways):
+                others: dict[int, Outcomes] = dict.fromkeys(outcomes, ())
+                if not self._written({**others, **taken}, taken, plain, variables, found, outcomes):
+                    # Which message is it? The others keep their own text, which is not refused.
+                    for message, own in taken.items():
+                        alone, changed = {message: own}, [*given]
+                        changed[message] = plain[message]
+                        if not self._written(alone, alone, changed, variables, found, outcomes):
                             found.pop(message, None)
-                            ways.pop(message, None)
-        # Without any way there is nothing that all have in common.
-        return {message: each for message, each in found.items() if each and len(ways[message]) <= MAX_OUTCOMES}
+                            outcomes.pop(message, None)
+        # Without any rendering there is nothing that all have in common.
+        return {message: each for message, each in found.items() if each and len(outcomes[message]) <= MAX_OUTCOMES}
 
     def _prepared(self) -> bool:
         """Runs the compiled code in a module of its own, with the hooks of the tracing environment."""
@@ -136,15 +136,15 @@ class Recorder:
 
     def _written(
         self,
-        outcomes: Mapping[int, Outcomes],
+        given: Mapping[int, Outcomes],
         taken: Mapping[int, Outcomes],
         plain: list[Message],
         variables: Mapping[str, Any],
-        found: dict[int, list[Planned]],
-        ways: dict[int, list[Outcomes]],
+        found: dict[int, list[RenderedPieces]],
+        outcomes: dict[int, list[Outcomes]],
     ) -> bool:
-        """Adds a conversation that is written with given outcomes, and the ways that branch off; False: it fails."""
-        trace = Trace(self._functions, outcomes)
+        """Adds a rendering with given outcomes, and the sequences of outcomes that branch off; False: it fails."""
+        trace = Trace(self._functions, given)
         planned = None
         try:
             planned = self._traced(plain, variables, trace)[0]
@@ -154,18 +154,18 @@ class Recorder:
             # Where the template refuses the conversation (`raise_exception`), there is nothing to compare.
             if type(error) is not jinja2.TemplateError or len(taken) > 1:
                 return False
-        if planned is not None and not planned.layout.decided.isdisjoint(taken):
+        if planned is not None and not planned.layout.dependent.isdisjoint(taken):
             return False
-        for message, way in taken.items():
+        for message, own in taken.items():
             if planned is not None:
                 found[message].append(planned)
             tests = (*trace.tests[message].values(),)
-            ways[message] += [(*tests[:at], not tests[at]) for at in range(len(way), len(tests))]
+            outcomes[message] += [(*tests[:at], not tests[at]) for at in range(len(own), len(tests))]
         return True
 
     def _traced(
         self, plain: list[Message], variables: Mapping[str, Any], trace: Trace | None = None
-    ) -> "tuple[Planned, Callable[[], Plan]]":
+    ) -> "tuple[RenderedPieces, Callable[[], RenderPlan]]":
         """A conversation in pieces, and what compiles its plan."""
         environment, template = self._environment, self._traceable
         assert template is not None

@@ -1,11 +1,11 @@
-"""What a traced rendering writes, and the plan that is compiled from it."""
+"""The recording of a traced rendering, and the plan that is compiled from it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from beam_prep.core.chat.message import Message
-from beam_prep.core.chat.recorded.layout import PieceLayout, Planned
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.recorded.models import as_text
 from beam_prep.core.chat.recorded.tracer import (
     Refusal,
@@ -21,13 +21,13 @@ from beam_prep.core.chat.tracker import Tracker
 
 
 @dataclass(slots=True)
-class Plan:
-    """A function that renders the conversations of a pattern; None from it: this one is none that it fits.
+class RenderPlan:
+    """A function that renders the conversations of a pattern; it gives None for one that it does not fit.
 
     Attributes:
         run: messages and tools -> pieces.
         layout: of the pieces.
-        compared: how many of its texts jinja has given, too.
+        compared: how many of its texts were compared with jinja, and were equal.
     """
 
     run: Callable[[list[Message], Any], tuple[str, ...] | None]
@@ -36,7 +36,7 @@ class Plan:
 
 
 class Recording:
-    """What a traced rendering writes. Its tracker counts pieces, not characters."""
+    """Records what a traced rendering writes. Its tracker counts pieces, not characters."""
 
     def __init__(self, trace: Trace, tracker: Tracker) -> None:
         self.trace = trace
@@ -60,8 +60,8 @@ class Recording:
         self._pieces += parts_of(part)
         self.tracker.written = len(self._pieces)
 
-    def planned(self, messages: int, captured: bool) -> tuple[Planned, Callable[[], Plan]]:
-        """How its pieces lie (constants side by side are one, but for marks between them), and what compiles them."""
+    def planned(self, messages: int, captured: bool) -> tuple[RenderedPieces, Callable[[], RenderPlan]]:
+        """The pieces (constants side by side are one, unless a mark is between them), and what compiles a plan."""
         tracker = self.tracker
         if self._awaited is not None:
             raise Refusal
@@ -86,18 +86,18 @@ class Recording:
             tuple((at[written], place) for written, place in tracker.marks),
             None if captured else tuple((at[start], at[stop]) for start, stop in blocks),
             tracker.blind,
-            frozenset(self.trace.asked),
-            frozenset(self.trace.decided),
+            frozenset(self.trace.tested),
+            frozenset(self.trace.dependent),
             messages,
             self.trace.simple,
             frozenset(content for content, cut in zip(contents, stripped, strict=True) if cut),
         )
         trace = self.trace
 
-        def compiled() -> Plan:
+        def compiled() -> RenderPlan:
             written = f"return ({''.join(expression_of(piece) + ', ' for piece in pieces)})"
             names = dict(trace.functions)
             exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
-            return Plan(names["plan"], layout)
+            return RenderPlan(names["plan"], layout)
 
-        return Planned(tuple(map(real_value, pieces)), layout), compiled
+        return RenderedPieces(tuple(map(real_value, pieces)), layout), compiled

@@ -1,4 +1,4 @@
-"""Tracers stand for the values of a conversation while a template runs once. A trace notes what it does with them.
+"""Tracers replace the values of a conversation while a template runs once; a trace records what it does with them.
 
 The danger is code that asks for the type of a tracer instead of operating on it. A tracer is therefore no subclass of
 anything, every protocol method and `__class__` itself refuse by default, and only arguments of known types go into
@@ -46,7 +46,7 @@ SCALAR_KINDS = {str, int, float, bool, type(None)}
 
 
 class Tracer:
-    """Stands for a value of the conversation, or for what the template computed from some.
+    """Replaces a value of the conversation, or a value that the template computed from others.
 
     Attributes:
         trace: the recording it belongs to.
@@ -72,7 +72,7 @@ class Tracer:
     content: int
     message: int
 
-    # `isinstance(tracer, str)` asks for it, and must not get a silent no.
+    # `isinstance(tracer, str)` reads it, and must not silently get a wrong answer.
     __class__ = property(_refuse)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -171,7 +171,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 MODELLED_PROTOCOLS = {"__bool__", "__len__", "__iter__", "__getitem__", "__contains__", "__getattr__"}
-# What Python itself needs to make and hold an object; none is asked for by an operation on it.
+# What Python itself needs to make and hold an object; operations on it use none of these.
 PYTHON_PROTOCOLS = names_in(
     "__class__ __doc__ __getattribute__ __init__ __init_subclass__ __new__ __slots__ __subclasshook__"
 )
@@ -260,7 +260,7 @@ def sources_of(*values: Any) -> frozenset[Source]:
 
 
 def is_mixed(*values: Any) -> bool:
-    """Whether text of the template, more than white space, goes into what is made of these."""
+    """True if text of the template, other than white space, becomes part of what is made of these."""
     return any(map(_has_constant, values))
 
 
@@ -313,7 +313,7 @@ class Trace:
 
     Args:
         functions: what plans call.
-        outcomes: for messages whose tests may be told to come out otherwise, the outcomes of the first ones.
+        outcomes: for messages whose tests may be given other outcomes: the outcomes of the first tests.
     """
 
     def __init__(self, functions: dict[str, Any], outcomes: Mapping[int, Outcomes] = MappingProxyType({})) -> None:
@@ -321,8 +321,8 @@ class Trace:
         self.functions = functions
         self._outcomes = outcomes
         self.tests: dict[int, dict[str, bool]] = {message: {} for message in outcomes}  # expression -> outcome
-        self.asked: set[int] = set()
-        self.decided: set[int] = set()
+        self.tested: set[int] = set()
+        self.dependent: set[int] = set()
         self.turn: Callable[[], int] = lambda: -1  # the message that a loop came to
         self.simple = True
         self.stripped: set[str] = set()  # variables
@@ -384,22 +384,22 @@ class Trace:
         return f"v{self._names}"
 
     def truth(self, traced: Tracer) -> bool:
-        """How a test comes out: as the value says, or as it is told to."""
+        """The outcome of a test: the given one, or that of the value."""
         name, real = expression_of(traced), bool(traced.real)
         about = max((message for message, _ in traced.sources if message in self.tests), default=None)
-        if about is None or traced.kind in (list, dict):  # whether there are parts or calls is asked of no words
+        if about is None or traced.kind in (list, dict):  # tests for parts or calls do not test a text
             self.guard(traced, name, real)
             return real
         tests, outcomes = self.tests[about], self._outcomes[about]
         return tests.setdefault(name, outcomes[len(tests)] if len(tests) < len(outcomes) else real)
 
     def guard(self, traced: Tracer, expression: str, wanted: bool) -> None:
-        """Another outcome ends the plan."""
+        """Adds a line that ends the plan at another outcome."""
         self.simple = False
-        self.asked.update(message for message, _ in traced.sources)
+        self.tested.update(message for message, _ in traced.sources)
         turn = self.turn()
         if turn >= 0 and any(message != turn for message, _ in traced.sources):
-            self.decided.add(turn)
+            self.dependent.add(turn)
         line = f"if {'not ' if wanted else ''}({expression}): return None"
         if line not in self._guarded:
             self._guarded.add(line)
@@ -415,13 +415,13 @@ class Trace:
         return self.tracer("", "".join(map(real_value, parts)), str, sources_of(*parts), parts=parts)
 
     def written(self, parts: tuple[Any, ...]) -> str:
-        """The variable of a text that was put together."""
+        """The variable of a text that is computed from parts."""
         inside = ", ".join(map(expression_of, parts))
         real = "".join(map(real_value, parts))
         return self.computed(f"''.join(({inside}))", real, str, sources_of(*parts), mixed=is_mixed(*parts)).name
 
     def called(self, function: str, arguments: tuple[Any, ...], kind: type, **options: Any) -> Tracer:
-        """A call of a pure function, of those the plan is given."""
+        """A call of one of the pure functions that the plan is given."""
         given = [expression_of(argument) for argument in arguments]
         given += [f"{name}={expression_of(value)}" for name, value in options.items()]
         real = self.functions[function](*map(real_value, arguments), **{k: real_value(v) for k, v in options.items()})

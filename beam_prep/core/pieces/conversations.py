@@ -1,0 +1,164 @@
+"""Collects the conversations that the records of a block give to one output."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from beam_prep.core.chat.conversation import Conversation, MessageSpan
+from beam_prep.core.chat.fixed_spans import place_answer, place_spans
+from beam_prep.core.chat.places import DependsOnContent, Place, Span
+from beam_prep.core.chat.recorded.layout import PieceLayout
+from beam_prep.core.data.schema import Output
+from beam_prep.core.pieces.builder import PiecesBuilder
+from beam_prep.core.pieces.checks import are_plain, guarded_messages, variables_of
+from beam_prep.core.pieces.layout_segments import NOT_MADE, NOWHERE, LayoutSegments, NoPlanOfPrompt
+from beam_prep.core.pieces.rendered import WHOLE, Segment
+from beam_prep.core.pieces.renderer import Renderer
+from beam_prep.core.pieces.trained_parts import TrainedParts
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.reading.records import Record
+
+
+class ConversationCollector:
+    """Renders the conversations of one output, a piece each.
+
+    Args:
+        output: one whose sections are a conversation.
+        voice: with a template.
+        renderer: of the same template.
+        roles: the roles of the block: name -> code; new ones are added.
+        builder: takes the pieces.
+    """
+
+    def __init__(
+        self, output: Output, voice: Voice, renderer: Renderer, roles: dict[str, int], builder: PiecesBuilder
+    ) -> None:
+        self._output, self._voice, self._renderer, self._builder = output, voice, renderer, builder
+        self._guard = voice.guard
+        self._parts = TrainedParts(output, roles)
+        self._tables: dict[tuple[PieceLayout, tuple[int, ...]], LayoutSegments | None] = {}
+
+    def add(self, record: Record) -> None:
+        """Adds the messages of all sections, rendered once; nothing where there are none.
+
+        Raises:
+            Reject: see `check_messages`, `Renderer` and `TrainedParts`.
+        """
+        if self._add_plain(record):
+            return
+        messages: list[dict[str, Any]] = []
+        actions: list[str] = []
+        for section in self._output.sections:
+            found, _ = guarded_messages(self._guard, record.get(section.field), section.field)
+            messages += found
+            actions += [section.action] * len(found)
+        if not messages:
+            return
+        variables = self._guard(variables_of(record))
+        chat = self._renderer.chat(messages, variables)
+        conversation = Conversation(self._renderer.template, self._voice.controls, chat, messages, variables)
+        text, cut, special = self._voice.cut_bos(chat.text)
+        answer = prompt_end = None
+        if (masked := self._parts.prompt_length(messages, actions)) is not None:
+            prompt = self._renderer.text(messages[:masked], True, variables)
+            answer = conversation.after_prompt(masked, prompt)
+            begins = chat.text.startswith(prompt)
+            prompt_end = max(len(prompt) - cut, 0) if begins else -1
+        segments = list(self._parts.segments(conversation.spans, messages, actions, answer))
+        if cut:
+            segments = [_moved(segment, cut) for segment in segments]
+        self._builder.add_piece(
+            text, special, *segments, prompt_end=prompt_end, message_roles=self._parts.codes(messages)
+        )
+
+    def _add_plain(self, record: Record) -> bool:
+        """The same for messages of only a role and a content that a plan renders; gives True if it did.
+
+        The span of each message is then known from the layout: see `core.chat.fixed_spans`.
+        """
+        if record.get("tools") is not None or record.get("chat_template_kwargs") is not None:
+            return False
+        lists = [record.get(section.field) or [] for section in self._output.sections]
+        if not {list}.issuperset(map(type, lists)):
+            return False
+        messages = lists[0] if len(lists) == 1 else [message for each in lists for message in each]
+        if not messages or (self._guard.rule != "keep" and not are_plain(messages)):
+            return False
+        messages = self._guard(messages)
+        planned = self._renderer.template.planned(messages)
+        if planned is None:
+            return False
+        pieces, layout = planned
+        counts = tuple(map(len, lists))
+        table = self.table_of(layout, messages, counts)
+        if table is None:
+            return False
+        text, cut, special = self._voice.cut_bos("".join(pieces))
+        self._builder.add_piece(
+            text, special, measured=(table, tuple(map(len, pieces)), cut), message_roles=table.message_roles
+        )
+        return True
+
+    def table_of(
+        self, layout: PieceLayout, messages: list[dict[str, Any]], counts: tuple[int, ...]
+    ) -> "LayoutSegments | None":
+        """See `_table`; made once, unless the prompt has no plan yet."""
+        key = layout, counts
+        table: LayoutSegments | None = self._tables.get(key, NOT_MADE)
+        if table is NOT_MADE:
+            try:
+                table = self._tables[key] = self._table(layout, messages, counts)
+            except NoPlanOfPrompt:
+                return None
+        return table
+
+    def _table(
+        self, layout: PieceLayout, messages: list[dict[str, Any]], counts: Sequence[int]
+    ) -> "LayoutSegments | None":
+        """The segments of all conversations of a layout; None where they depend on the contents."""
+        template = self._renderer.template
+        if not are_plain(messages):  # and no other conversation of this layout is
+            return None
+        actions = self._parts.actions(counts)
+        roles = tuple(message["role"] for message in messages)
+        placed: list[Span] = []
+        prompt: Place | None = None
+        answer: MessageSpan | None = None
+        if (masked := self._parts.prompt_length(messages, actions)) is not None:
+            planned = template.planned(messages[:masked], add_generation_prompt=True)
+            if planned is None:
+                raise NoPlanOfPrompt
+            found = place_answer(layout, roles, template, self._voice.controls, planned.layout, masked)
+            if found is None:
+                return None
+            prompt, span = found
+            placed.append(span)
+            answer = MessageSpan(span.message, 0, 0, True)
+
+        def spans() -> list[MessageSpan]:
+            found = place_spans(layout, roles, template, self._voice.controls)
+            if found is None:
+                raise DependsOnContent
+            first = len(placed)
+            placed.extend(found)
+            return [MessageSpan(span.message, number, number, True) for number, span in enumerate(found, first)]
+
+        try:
+            segments = list(self._parts.segments(spans, messages, actions, answer))
+        except DependsOnContent:
+            return None
+        ends = [placed[segment.start][1:] if segment.stop >= 0 else (NOWHERE, NOWHERE) for segment in segments]
+        return LayoutSegments(
+            np.array([(start.piece, stop.piece) for start, stop in ends], np.int64).reshape(-1, 2),
+            np.array([(start.characters, stop.characters) for start, stop in ends], np.int64).reshape(-1, 2),
+            np.array([segment[2:] for segment in segments], np.int64).reshape(-1, len(Segment._fields) - 2),
+            prompt,
+            tuple(self._parts.codes(messages)),
+        )
+
+
+def _moved(segment: Segment, cut: int) -> Segment:
+    if segment[:2] == WHOLE:
+        return segment
+    return segment._replace(start=max(segment.start - cut, 0), stop=max(segment.stop - cut, 0))

@@ -1,0 +1,64 @@
+"""Which voice renders the outputs of a config, by the tokenizer's template."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from beam_prep.core.data.schema import Output, TextRules
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.reading.records import Records
+from beam_prep.errors import TokenizerError
+
+Render = Literal["auto", "jinja"]
+
+
+def check_voice(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
+    """Whether these outputs need a chat template. Raises what `voice_of` raises, and does not load the tokenizer."""
+    if rules.eos != "never" and "eos_token" not in tokenizer.special_tokens:
+        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
+    needed = any(output.has_template for output in outputs)
+    if needed:
+        tokenizer.template(rules.chat_template, date=rules.date)
+    return needed
+
+
+def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules, render: Render = "jinja") -> Voice:
+    """What renders these outputs.
+
+    Args:
+        outputs: what each row consists of.
+        tokenizer: its chat template renders messages.
+        rules: which BOS, EOS, template.
+        render: `jinja`, or `auto`: by recorded plans where they hold, and jinja renders a sample too.
+
+    Raises:
+        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
+    """
+    needed = check_voice(outputs, tokenizer, rules)
+    tokens = tokenizer.special_tokens
+    return Voice(
+        tokenizer.template(rules.chat_template, plans=render == "auto", date=rules.date) if needed else None,
+        tokenizer.controls,
+        tokens.get("bos_token", ""),
+        tokens.get("eos_token", ""),
+        rules,
+        tokenizer.template(rules.chat_template, date=rules.date) if needed and render == "auto" else None,
+    )
+
+
+def render(
+    records: Records,
+    outputs: tuple[Output, ...],
+    tokenizer: Tokenizer,
+    domain_key: str | None,
+    rules: TextRules,
+    render: Render,
+    sampled: bool,
+) -> Rendered:
+    voice = voice_of(outputs, tokenizer, rules, render)
+    return apply_template(
+        records, outputs, voice if sampled else dataclasses.replace(voice, reference=None), domain_key
+    )

@@ -1,0 +1,82 @@
+"""Every change that we make to other libraries in a running process. No other file makes one.
+
+* `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
+* `without_unused_libraries`, in the command line's own process, while it imports Beam;
+* `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam.
+
+The first two are undone at the end of their `with`. Importing beam_prep, or running a chain in a pipeline of your own,
+changes nothing. Each function says why it is needed, and until when: written for Beam 2.77, to be looked at with every
+new version.
+"""
+
+import contextlib
+import functools
+import importlib.abc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+SAMPLING_MS = 10
+UNUSED_LIBRARIES = ("pandas", "pymongo", "apache_beam.io.gcp.bigquery")
+
+
+@contextlib.contextmanager
+def frequent_sampling() -> Iterator[None]:
+    """Beam samples the state of a bundle every few milliseconds. Its default is a fifth of a second.
+
+    Why: each bundle ends with the next sample, so in a run of a few seconds the default costs a tenth.
+    Until: Beam has an option for the sampling period.
+    """
+    from apache_beam.runners.worker.statesampler import StateSampler
+
+    original = StateSampler.__init__
+    if isinstance(StateSampler.__dict__["__init__"], functools.partialmethod):  # a run in another thread undoes it
+        yield
+        return
+    StateSampler.__init__ = functools.partialmethod(original, sampling_period_ms=SAMPLING_MS)
+    try:
+        yield
+    finally:
+        StateSampler.__init__ = original
+
+
+class _NotInstalled(importlib.abc.MetaPathFinder):
+    """Reports that a few libraries are not installed."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname in UNUSED_LIBRARIES:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
+@contextlib.contextmanager
+def without_unused_libraries() -> Iterator[None]:
+    """Imports find no pandas, no pymongo and no BigQuery connector, as where these are not installed.
+
+    Why: no job of ours uses them, and they add half to the time of the import. pyarrow looks for pandas once, when it
+    makes its first array.
+    Until: Beam imports them when they are used.
+    """
+    finder = _NotInstalled()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def register_environment(urn: str, environment: Any, handler: Any) -> None:
+    """Adds a kind of worker environment to the local runner.
+
+    Why: so that the runner uses worker processes that we have forked.
+    Until: Beam can start workers by a Python function.
+
+    Args:
+        urn: its name.
+        environment: its class, a subclass of Beam's `Environment`.
+        handler: the class that starts and stops its workers, a subclass of Beam's `WorkerHandler`.
+    """
+    from apache_beam.runners.portability.fn_api_runner import worker_handlers
+    from apache_beam.transforms import environments
+
+    environments.Environment.register_urn(urn, None, lambda payload, *given: environment(*given[:-1]))
+    worker_handlers.WorkerHandler.register_environment(urn, bytes)(handler)

@@ -1,0 +1,116 @@
+"""Splits of input files, and the blocks of records that are read from them."""
+
+import logging
+import pickle
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from beam_prep.core.data.block import InputFile, Ledger, Split
+from beam_prep.core.data.columns import Wanted
+from beam_prep.core.reading.blocks import RawBlock, read_blocks
+from beam_prep.core.reading.json_list import is_json_file, parse_list
+from beam_prep.core.reading.records import Records, parse
+from beam_prep.errors import InputError, SpoolError
+from beam_prep.storage.files import open_input
+from beam_prep.storage.spool import Spool
+
+log = logging.getLogger("beam_prep")
+
+BLOCK_BYTES = 8 * 1024 * 1024
+
+
+def pack_files(files: Sequence[InputFile]) -> bytes:
+    """Packs the files of a job, in a few bytes each.
+
+    The graph of a pipeline holds them, and Dataflow limits its size to 10 MB: `Create` of 100,000 files has more.
+    """
+    return zlib.compress(pickle.dumps(files, protocol=5))
+
+
+def split_files(_: bytes, packed: bytes, block_bytes: int) -> Iterable[Split]:
+    """The splits of packed files, in order."""
+    for place in enumerate(pickle.loads(zlib.decompress(packed))):
+        yield from split_file(place, block_bytes)
+
+
+def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split]:
+    """The byte ranges of a plain file. A compressed, `.json` or empty file is one split."""
+    index, source = place
+    if source.compression is not None or is_json_file(source.path):
+        return [Split(index, source, 0, -1)]
+    ranges = range(0, max(source.size, 1), block_bytes)
+    return [Split(index, source, start, min(start + block_bytes, source.size)) for start in ranges]
+
+
+def read_split(
+    split: Split, block_bytes: int, spool: Spool | None = None, columns: Wanted | None = None
+) -> Iterable[Records]:
+    """The blocks of a split. A block that is in the spool already has its receipt and no rows.
+
+    Raises:
+        InputError: the file changed, is damaged, or cannot be read.
+    """
+    end = split.start
+    size = None if split.stop < 0 else split.stop - split.start
+    with open_input(split.source, split.start, size) as stream:
+        for raw in read_blocks(stream, split.start, split.stop, block_bytes):
+            end = raw.start + raw.size
+            yield _block(split, raw, block_bytes, spool, columns)
+    if end < split.stop:
+        raise InputError(f"{split.source.path!r} became shorter while the job ran: run again when nobody writes to it")
+    if end == 0:  # an empty file has a block, too: the manifest lists it
+        yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
+
+
+FIRST_BYTES = 1024 * 1024
+"""Bytes that are read of a file to show its first records."""
+
+
+def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYTES) -> Records | None:
+    """The records of a file's first block; None if the file is empty.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    with open_input(source) as stream:
+        raw = next(read_blocks(stream, 0, -1, block_bytes), None)
+    return None if raw is None else _block(Split(file, source, 0, -1), raw, block_bytes, None)
+
+
+def records_at(source: InputFile, file: int, start: int, size: int) -> Records | None:
+    """The records that begin in a range of bytes of a plain file; None if there are none.
+
+    Args:
+        source: the file.
+        file: its number.
+        start, size: the range, multiples of `CHUNK`.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    with open_input(source, start, size) as stream:
+        raw = next(read_blocks(stream, start, min(start + size, source.size), size), None)
+    return None if raw is None else _block(Split(file, source, start, start + size), raw, size, None)
+
+
+def _block(
+    split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, columns: Wanted | None = None
+) -> Records:
+    origin = raw.origin(split.file, split.source, block_bytes)
+    receipt, made = None, {}
+    try:
+        receipt = spool.find(origin.digest) if spool is not None else None
+    except SpoolError as error:
+        log.warning("%s; the block is made again", error)
+        made = {"blocks_damaged": 1}
+    if receipt is not None and spool is not None and not spool.trust.holds(receipt.made):
+        receipt, made = None, {"blocks_replaced": 1}
+    if receipt is None:
+        records = parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
+        way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
+        records.made = made | ({way: len(records)} if len(records) else {})
+        return records
+    nothing = np.zeros(0, np.int64)
+    return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)

@@ -1,0 +1,48 @@
+"""An object store in this process's memory, for tests that need no server: `mem://bucket/name`."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed
+
+
+class MemoryStore:
+    """See `StoreClient`. Every write gives an object another version, as on GCS."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, tuple[bytes, str, str | None]] = {}
+        self._writes = 0
+
+    def find(self, path: str) -> ObjectInfo:
+        if path not in self._objects:
+            raise FileNotFoundError(path)
+        data, version, sha256 = self._objects[path]
+        return ObjectInfo(path, len(data), version, hashlib.md5(data).hexdigest(), 0.0, sha256)
+
+    def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
+        if version not in (None, self.find(path).version):
+            raise Changed(path)
+        return self._objects[path][0][start:stop]
+
+    def tail(self, path: str, size: int) -> tuple[bytes, int]:
+        whole = self.find(path).size
+        return self.get(path, max(0, whole - size), whole, None), whole
+
+    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
+        self._writes += 1
+        self._objects[path] = bytes(data), str(self._writes), sha256
+
+    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+        if version != (self.find(path).version if path in self._objects else None):
+            raise PreconditionFailed(path)
+        self.put(path, data, None)
+
+    def upload(self, path: str, file: str, sha256: str) -> None:
+        self.put(path, Path(file).read_bytes(), sha256)
+
+    def delete(self, path: str) -> None:
+        self._objects.pop(path, None)
+
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
+        return (self.find(path) for path in sorted(self._objects) if path.startswith(prefix))

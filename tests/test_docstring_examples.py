@@ -1,0 +1,49 @@
+"""Every public name shows in its docstring how it is used, and the example gives what it says.
+
+An example runs as a user would type it in the root of the project, after `import apache_beam as beam`,
+`import beam_prep as bp` and `import numpy as np`. It may read `configs/`, `examples/` and `out/chat`, the output of
+
+    beam-prep run examples/data/chat.jsonl -o out/chat -c configs/sft_conversation.json \
+        --tokenizer_path examples/tokenizer
+"""
+
+import doctest
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from tests.conftest import ROOT
+
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like the root of the project, to write in."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    config = bp.PipelineConfig.from_json(ROOT / "configs" / "sft_conversation.json")
+    job = bp.Pipeline(config, ROOT / "examples/data/chat.jsonl", folder / "out/chat", ROOT / "examples/tokenizer")
+    job.run(["--runner=FnApiRunner"])
+    return folder
+
+
+@pytest.mark.parametrize("name", bp.__all__)
+def test_the_example_of_a_public_name_gives_what_it_says(
+    name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)
+    names = {"beam": beam, "bp": bp, "np": np}
+    # The docstring of the name itself comes first, those of its methods and functions follow.
+    tests = doctest.DocTestFinder().find(getattr(bp, name), name, globs=names)
+    own, *_ = sorted(tests, key=lambda test: test.name)
+    assert own.name == name
+    assert own.examples, f"bp.{name} has no >>> example in its docstring"
+    printed: list[str] = []
+    for test in tests:
+        doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=printed.append)
+    assert not printed, "".join(printed)

@@ -1,0 +1,121 @@
+"""What is changed in other libraries: only while it is needed, and never in a process of a user's own."""
+
+import contextlib
+import functools
+import inspect
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from apache_beam.runners.worker.statesampler import StateSampler
+
+from beam_prep import cli, patches
+from tests.conftest import ROOT
+
+STATE = """
+import gc, json, logging, os, sys
+
+import apache_beam as beam
+from apache_beam.runners.portability.fn_api_runner.worker_handlers import WorkerHandler
+from apache_beam.runners.worker.statesampler import StateSampler
+from apache_beam.transforms.environments import Environment
+
+
+def state():
+    return {
+        "sampling": StateSampler.__init__,
+        "finders": [finder for finder in sys.meta_path if type(finder).__module__.startswith("beam_prep")],
+        "environments": [*Environment._known_urns, *WorkerHandler._registered_environments],
+        "variables": dict(os.environ),
+        "disabled": logging.root.manager.disable,
+        "root": [logging.root.level, logging.root.handlers[:], logging.root.filters[:]],
+        "levels": [logging.getLogger(name).level for name in ("apache_beam", "beam_prep", "urllib3.connectionpool")],
+        "collection": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
+        "streams": [sys.stdout, sys.stderr],
+    }
+
+
+with beam.Pipeline("FnApiRunner") as pipeline:  # what Beam itself changes
+    pipeline | beam.Create([1])
+before = state()
+"""
+
+CHAIN = """
+import beam_prep as bp
+
+for name in bp.__all__:
+    getattr(bp, name)
+tokenizer = bp.Tokenizer.load("examples/tokenizer")
+config = bp.PipelineConfig.from_json("configs/sft_chat.json")
+assert state() == before
+with beam.Pipeline("FnApiRunner") as pipeline:
+    records = pipeline | bp.ReadJSONL(["examples/data/chat.jsonl"]) | bp.Prepare(config, tokenizer)
+    _ = records | bp.Shard(sys.argv[1], tokenizer=tokenizer, max_reject_rate=1.0, max_drop_rate=1.0)
+"""
+
+EVERYTHING = """
+import beam_prep as bp
+
+config = bp.PipelineConfig.from_json("configs/sft_chat.json")
+given = dict(tokenizer_path="examples/tokenizer", max_reject_rate=1.0, max_drop_rate=1.0)
+bp.Pipeline(config, ["examples/data/chat.jsonl"], sys.argv[1], **given).run()
+mode = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
+bp.Pipeline(config, ["examples/data/chat.jsonl"], sys.argv[1] + "2", **given).run(mode)
+"""
+
+SAME = """
+# Other libraries may add what they like when they are imported: compared is what beam_prep has touched at any time.
+for name, value in state().items():
+    assert value == before[name], (name, before[name], value)
+"""
+
+
+@pytest.mark.parametrize("code", [CHAIN, EVERYTHING], ids=["a_chain", "Pipeline.run"])
+def test_a_process_of_a_user_is_left_as_it_was(code: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STATE + code + SAME, str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_frequent_sampling_ends_with_its_scope_however_it_ends() -> None:
+    original = StateSampler.__init__
+    with contextlib.suppress(KeyError), patches.frequent_sampling():
+        with patches.frequent_sampling():  # of a run in another thread
+            assert isinstance(StateSampler.__dict__["__init__"], functools.partialmethod)
+        raise KeyError
+    assert StateSampler.__init__ is original
+
+
+def test_beam_still_has_what_is_patched() -> None:
+    """Else `beam_prep/patches.py` is the place to look at."""
+    assert "sampling_period_ms" in inspect.signature(StateSampler.__init__).parameters
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_unused_libraries_are_back_after_the_import(raises: bool) -> None:
+    before = sys.meta_path[:]
+    try:
+        with patches.without_unused_libraries():
+            assert len(sys.meta_path) == len(before) + 1
+            if raises:
+                raise KeyError
+    except KeyError:
+        assert raises
+    assert sys.meta_path == before
+
+
+def test_an_import_of_beam_that_fails_leaves_the_log_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError(name)
+
+    logging.disable(logging.DEBUG)
+    monkeypatch.setattr("beam_prep.cli.importlib.import_module", fail)
+    try:
+        with pytest.raises(ImportError):
+            cli._import_beam()
+        assert logging.root.manager.disable == logging.DEBUG
+    finally:
+        logging.disable(logging.NOTSET)
