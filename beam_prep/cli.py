@@ -8,13 +8,15 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import beam_prep
 from beam_prep import options, patches, worker
 from beam_prep.errors import BeamPrepError
+from beam_prep.stopping import received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
 example:
@@ -88,14 +90,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _set_up_log(getattr(given, "verbose", False))
     if arguments is None:
         worker.own_program()
+        stop_on_signals()
     try:
         return int(_COMMANDS[given.command](given, beam_options))
-    except BeamPrepError as error:
-        print(f"beam-prep: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `beam-prep cat ... | head`
-        sys.stderr.close()
-        return 0
+    except BaseException as error:
+        if (number := received_signal()) is not None:
+            _end(given.command, number)
+        if isinstance(error, BeamPrepError):
+            print(f"beam-prep: {error}", file=sys.stderr)
+            return 1
+        if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
+            sys.stderr.close()
+            return 0
+        raise
+
+
+def _end(command: str, number: int) -> NoReturn:
+    """Ends this process as a signal asks."""
+    advice = "; blocks that are done are not done again: run again" if command == "run" else ""
+    print(f"beam-prep: stopped by {signal.Signals(number).name}{advice}", file=sys.stderr, flush=True)
+    os._exit(128 + number)  # threads of gRPC would wait for workers that are no more
 
 
 def _set_up_log(verbose: bool) -> None:

@@ -26,7 +26,8 @@ from beam_prep.errors import BeamPrepError, ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
-from beam_prep.running import how_made, job_id_of, quiet_beam, raised_by_worker, wait_until_done
+from beam_prep.running import cancel, how_made, job_id_of, quiet_beam, raised_by_worker, wait_until_done
+from beam_prep.stopping import received_signal
 from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
@@ -173,7 +174,11 @@ class Pipeline:
             FileSystems.set_options(options)
             self.staging = replace(self.staging, options=StoreOptions.current())
         with self._locked():
+            alone = self.staging.remove_ended()
+            Staging.beside(self.output).remove_ended()  # copies of another disk's staging
             if up_to_date(self.output, self.facts, self._same_inputs) and self._checked():
+                if alone and self.spool is None:
+                    self.staging.remove_kept()  # of a run that was killed after it had published
                 return self._result(up_to_date=True)
             return self._run(options, wait)
 
@@ -183,8 +188,10 @@ class Pipeline:
         if not is_local(self.output):
             yield
             return
-        os.makedirs(self.staging.root, exist_ok=True)
-        lock = filelock.FileLock(os.path.join(self.staging.root, "lock"))
+        # Next to the output, wherever the staging is: all jobs on this output must find the same lock.
+        folder = Staging.beside(self.output).root
+        os.makedirs(folder, exist_ok=True)
+        lock = filelock.FileLock(os.path.join(folder, "lock"))
         try:
             held = lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -203,13 +210,13 @@ class Pipeline:
         for warning in config_warnings:
             log.warning("%s", warning)
         self.staging.remove_older(self.staging_ttl)
-        self.staging.create()
+        self.staging.create(ends_with_launcher=here)
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
         watched = self.staging.local  # otherwise workers write no reports
         progress = Progress(self.staging.path("progress"), self.inputs) if watched else contextlib.nullcontext()
-        done = False
+        done, running = False, None
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
@@ -227,6 +234,8 @@ class Pipeline:
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             raise raised_by_worker(error) from error
         finally:
+            if running is not None and not here and received_signal() is not None:
+                cancel(running)
             # On another runner the job may still be at work: a later launch removes its files.
             if here or done:
                 self.staging.remove()

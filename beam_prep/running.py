@@ -15,6 +15,16 @@ from beam_prep.errors import BeamPrepError, RunError
 log = logging.getLogger("beam_prep")
 
 
+def cancel(running: Any) -> None:
+    """Cancels a job on its runner, if it can be reached."""
+    try:
+        running.cancel()
+    except Exception as error:  # each runner has errors of its own, and this process ends anyway
+        log.warning("the job could not be cancelled (%s): cancel it on its runner", error)
+    else:
+        log.warning("the job was cancelled on its runner")
+
+
 def job_id_of(running: Any) -> str | None:
     """The runner's id of a job; None if it has none, as with a launch by a template, which creates no job."""
     if not getattr(running, "has_job", True):

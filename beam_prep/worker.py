@@ -6,11 +6,13 @@ then forks the others. In other processes workers are started with `python -m be
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import logging
 import os
 import shlex
+import signal
 import sys
 import threading
 import traceback
@@ -23,6 +25,7 @@ from beam_prep.errors import BeamPrepError
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """Otherwise the Rust tokenizers start a thread for each core in every worker."""
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_ForkedWorkers | None" = None
 _program = False
@@ -76,6 +79,12 @@ def are_forked() -> bool:
     return _waiting is not None
 
 
+def kill() -> None:
+    """Kills the forked workers, if there are any."""
+    if _waiting is not None:
+        _waiting.kill()
+
+
 def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
     global _waiting
     # Imported before the fork, so that the workers have it.
@@ -124,10 +133,14 @@ class _ForkedWorkers:
         self._at_work = 0
         self._report: int | None
         self._report, reporting = os.pipe()
+        # Held open by every worker: the end of it tells that none is left.
+        self._living, alive = os.pipe()
+        launcher = os.getpid()
         self._pid: int | None = os.fork()
         if self._pid == 0:
             try:
-                _run_first_worker([reading for reading, _ in pipes], reporting, main, prepare)
+                end_with_parent(launcher)
+                _run_first_worker([reading for reading, _ in pipes], reporting, alive, main, prepare)
             except Exception:  # otherwise it would end without a message
                 traceback.print_exc()
             finally:
@@ -135,6 +148,7 @@ class _ForkedWorkers:
         for reading, _ in pipes:
             os.close(reading)
         os.close(reporting)
+        os.close(alive)
 
     def start(self, settings: Mapping[str, str]) -> None:
         """Starts the next worker.
@@ -175,13 +189,31 @@ class _ForkedWorkers:
             os.close(self._settings.pop())
         if self._pid is not None:
             os.waitpid(self._pid, 0)
+            os.close(self._living)
             self._pid = None
 
+    def kill(self) -> None:
+        """Kills all workers at once, and waits until none is left."""
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)  # the others end with it
+            os.read(self._living, 1)
 
-def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: WorkerSetup | None) -> None:
+
+def end_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends, however that ends. On Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the launcher ends us
+
+
+def _run_first_worker(
+    readings: Sequence[int], reporting: int, alive: int, main: Any, prepare: WorkerSetup | None
+) -> None:
     """Prepares, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
-    _close_all_but([*readings, reporting])
+    _close_all_but([*readings, reporting, alive])
     report: dict[str, str | None] = {"raised": None, "words": None}
     if prepare is not None:
         try:
@@ -189,16 +221,18 @@ def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepar
         except BeamPrepError as error:
             report = {"raised": type(error).__name__, "words": str(error)}
     mine, *others = readings
+    first = os.getpid()
     gc.freeze()
     children = []
     for reading in others:
         child = os.fork()
         if child == 0:
-            _close_all_but([reading])
+            end_with_parent(first)
+            _close_all_but([reading, alive])
             _work_when_told(reading, main)
             os._exit(0)
         children.append(child)
-    _close_all_but([mine, reporting])
+    _close_all_but([mine, reporting, alive])
     with contextlib.suppress(BrokenPipeError):  # the launcher has ended with an error
         os.write(reporting, json.dumps(report).encode())
     os.close(reporting)
@@ -244,6 +278,7 @@ def _work(main: Any) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(os.getppid())
     _silence()
     from apache_beam.runners.worker import sdk_worker_main
 

@@ -13,18 +13,18 @@ import logging
 import os
 import platform
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from beam_prep.errors import OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
+from beam_prep.storage.exchange import replace_directory
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
+from beam_prep.storage.staging import HashedFiles, Staging, mark, temporary_files
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import parts, read_bytes
@@ -119,13 +119,13 @@ def output_at(path: str, staging: Staging) -> OutputTarget:
 
 
 def normalise_path(path: str) -> str:
-    """An output's path in its one normal form.
+    """An output's path in its one normal form: links are followed, so that all jobs on it find the same lock.
 
     Raises:
         OutputError: it names a bucket and no folder.
     """
     if is_local(path):
-        return os.path.abspath(path)
+        return os.path.realpath(path)
     path = path.rstrip("/")
     if path.count("/") < 3:
         raise OutputError(f"{path}: wanted a folder in the bucket, for instance {path}/out")
@@ -196,7 +196,7 @@ class LocalOutput:
             files.write(name, data)
         files.write(RUN, dump(run))
         files.write(MANIFEST, text)
-        self._swap()
+        self._replace(self.staging.path("output"), self.path)
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         write_file(join(self.path, RUN), dump(run))
@@ -204,18 +204,30 @@ class LocalOutput:
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         failed = Path(f"{self.path}.failed")
         if (failed / FAILURE).exists():
-            shutil.rmtree(failed)  # of an earlier run; this one succeeded
+            # Of an earlier run; this one succeeded. Renamed first: a part of it without `failure.json` would stay.
+            with self._on_same_disk("replaced") as aside:
+                os.rename(failed, aside)
 
-    def _swap(self) -> None:
-        """Renames the staged directory to the output, and removes the old one."""
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        made = self.staging.path("output")
-        if os.stat(made).st_dev != os.stat(os.path.dirname(self.path)).st_dev:
-            # On another disk: copied next to the output first, so that the rename is one step.
-            copy = f"{self.path}.{uuid.uuid4().hex}"
-            shutil.copytree(made, copy)
-            made = copy
-        _replace(made, self.path)
+    @contextmanager
+    def _on_same_disk(self, name: str) -> Iterator[str]:
+        """A path in this launch's folder next to the output, which is removed at the end."""
+        folder = os.path.join(Staging.beside(self.path).root, self.staging.launch)
+        os.makedirs(folder, exist_ok=True)
+        if self.staging.is_marked:
+            mark(folder)
+        yield os.path.join(folder, name)
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        if folder != self.staging.path():
+            replace(self.staging, root=os.path.dirname(folder)).remove()
+
+    def _replace(self, made: str, target: str) -> None:
+        """Puts a staged directory in the place of another, which is removed."""
+        with self._on_same_disk("new") as new:
+            if os.stat(made).st_dev == os.stat(os.path.dirname(new)).st_dev:
+                os.rename(made, new)
+            else:
+                shutil.copytree(made, new)
+            replace_directory(new, target)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         made = self.staging.path("failed")
@@ -224,17 +236,7 @@ class LocalOutput:
         if os.path.isdir(staged):
             shutil.copytree(staged, os.path.join(made, "rejects"), dirs_exist_ok=True)
         Path(made, FAILURE).write_bytes(report)
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        _replace(made, f"{self.path}.failed")
-
-
-def _replace(made: str, target: str) -> None:
-    """Renames the directory `made` to `target`, and removes what was there."""
-    old = f"{target}.{uuid.uuid4().hex}"
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(target, old)
-    os.rename(made, target)
-    shutil.rmtree(old, ignore_errors=True)
+        self._replace(made, f"{self.path}.failed")
 
 
 @dataclass(frozen=True, slots=True)

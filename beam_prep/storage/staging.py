@@ -40,7 +40,7 @@ class Staging:
     @classmethod
     def beside(cls, output: str, staging: str | None = None) -> "Staging":
         """A new launch, in `<staging>/<output's name and digest>/`; by default in `.beam_prep/` next to the output."""
-        output = os.path.abspath(output) if is_local(output) else output
+        output = os.path.realpath(output) if is_local(output) else output
         folder, name = os.path.split(output)
         digest = hashlib.sha256(output.encode()).hexdigest()[:12]
         base = staging or join(folder, ".beam_prep")
@@ -56,14 +56,30 @@ class Staging:
         """A path in this launch's folder."""
         return join(self.root, self.launch, *names)
 
-    def create(self) -> None:
-        """Makes the launch's folder and the folder of its progress reports. (Stores have no folders.)"""
+    def create(self, ends_with_launcher: bool = False) -> None:
+        """Makes the launch's folder and the folder of its progress reports. (Stores have no folders.)
+
+        Args:
+            ends_with_launcher: all processes of the launch end with the process that calls this. Then a later launch
+                that holds the lock can remove what it left at once.
+        """
         if self.local:
+            os.makedirs(self.path(), exist_ok=True)
+            if ends_with_launcher:
+                mark(self.path())
             os.makedirs(self.path("progress"), exist_ok=True)
+
+    @property
+    def is_marked(self) -> bool:
+        """True if the launch ends with its launcher, see `create`."""
+        return self.local and os.path.exists(self.path(_MARK))
 
     def remove(self) -> None:
         """Removes the launch's folder."""
-        self._remove(self.launch)
+        if self.local:
+            _remove_launch(Path(self.path()))
+        else:
+            self._remove(self.launch)
 
     def remove_kept(self) -> None:
         """Removes what the next launch would reuse: tokenised blocks and the tokenizer."""
@@ -76,6 +92,21 @@ class Staging:
             shutil.rmtree(path, ignore_errors=True)
         else:
             objects.delete(found.path for found in objects.listed(f"{path}/"))
+
+    def remove_ended(self) -> bool:
+        """Removes the folders of earlier launches that ended with their launcher. The caller holds the lock.
+
+        Returns:
+            True if no other launch's folder is left.
+        """
+        left = False
+        for entry in Path(self.root).iterdir() if self.local and os.path.isdir(self.root) else ():
+            if entry.is_dir() and entry.name not in (*_KEPT, self.launch):
+                if (entry / _MARK).exists() or not any(entry.iterdir()):
+                    _remove_launch(entry)
+                else:
+                    left = True
+        return self.local and not left
 
     def remove_older(self, seconds: float) -> None:
         """Removes the folders of earlier launches on this output that are older than this."""
@@ -93,6 +124,22 @@ class Staging:
             launch = entry.is_dir() and entry.name not in (*_KEPT, self.launch)
             if launch and time.time() - entry.stat().st_mtime > seconds:
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+_MARK = "ends_with_launcher"
+
+
+def mark(folder: str) -> None:
+    """Marks the folder of a launch that ends with its launcher, see `Staging.create`."""
+    Path(folder, _MARK).touch()
+
+
+def _remove_launch(folder: Path) -> None:
+    """Removes a launch's folder, the mark last: a launch that is killed here leaves it for the next one to see."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name != _MARK:
+            shutil.rmtree(entry, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")

@@ -65,7 +65,9 @@ class Jobs:
     def __enter__(self) -> "Jobs":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.kill()
         self._server.communicate()
 

@@ -10,7 +10,6 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -66,7 +65,8 @@ class Case:
         folder = self.root.parent
         tokenizer = str(ROOT / "examples" / "tokenizer")
         common = ["-o", str(self.root / "out"), "-c", str(folder / "config.json"), "--tokenizer_path", tokenizer]
-        self.arguments = ["run", str(folder / "new.jsonl"), *common, "--block_bytes", "65536", "--max_reject_rate", "1", *RUNNERS[runner]]
+        common += ["--block_bytes", "65536", "--max_reject_rate", "1"]
+        self.arguments = ["run", str(folder / "new.jsonl"), *common, *RUNNERS[runner]]
         if replaces:
             self.arguments += ["--overwrite"]
         self.saved = folder / f"before-{replaces}"
@@ -74,7 +74,7 @@ class Case:
             (folder / "nothing").mkdir(exist_ok=True)
             restore(self.root, folder / "nothing")
             if replaces:
-                assert jobs.run("run", str(folder / "old.jsonl"), *common, "--max_reject_rate", "1").code == 0
+                assert jobs.run("run", str(folder / "old.jsonl"), *common).code == 0
             restore(self.saved, self.root)
         restore(self.root, self.saved)
         self.old = contents(self.root / "out") if replaces else None
