@@ -16,7 +16,7 @@ from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import ProblemsError, validated
 from beam_prep.config.sections import OutputSpec
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_of
-from beam_prep.core.data.schema import RESERVED
+from beam_prep.core.data.schema import RESERVED, DefaultRule, RoleRule
 from beam_prep.errors import ConfigError
 
 
@@ -39,10 +39,10 @@ class PipelineConfig(Strict):
 
     version: Annotated[Literal[1], one_of(1)] = Field(default=1, description="Version of the config format.")
     input: InputConfig = Field(description="What is read: sections for one output, sources for several.")
-    mask: dict[Text, Literal["train", "mask", "last"]] = Field(
+    mask: dict[Text, RoleRule] = Field(
         default={}, description="Role to action, for $role; last: only the role's last message is trained."
     )
-    mask_default: Literal["train", "mask"] = Field(default="mask", description="Action of the roles not in mask.")
+    mask_default: DefaultRule = Field(default="mask", description="Action of the roles not in mask.")
     preprocessing: PreprocessingConfig = Field(default=PreprocessingConfig(), description="What is dropped and cut.")
     output: OutputConfig = Field(default=OutputConfig(), description="What is written.")
 

@@ -13,6 +13,12 @@ RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "
 
 Action = Literal["train", "mask", "$role", "$last", "value"]
 
+RoleRule = Literal["train", "mask", "last"]
+"""What a config's `mask` says of a role; `last`: only the role's last message is trained."""
+
+DefaultRule = Literal["train", "mask"]
+"""The rule of the roles that `mask` does not name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
