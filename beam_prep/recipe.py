@@ -18,7 +18,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.data.schema import TextRules
+from beam_prep.core.data.schema import CUTTING, TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
@@ -26,7 +26,7 @@ from beam_prep.core.pieces.voice_of import Render, check_voice
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
-from beam_prep.core.shards.layout import CUTTING, Layout
+from beam_prep.core.shards.layout import Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.core.tokens.pad import Padding

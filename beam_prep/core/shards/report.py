@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from beam_prep.core.data.schema import CUTTING
 from beam_prep.core.reading.adapters import fields_read
 from beam_prep.core.reading.lost import LOST, Lost
-from beam_prep.core.shards.layout import CUTTING
 from beam_prep.core.shards.plan import LedgerTotals, Plan
 from beam_prep.errors import ConfigError
 

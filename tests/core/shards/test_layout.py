@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.layout import CUT, CUTTING, Layout
-from beam_prep.core.shards.pack import PackStats, Strategy, plan_packs
+from beam_prep.core.data.schema import CUTTING, Column, Strategy
+from beam_prep.core.shards.layout import CUT, Layout
+from beam_prep.core.shards.pack import PackStats, plan_packs
 from beam_prep.core.tokens import pad as padding
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.pad import Padding, pad
