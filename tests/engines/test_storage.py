@@ -562,7 +562,7 @@ def in_the_middle(
     monkeypatch: pytest.MonkeyPatch, folder: Folder, act: Callable[[], None], step: str
 ) -> Callable[[], bool]:
     """Acts when a step comes to its second element; says whether that has been."""
-    kind = {"blocks": shard.SpoolBlocks, "shards": shard.Write}[step]
+    kind: Any = {"blocks": shard.SpoolBlocks, "shards": shard.Write}[step]
     process = kind.process
     calls: list[int] = []
 
