@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import beam_prep
-from beam_prep.config import PipelineConfig
+from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.options import OPTIONS
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
@@ -196,7 +196,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Pa
     folder = tmp_path_factory.mktemp("docs")
     jobs = {
         "picture": ("sft_conversation", "chat", ["bin"]),
-        "all": ("sft_chat", "chat", ["bin", "tfrecord", "arrow", "h5"]),
+        "all": ("sft_chat", "chat", list(FORMAT_NAMES)),
         "grpo": ("grpo", "rollouts", ["bin"]),
     }
     for name, (config, data, formats) in jobs.items():
