@@ -17,8 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class JsonLines:  # fulfils the contract beam_prep.formats.Format
-    name = "my_lines"
-    sizes_in = "values"
+    name, sizes_in = "my_lines", "values"
 
     def writer(self, open_file, columns, shard, shards):
         return Writer(open_file(f"shard_{shard:04d}.jsonl"))
