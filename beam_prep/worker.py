@@ -6,11 +6,13 @@ then forks the others. In other processes workers are started with `python -m be
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import logging
 import os
 import shlex
+import signal
 import sys
 import threading
 import traceback
@@ -23,6 +25,7 @@ from beam_prep.errors import BeamPrepError
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """Otherwise the Rust tokenizers start a thread for each core in every worker."""
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_ForkedWorkers | None" = None
 _program = False
@@ -124,9 +127,11 @@ class _ForkedWorkers:
         self._at_work = 0
         self._report: int | None
         self._report, reporting = os.pipe()
+        launcher = os.getpid()
         self._pid: int | None = os.fork()
         if self._pid == 0:
             try:
+                _end_with_parent(launcher)
                 _run_first_worker([reading for reading, _ in pipes], reporting, main, prepare)
             except Exception:  # otherwise it would end without a message
                 traceback.print_exc()
@@ -178,6 +183,17 @@ class _ForkedWorkers:
             self._pid = None
 
 
+def _end_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends, however that ends. On Linux only.
+
+    Beam's worker ends with its connection, but one that has none yet waits for a launcher that is gone.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(0)
+
+
 def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepare: WorkerSetup | None) -> None:
     """Prepares, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
@@ -189,11 +205,13 @@ def _run_first_worker(readings: Sequence[int], reporting: int, main: Any, prepar
         except BeamPrepError as error:
             report = {"raised": type(error).__name__, "words": str(error)}
     mine, *others = readings
+    first = os.getpid()
     gc.freeze()
     children = []
     for reading in others:
         child = os.fork()
         if child == 0:
+            _end_with_parent(first)
             _close_all_but([reading])
             _work_when_told(reading, main)
             os._exit(0)
@@ -244,6 +262,7 @@ def _work(main: Any) -> None:
 
 
 if __name__ == "__main__":
+    _end_with_parent(os.getppid())
     _silence()
     from apache_beam.runners.worker import sdk_worker_main
 
