@@ -25,7 +25,7 @@ from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.progress import report
+from beam_prep.progress import report_block
 from beam_prep.storage.output import OutputTarget, normalise_path
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.spool import Spool
@@ -61,7 +61,7 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
-            report(self.progress, batch.origin.size, receipt.lines, rejected)
+            report_block(self.progress, batch.origin.size, receipt.lines, rejected)
         made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
 
