@@ -157,25 +157,11 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
             return 2
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
-    in_line = given.config_json is not None
-    result = Pipeline(
-        PipelineConfig.from_text(given.config_json, "--config_json") if in_line else given.config,
-        given.inputs,
-        output_dir=given.output_dir,
-        tokenizer_path=given.tokenizer_path,
-        overwrite=given.overwrite,
-        max_reject_rate=given.max_reject_rate,
-        max_drop_rate=given.max_drop_rate,
-        reject_text=given.reject_text,
-        block_bytes=given.block_bytes,
-        spool=given.spool,
-        staging=given.staging,
-        staging_ttl=given.staging_ttl,
-        tokenizer_backend=given.tokenizer_backend,
-        render=given.render,
-        check=given.check,
-        beam_options=[*beam_options, *options.changed_options(given)],
-    ).run(wait=given.wait)
+    arguments = options.pipeline_arguments(given)
+    if given.config_json is not None:
+        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json")
+    job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
+    result = job.run(wait=given.wait)
     if result.manifest is None:
         print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
     elif result.up_to_date:

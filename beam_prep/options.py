@@ -31,6 +31,7 @@ class Option:
         pattern: the values that the form accepts. The command line takes local paths, too.
         example: a value that `pattern` accepts.
         not_in_template: the reason why the form does not have it; "" if it has.
+        of_pipeline: True if it is an argument of `Pipeline`; False if the command line does what it says.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Option:
     pattern: str = ""
     example: str = ""
     not_in_template: str = ""
+    of_pipeline: bool = True
 
     def parse(self, text: str) -> Any:
         """Parses a value. "" is the default.
@@ -142,6 +144,7 @@ OPTIONS = (
         metavar="JSON",
         pattern=r"^\s*\{[\s\S]*\}\s*$",
         example='{"input": {"sections": [{"field": "text", "action": "train"}]}}',
+        of_pipeline=False,
     ),
     Option(
         name="tokenizer_path",
@@ -284,6 +287,7 @@ OPTIONS = (
         help="wait until the job has ended",
         default=True,
         not_in_template="Dataflow creates the job when the launcher has ended",
+        of_pipeline=False,
     ),
     Option(
         name="verbose",
@@ -293,6 +297,7 @@ OPTIONS = (
         help="show Beam's own log too",
         default=False,
         not_in_template="the launcher logs everything",
+        of_pipeline=False,
     ),
 )
 """All options of `beam-prep run`."""
@@ -360,6 +365,11 @@ def complete(given: argparse.Namespace) -> str | None:
     if given.config is not None and given.config_json is not None:
         return "found --config and --config_json, wanted one of them"
     return None
+
+
+def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Pipeline`, by name."""
+    return {option.name: getattr(given, option.name) for option in OPTIONS if option.of_pipeline}
 
 
 def changed_options(given: argparse.Namespace) -> list[str]:

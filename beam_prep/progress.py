@@ -79,7 +79,7 @@ class Progress:
                 bar.update(task, completed=self.counts()[0], description=self._line())
 
 
-def report(folder: str, size: int, lines: int, rejected: int) -> None:
+def report_block(folder: str, size: int, lines: int, rejected: int) -> None:
     """Appends a short line to the report of this process, which the launcher reads."""
     # A late retry may come when the launcher has removed the folder; or the launcher is on another machine.
     name = f"{platform.node()}-{os.getpid()}"

@@ -18,7 +18,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.data.schema import TextRules
+from beam_prep.core.data.schema import CUTTING, TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
@@ -26,7 +26,7 @@ from beam_prep.core.pieces.voice_of import Render, check_voice
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
-from beam_prep.core.shards.layout import CUTTING, Layout
+from beam_prep.core.shards.layout import Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.core.tokens.pad import Padding
@@ -309,8 +309,15 @@ def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dic
     }
 
 
+AFTER_BLOCKS = {
+    "preprocessing": ("max_items", "packing_strategy", "packing_group"),
+    "output": ("max_tokens_per_shard", "storage_format", "position_ids_mode", "names"),
+}
+"""Fields of a config that only the plan and Write see: another value of them makes the same blocks."""
+
+
 def spool_recipe(job_facts: dict[str, Any]) -> str:
-    """Digest of what a spooled block is a function of, besides its bytes: all but what only the plan and Write see."""
+    """Digest of what a spooled block is a function of, besides its bytes: all but `AFTER_BLOCKS`."""
     config = json.loads(json.dumps(job_facts["config"]))
     preprocessing = config["preprocessing"]
     if (
@@ -318,11 +325,9 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
         or (preprocessing["max_packed_len"] or math.inf) >= preprocessing["max_seq_len"]
     ):
         del preprocessing["max_packed_len"]  # no row is cut to it
-    for key in ("max_items", "packing_strategy", "packing_group"):
-        del preprocessing[key]
-    for key in ("max_tokens_per_shard", "storage_format", "position_ids_mode"):
-        del config["output"][key]
-    config["output"].pop("names", None)
+    for part, fields in AFTER_BLOCKS.items():
+        for field in fields:
+            config[part].pop(field, None)  # `canonical` leaves some out
     for key in ("attention_mask", "position_ids", "seq_lens"):
         config["output"]["dtype"].pop(key, None)
     versions = {name: importlib.metadata.version(name) for name in _BLOCK_LIBRARIES}

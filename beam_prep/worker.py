@@ -25,6 +25,8 @@ from beam_prep.errors import BeamPrepError
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """Otherwise the Rust tokenizers start a thread for each core in every worker."""
 
+_LAUNCHER = "BEAM_PREP_LAUNCHER"
+"""Environment variable: the process that started a worker."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_ForkedWorkers | None" = None
@@ -70,7 +72,7 @@ def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
     if _program and sys.platform == "linux" and threading.active_count() == 1 and "transformers" not in sys.modules:
         return _forked(workers, prepare)
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _SETTINGS.items())
-    command = f"export {settings}; exec {shlex.quote(sys.executable)} -m beam_prep.worker"
+    command = f"export {settings} {_LAUNCHER}={os.getpid()}; exec {shlex.quote(sys.executable)} -m beam_prep.worker"
     return environments.SubprocessSDKEnvironment.from_command_string(command)
 
 
@@ -200,7 +202,10 @@ class _ForkedWorkers:
 
 
 def end_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent ends, however that ends. On Linux only."""
+    """Asks the kernel to kill this process when its parent ends, however that ends. On Linux only.
+
+    Beam's worker ends with its connection, but one that has none yet waits for a launcher that is gone.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended already
@@ -278,7 +283,7 @@ def _work(main: Any) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent(os.getppid())
+    end_with_parent(int(os.environ[_LAUNCHER]))
     _silence()
     from apache_beam.runners.worker import sdk_worker_main
 

@@ -229,10 +229,11 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     sent = pickle.loads((folder / "parts").read_bytes())
     parts = {part: [sent.get(part, [])] for part in range(PARTS)}
     publisher = Shard(str(folder / "out")).publisher
+    make = MakePlan(spool=spool, max_tokens=given.max_tokens, max_items=None, publisher=publisher)
     sizes: dict[str, list[int]] = {"shards": [], "rejects": []}
     shards = []
     with clock.part("plan"):
-        for element in MakePlan(spool, given.max_tokens, None, publisher).process(b"", parts):
+        for element in make.process(b"", parts):
             if isinstance(element, beam.pvalue.TaggedOutput):
                 (folder / "plan").write_bytes(CODER.encode(element.value))
             elif isinstance(element, ShardPlan):
@@ -300,7 +301,8 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     warm()
     before = peak()
     spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
-    make = MakePlan(spool, given.max_tokens, None, Shard(str(folder / "out")).publisher)
+    publisher = Shard(str(folder / "out")).publisher
+    make = MakePlan(spool=spool, max_tokens=given.max_tokens, max_items=None, publisher=publisher)
     bundles = [(n, min(n + given.bundle, given.receipts)) for n in range(0, given.receipts, given.bundle)]
     with clock.part("run"), beam.Pipeline(FnApiRunner()) as pipeline:
         parts = (

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class JsonLines:  # fulfils the contract beam_prep.formats.Format
-    name = "jsonl"
+    name, sizes_in = "my_lines", "values"
 
     def writer(self, open_file, columns, shard, shards):
         return Writer(open_file(f"shard_{shard:04d}.jsonl"))
@@ -45,7 +45,7 @@ class Reader(list):  # a list of lines, so that it has a length
         return {c.name: bp.Ragged.from_lists([row[c.name]], c.dtype, c.depth)[0] for c in self.columns}
 
 
-FORMATS["jsonl"] = JsonLines()
+FORMATS["my_lines"] = JsonLines()
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -55,5 +55,5 @@ if __name__ == "__main__":
     tokenizer = bp.Tokenizer.load(HERE / "tokenizer")
     with beam.Pipeline("FnApiRunner") as pipeline:
         batches = pipeline | bp.ReadJSONL([str(HERE / "data" / "rollouts.jsonl")]) | Prepare(config, tokenizer)
-        _ = batches | bp.Shard(output, formats=["jsonl"], tokenizer=tokenizer)
+        _ = batches | bp.Shard(output, formats=["my_lines"], tokenizer=tokenizer)
     print(bp.open(output)[0])

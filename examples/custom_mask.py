@@ -18,8 +18,11 @@ HERE = Path(__file__).resolve().parent
 
 def short_last_answer(segments: bp.Segments) -> np.ndarray:
     """Takes arrays with one entry per segment (a message); returns one bool per segment: True if it is trained."""
-    short = segments.stop - segments.start <= 64
-    return segments.is_role("assistant") & segments.is_last_of_role() & short
+    # A message may be several segments, of the same sequence and turn: their tokens are added up.
+    _, message = np.unique([segments.sequence, segments.turn], axis=1, return_inverse=True)
+    message = message.ravel()
+    tokens = np.bincount(message, segments.stop - segments.start)
+    return segments.is_role("assistant") & segments.is_last_of_role() & (tokens[message] <= 64)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
+from tests.engines.jobs import JOBS, run
 
 LABELS = {"input_ids": "int32", "labels": "int32"}
 SIDES = {"chosen": "int32", "chosen_mask": "int32", "rejected": "int32", "rejected_mask": "int32"}
@@ -78,6 +79,14 @@ def digest(output: Path) -> str:
 def test_the_bytes_are_those_of_earlier_versions(output: Outputs, name: str) -> None:
     """A change of these digests is a change of every user's data: it belongs into CHANGELOG.md, with the reason."""
     assert digest(Path(output(name).path)) == json.loads(DIGESTS.read_text())[name]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_bytes_of_the_jobs_that_all_engines_run_are_those_of_earlier_versions(name: str, tmp_path: Path) -> None:
+    """The jobs of docs/runners.md. On each engine they give the bytes of this process: tests/engines/test_table.py."""
+    job = JOBS[name]
+    run(job.config, job.write_input(tmp_path), tmp_path / "out", ["--runner=FnApiRunner"])
+    assert digest(tmp_path / "out") == json.loads(DIGESTS.read_text())[name]
 
 
 def first_record(name: str) -> dict[str, Any]:

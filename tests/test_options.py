@@ -28,9 +28,10 @@ def parsed(*words: str) -> argparse.Namespace:
 
 def test_the_options_are_the_arguments_of_a_pipeline_with_their_defaults() -> None:
     arguments = inspect.signature(Pipeline).parameters
-    runs = {"config_json", "wait", "verbose"}  # what the command line does with them is no argument of a job
     # What is no option of ours goes on to Beam.
-    assert arguments.keys() - {"beam_options"} == {option.name for option in OPTIONS} - runs
+    assert arguments.keys() - {"beam_options"} == {option.name for option in OPTIONS if option.of_pipeline}, (
+        "an option of beam_prep/options.py is an argument of Pipeline, or says of_pipeline=False"
+    )
     for option in OPTIONS:
         if (argument := arguments.get(option.name)) and argument.kind is argument.KEYWORD_ONLY:
             assert argument.default == option.default, option.name
@@ -134,6 +135,23 @@ def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().out
     for option in OPTIONS:
         assert f"--{option.name} " in told
+
+
+def test_a_pipeline_gets_what_every_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recorded(Exception):
+        pass
+
+    def record(**arguments: Any) -> None:
+        raise Recorded(arguments)
+
+    monkeypatch.setattr("beam_prep.pipeline.Pipeline", record)
+    words = [f"--{option.name}={option.example}" for option in OPTIONS if option.of_pipeline]
+    with pytest.raises(Recorded) as recorded:
+        cli.main(["run", *words])
+    arguments = recorded.value.args[0]
+    wanted = {option.name: option.parse(option.example) for option in OPTIONS if option.of_pipeline}
+    wanted |= {"inputs": wanted["inputs"].split(", "), "beam_options": options.changed_options(parsed(*words))}
+    assert arguments == wanted
 
 
 def test_a_runner_is_told_what_differs_from_the_defaults() -> None:

@@ -131,6 +131,39 @@ def test_workers_end_with_a_launcher_that_is_killed(source: Path, tokenizer: Pat
     assert len(workers) == 2
 
 
+BUSY = """
+import json, sys, time
+from beam_prep import worker
+
+def work(_):  # has no connection, whose end would tell it that the launcher is gone
+    time.sleep(600)
+
+workers = worker._ForkedWorkers(2, work, None)
+workers.start({"WORKER_ID": "1"})
+workers.start({"WORKER_ID": "2"})
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_forked_worker_without_a_connection_ends_with_its_launcher() -> None:
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=60)  # ends with the last process that holds the pipe
+    wait_for(lambda: not any(each.is_running() and each.status() != "zombie" for each in workers))
+    assert len(workers) == 2
+
+
+def test_a_worker_that_is_started_after_its_launcher_ended_ends_at_once() -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    environment = {**os.environ, "BEAM_PREP_LAUNCHER": gone.stdout.strip()}
+    done = subprocess.run([sys.executable, "-m", "beam_prep.worker"], cwd=ROOT, env=environment, timeout=60)
+    assert done.returncode == 0
+
+
 def test_nothing_of_a_forked_worker_is_left(source: Path, tokenizer: Path, tmp_path: Path) -> None:
     """No zombie, no line of Beam's on the screen, and the lock is free."""
     process = start(source, tokenizer, tmp_path / "out")

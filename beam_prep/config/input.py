@@ -1,7 +1,7 @@
 """`input`: what is read from a record, and the outputs that it becomes."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -18,7 +18,7 @@ from beam_prep.config.sections import (
 )
 from beam_prep.config.values import Name, Strict, Text, as_date
 from beam_prep.core.data.schema import RESERVED, Output, Section
-from beam_prep.core.reading.adapters import Adapter, adapter
+from beam_prep.core.reading.adapters import Adapter, AdapterName, adapter
 from beam_prep.errors import ConfigError
 
 
@@ -27,9 +27,7 @@ class AdapterConfig(Strict):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    name: Literal["sharegpt", "alpaca", "tokenized"] = Field(
-        description="The shape of the records; other keys are its options."
-    )
+    name: AdapterName = Field(description="The shape of the records; other keys are its options.")
 
     def build(self) -> Adapter:
         """The adapter as a function on records."""

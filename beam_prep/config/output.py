@@ -12,7 +12,12 @@ class OutputConfig(Strict):
 
     domain_key: Text | None = Field(default=None, description="Key of the record that names its domain (a folder).")
     storage_format: Formats = Field(default=("bin",), description="Format, or list of formats, of the shards.")
-    max_tokens_per_shard: int = Field(default=100_000_000, gt=0, description="Tokens after which a shard ends.")
+    max_tokens_per_shard: int = Field(
+        default=100_000_000,
+        gt=0,
+        description="When the tokens of all domains since the last flush reach this, every domain that has rows gets a "
+        "shard. A record is never split over shards.",
+    )
     dtype: dict[str, DType] = Field(default={}, description="Column to dtype; others are int32, values float32.")
     columns: Literal["loss_mask", "labels"] = Field(
         default="loss_mask", description="labels: input_ids and labels (-100 where masked), for input.sections only."

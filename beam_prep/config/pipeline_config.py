@@ -16,8 +16,15 @@ from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import ProblemsError, validated
 from beam_prep.config.sections import OutputSpec
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_of
-from beam_prep.core.data.schema import RESERVED
+from beam_prep.core.data.schema import RESERVED, DefaultRule, RoleRule
 from beam_prep.errors import ConfigError
+
+LEFT_OUT: dict[tuple[str, str], Any] = {("input", "date"): None, ("output", "names"): {}}
+"""(part, field) -> the value at which `canonical` leaves the field out.
+
+A new field belongs here, with its default. Then an output or a spool that was made before there was this field has the
+same canonical config, and stays valid.
+"""
 
 
 class PipelineConfig(Strict):
@@ -39,10 +46,10 @@ class PipelineConfig(Strict):
 
     version: Annotated[Literal[1], one_of(1)] = Field(default=1, description="Version of the config format.")
     input: InputConfig = Field(description="What is read: sections for one output, sources for several.")
-    mask: dict[Text, Literal["train", "mask", "last"]] = Field(
+    mask: dict[Text, RoleRule] = Field(
         default={}, description="Role to action, for $role; last: only the role's last message is trained."
     )
-    mask_default: Literal["train", "mask"] = Field(default="mask", description="Action of the roles not in mask.")
+    mask_default: DefaultRule = Field(default="mask", description="Action of the roles not in mask.")
     preprocessing: PreprocessingConfig = Field(default=PreprocessingConfig(), description="What is dropped and cut.")
     output: OutputConfig = Field(default=OutputConfig(), description="What is written.")
 
@@ -180,19 +187,18 @@ class PipelineConfig(Strict):
     def canonical(self) -> dict[str, Any]:
         """The config as JSON data with every default filled in; the same for configs that mean the same.
 
-        Settings without effect are left out (ignored sections, dtypes of columns that are not written). The order of
-        `input.sources` has an effect, so a digest must keep the order of keys: ``json.dumps(config.canonical())``.
+        Settings without effect are left out (ignored sections, dtypes of columns that are not written), and those of
+        `LEFT_OUT`. The order of `input.sources` has an effect, so a digest must keep the order of keys:
+        ``json.dumps(config.canonical())``.
         """
         plain = self.model_dump(mode="json")
         plain["input"]["sections" if self.input.sources else "sources"] = None
-        if self.input.date is None:  # so that old outputs and spools stay valid
-            del plain["input"]["date"]
         for spec in self.outputs() if self.input.sources else ():
             plain["input"]["sources"][spec.name]["mask_key"] = spec.mask_name
         plain["mask"] = dict(sorted(self.mask.items()))
         plain["output"]["dtype"] = self.columns()
-        if names := self.names:
-            plain["output"]["names"] = names
-        else:
-            del plain["output"]["names"]  # so that outputs of earlier versions stay up to date
+        plain["output"]["names"] = self.names
+        for (part, field), value in LEFT_OUT.items():
+            if plain[part][field] == value:
+                del plain[part][field]
         return plain

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from beam_prep.config.values import Strict
+from beam_prep.core.data.schema import Packing
 
 
 class PreprocessingConfig(Strict):
@@ -38,7 +39,7 @@ class PreprocessingConfig(Strict):
     padding: Literal["none", "max_length"] | Annotated[int, Field(gt=0)] = Field(
         default="none", description="max_length: every row padded to max_seq_len; a number: to a multiple of it."
     )
-    packing_strategy: Literal["none", "simple", "bfd", "bfd_split", "wrapped"] = Field(
+    packing_strategy: Packing = Field(
         default="none",
         description="Put several documents into a row. bfd: best fit decreasing, longer ones are cut; bfd_split: cut "
         "into pieces; wrapped: joined and cut anywhere; simple: one document a row.",

@@ -30,7 +30,7 @@ import pyarrow as pa
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, row_number
+from beam_prep.formats.contract import OpenFile, Row, SizeUnit, cast, check_rows, row_number
 
 __all__ = ["Arrow", "ArrowReader", "ArrowWriter", "dataset_dict"]
 
@@ -53,6 +53,7 @@ class Arrow:
     """The format `arrow`; see the module."""
 
     name = "arrow"
+    sizes_in: SizeUnit = "values"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrowWriter":
         """See `Format.writer`. Shard 0 writes the domain's `state.json` and `dataset_info.json` as well."""

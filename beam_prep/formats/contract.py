@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 
@@ -17,6 +17,9 @@ Row = dict[str, Any]
 
 `Any`, since only the schema says which of the two: a trainer's type checker would complain at every use.
 """
+
+
+SizeUnit = Literal["values", "bytes"]
 
 
 class ShardWriter(Protocol):
@@ -60,7 +63,7 @@ class ShardReader(Protocol):
         ...
 
     def sizes(self) -> Array:
-        """int64 [rows]: values of each row, of all columns; or its bytes, where these alone are known without reading.
+        """int64 [rows]: values of each row, of all columns; or its bytes: see `Format.sizes_in`.
 
         Raises:
             FormatError: see `len`.
@@ -69,9 +72,15 @@ class ShardReader(Protocol):
 
 
 class Format(Protocol):
-    """A way to keep one shard in files."""
+    """A way to keep one shard in files.
+
+    Attributes:
+        name: as a config and a manifest say it, and the key in `FORMATS`.
+        sizes_in: the unit of `ShardReader.sizes`: bytes where the values of a row are not known without reading it.
+    """
 
     name: str
+    sizes_in: SizeUnit
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> ShardWriter:
         """Opens shard number `shard` (from 0) of the domain's `shards` for writing. Same rows, same bytes."""

@@ -33,7 +33,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
 
 __all__ = ["HDF5", "HDF5Reader", "HDF5Writer"]
 
@@ -47,6 +47,7 @@ class HDF5:
     """The format `h5`; see the module."""
 
     name = "h5"
+    sizes_in: SizeUnit = "values"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "HDF5Writer":
         """See `Format.writer`. Takes the shard's size in the folder of temporary files (`TMPDIR`).

@@ -23,7 +23,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
 
 META = "meta.json"
 _SLICE = 1 << 16
@@ -33,6 +33,7 @@ class Bin:
     """The format `bin`; see the module."""
 
     name = "bin"
+    sizes_in: SizeUnit = "values"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "BinWriter":
         """See `Format.writer`."""

@@ -34,7 +34,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, check_rows, map_file, row_number
+from beam_prep.formats.contract import OpenFile, Row, SizeUnit, check_rows, map_file, row_number
 from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key
 
 __all__ = ["TFRecord", "decode_example", "encode_rows", "features", "require_fast_crc32c"]
@@ -49,6 +49,7 @@ class TFRecord:
     """The format `tfrecord`; see the module."""
 
     name = "tfrecord"
+    sizes_in: SizeUnit = "bytes"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordWriter":
         """See `Format.writer`.

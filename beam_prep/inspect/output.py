@@ -13,6 +13,7 @@ from rich.text import Text
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.errors import BeamPrepError
+from beam_prep.formats import FORMATS
 from beam_prep.inspect.rows import render
 from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.text import percent
@@ -43,7 +44,7 @@ def inspect(
         numbers = dict.fromkeys(range(min(checked_count(count), len(rows))), "")
     else:
         known, sizes = rows.sizes(_SHARDS)
-        unit = " in bytes" if dataset.format == "tfrecord" else ""
+        unit = " in bytes" if FORMATS[dataset.format].sizes_in == "bytes" else ""
         some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
         numbers = rows_to_show(known, sizes, len(rows), unit + some)
     screen = Screen()

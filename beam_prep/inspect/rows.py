@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from beam_prep.core.data.schema import CUTTING, Strategy
 from beam_prep.formats import Row
 from beam_prep.inspect.screen import CAPTION, VISIBLE
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence, lengths_of, parts_of, positions_of
@@ -88,7 +90,7 @@ def _layout_notes(display: RowDisplay, row: Row) -> Iterator[str]:
     """Notes on the entire row: its documents, its positions."""
     if (lengths := lengths_of(display, row)) is not None:
         strategy = display.config.get("preprocessing", {}).get("packing_strategy")
-        parts = " or parts of some" if strategy in ("bfd_split", "wrapped") else ""
+        parts = " or parts of some" if strategy in {*get_args(Strategy)} - {*CUTTING} else ""
         yield f"{len(lengths):,} document{'s' * (len(lengths) != 1)}{parts}"
     for column in display.schema:
         if column.role == "position" and (summary := positions_of(column, display, row)) is not None:

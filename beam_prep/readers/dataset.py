@@ -273,7 +273,7 @@ class Dataset:
             most: how many shards to look at; of more, the first one and others that are drawn, always the same.
 
         Returns:
-            int64 [rows] each: the numbers of the rows, ascending, and their sizes in values (TFRecord: in bytes).
+            int64 [rows] each: the numbers of the rows, ascending, and their sizes: see `Format.sizes_in`.
 
         Raises:
             FormatError: a shard is missing or damaged.

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import get_args
 
+from beam_prep.core.data.schema import DefaultRule, RoleRule
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, RoleRule, build_mask
+from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, build_mask
 from beam_prep.transforms.block_step import BlockStep
 
 
@@ -29,16 +30,18 @@ class BuildMask(BlockStep):
     """
 
     policy: Mapping[str, RoleRule] | MaskPolicy
-    default: Literal["train", "mask"] = "mask"
+    default: DefaultRule = "mask"
 
     gives = Batch
 
     def __post_init__(self) -> None:
         super().__init__()
         if isinstance(self.policy, Mapping):
-            wrong = {role: rule for role, rule in self.policy.items() if rule not in ("train", "mask", "last")}
-            if wrong or self.default not in ("train", "mask"):
-                raise ValueError(f"wanted 'train', 'mask' or 'last' for a role, got {wrong or self.default!r}")
+            wrong = {role: rule for role, rule in self.policy.items() if rule not in get_args(RoleRule)}
+            if wrong:
+                raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
+            if self.default not in get_args(DefaultRule):
+                raise ValueError(f"default is {self.default!r}, wanted one of {', '.join(get_args(DefaultRule))}")
             self.policy = RoleMask(dict(self.policy), self.default)
 
     def step(self) -> Callable[[Batch], Batch]:

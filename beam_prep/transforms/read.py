@@ -15,7 +15,7 @@ from beam_prep.storage.splits import BLOCK_BYTES, pack_files, read_split, split_
 from beam_prep.storage.spool import Spool
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class ReadSplits(beam.DoFn):
     """Splits -> their blocks: see `read_split`."""
 
@@ -76,11 +76,12 @@ class ReadJSONL(beam.PTransform):
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]
+        read = ReadSplits(block_bytes=self.block_bytes, spool=self.spool, columns=self.columns)  # type: ignore[arg-type]
         return (
             start
             | "Once" >> beam.Impulse()
             | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes).with_output_types(Split)
             # Without this, one process would do all blocks.
             | "Spread" >> beam.Reshuffle()
-            | "Blocks" >> beam.ParDo(ReadSplits(self.block_bytes, self.spool, self.columns)).with_output_types(Records)
+            | "Blocks" >> beam.ParDo(read).with_output_types(Records)
         )

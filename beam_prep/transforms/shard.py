@@ -25,14 +25,14 @@ from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.progress import report
+from beam_prep.progress import report_block
 from beam_prep.storage.output import OutputTarget, normalise_path
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class SpoolBlocks(beam.DoFn):
     """Writes each block to the spool; only its receipt goes on."""
 
@@ -61,7 +61,7 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
-            report(self.progress, batch.origin.size, receipt.lines, rejected)
+            report_block(self.progress, batch.origin.size, receipt.lines, rejected)
         made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
 
@@ -96,7 +96,7 @@ class PackReceipts(beam.DoFn):
         return zlib.crc32(blob) % PARTS, blob
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class MakePlan(beam.DoFn):
     """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for Publish."""
 
@@ -123,7 +123,7 @@ class MakePlan(beam.DoFn):
         yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Write(beam.DoFn):
     """Writes one shard in every format, or one file of rejects."""
 
@@ -142,7 +142,7 @@ class Write(beam.DoFn):
             yield write_rejects(work, self.spool, self.output)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Publish(beam.DoFn):
     """Publishes the complete output with its manifest, or fails and leaves only the rejects."""
 
@@ -260,7 +260,13 @@ class Shard(beam.PTransform):
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
         assert self.spool is not None
         spool = SpoolBlocks(
-            self.spool, dict(self.dtype), self.pack, self.untrained, self.reject_text, self.tokenizer, self.progress
+            spool=self.spool,
+            dtype=dict(self.dtype),
+            layout=self.pack,
+            untrained=self.untrained,
+            reject_text=self.reject_text,
+            tokenizer=self.tokenizer,
+            progress=self.progress,
         )
         receipts = (
             batches
@@ -268,7 +274,11 @@ class Shard(beam.PTransform):
             | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | "Parts" >> beam.GroupByKey()
         )
-        make = MakePlan(self.spool, self.max_tokens, self.max_items, self.publisher)
+        make = MakePlan(
+            spool=self.spool, max_tokens=self.max_tokens, max_items=self.max_items, publisher=self.publisher
+        )
+        write = Write(spool=self.spool, output=self.publisher.target, formats=tuple(self.formats), layout=self.pack)
+        publish = Publish(publisher=self.publisher)
         plan = (
             batches.pipeline
             | "Once" >> beam.Impulse()
@@ -277,7 +287,7 @@ class Shard(beam.PTransform):
         return (
             plan.work
             | "Spread" >> beam.Reshuffle()
-            | "Write" >> beam.ParDo(Write(self.spool, self.publisher.target, tuple(self.formats), self.pack))
+            | "Write" >> beam.ParDo(write)
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
-            | "Publish" >> beam.ParDo(Publish(self.publisher), beam.pvalue.AsSingleton(plan.plan))
+            | "Publish" >> beam.ParDo(publish, beam.pvalue.AsSingleton(plan.plan))
         )

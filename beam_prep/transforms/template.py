@@ -8,7 +8,7 @@ from typing import get_args
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
-from beam_prep.core.pieces.voice_of import Render, check_voice, render
+from beam_prep.core.pieces.voice_of import Render, check_voice, render_records
 from beam_prep.core.reading.records import Records
 from beam_prep.transforms.block_step import BlockStep
 
@@ -61,7 +61,7 @@ class ApplyTemplate(BlockStep):
 
     def step(self) -> Callable[[Records], Rendered]:
         return partial(
-            render,
+            render_records,
             outputs=tuple(self.outputs),
             tokenizer=self.tokenizer,
             domain_key=self.domain_key,

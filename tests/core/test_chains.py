@@ -1,8 +1,10 @@
 """Chains of steps: each line is one row or has its outcome, whatever the steps, and columns change nothing."""
 
+import ast
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -191,6 +193,19 @@ def test_no_line_is_lost_and_columns_change_nothing(
         assert outcomes(blocks[1]) == outcomes(blocks[0])
         assert content(blocks[1]) == content(blocks[0])
         assert len(blocks[0].ledger.status) == len(lines)
+
+
+def test_every_step_is_among_them() -> None:
+    steps = {
+        work.name
+        for path in (ROOT / "beam_prep").rglob("*.py")
+        for work in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(work, ast.FunctionDef) and "step" in map(ast.unparse, work.decorator_list)
+    }
+    here = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    called = {node.func.id for node in here if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert len(steps) >= 12
+    assert steps <= called
 
 
 # Steps of the user's own

@@ -20,7 +20,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import pipeline
-from beam_prep.config import PipelineConfig
+from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.errors import ConfigError, InputError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
@@ -189,7 +189,7 @@ def test_files_in_a_store_are_shown_before_a_run(
 
 def test_the_manifest_is_that_of_the_local_disk(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
     source = write(tmp_path, "a.jsonl", chat(150))
-    config = changed(output__storage_format=["bin", "tfrecord", "arrow", "h5"], preprocessing__padding="max_length")
+    config = changed(output__storage_format=list(FORMAT_NAMES), preprocessing__padding="max_length")
     config["preprocessing"]["max_seq_len"] = 256
     wanted = local(tmp_path, tokenizer_path, source, config=config)
     store.run(tokenizer_path, source, config=config)
@@ -562,7 +562,7 @@ def in_the_middle(
     monkeypatch: pytest.MonkeyPatch, folder: Folder, act: Callable[[], None], step: str
 ) -> Callable[[], bool]:
     """Acts when a step comes to its second element; says whether that has been."""
-    kind = {"blocks": shard.SpoolBlocks, "shards": shard.Write}[step]
+    kind: Any = {"blocks": shard.SpoolBlocks, "shards": shard.Write}[step]
     process = kind.process
     calls: list[int] = []
 

@@ -1,4 +1,4 @@
-"""`h5`, read back by a few lines of h5py, and by its own reader; and all formats beside each other."""
+"""`h5`, read back by a few lines of h5py, and by its own reader."""
 
 import multiprocessing
 import os
@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import Bin, Format, ShardReader, TFRecord, hdf5
-from beam_prep.formats.arrow import Arrow
+from beam_prep.formats import Format, hdf5
 from beam_prep.formats.hdf5 import HDF5, HDF5Reader
 
 h5py = pytest.importorskip("h5py")
@@ -445,30 +444,3 @@ def test_a_million_rows_take_little_time(tmp_path: Path) -> None:
     assert len(reader) == 1_000_000
     assert plain(reader.row(999_999)) == {"sequence": [0, 0, 0]}
     assert time.perf_counter() - start < 10
-
-
-# All formats.
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_all_formats_agree_on_every_row(tmp_path: Path, seed: int) -> None:
-    shards = [random_rows(rows, seed) for rows in (1200, 0, 1, 40)]
-    readers: dict[str, list[ShardReader]] = {}
-    for kind in (Bin(), TFRecord(), Arrow(), HDF5()):
-        for number, rows in enumerate(shards):
-            count = len(rows["sequence"])
-            write_as(kind, tmp_path, ALL, cut(rows, [0, count // 3, count]), number, len(shards))
-        # One folder for all: their files do not meet.
-        readers[kind.name] = [kind.read(tmp_path, ALL, number, len(shards)) for number in range(len(shards))]
-    assert list(readers) == ["bin", "tfrecord", "arrow", "h5"]
-    for number, rows in enumerate(shards):
-        wanted = {name: ragged.to_lists() for name, ragged in rows.items()}
-        for name, opened in readers.items():
-            assert len(opened[number]) == len(rows["sequence"]), name
-            for index in range(len(opened[number])):
-                row = opened[number].row(index)
-                assert plain(row) == {key: values[index] for key, values in wanted.items()}, (name, number, index)
-                flat = {key: value.flat if isinstance(value, Ragged) else value for key, value in row.items()}
-                assert {key: value.dtype.name for key, value in flat.items()} == {
-                    column.name: column.dtype for column in ALL
-                }

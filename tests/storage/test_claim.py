@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -21,15 +20,6 @@ from tests.storage.memory import MemoryStore
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
 OUTPUT = "mem://bucket/out"
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
-    made = MemoryStore()
-    monkeypatch.setitem(objects._CLIENTS, "mem", (lambda options: made, ""))
-    objects.client_for.cache_clear()
-    yield made
-    objects.client_for.cache_clear()
 
 
 def launch() -> StoredOutput:

@@ -92,11 +92,13 @@ def steps_with_stores() -> list[beam.DoFn]:
     layout = Layout()
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
-        ReadSplits(1 << 20, spool, None),
-        SpoolBlocks(spool, {}, layout, "drop", 0, None, None),
-        MakePlan(spool, 1, None, publisher),
-        Write(spool, publisher.target, ("bin",), layout),
-        Publish(publisher),
+        ReadSplits(block_bytes=1 << 20, spool=spool, columns=None),
+        SpoolBlocks(
+            spool=spool, dtype={}, layout=layout, untrained="drop", reject_text=0, tokenizer=None, progress=None
+        ),
+        MakePlan(spool=spool, max_tokens=1, max_items=None, publisher=publisher),
+        Write(spool=spool, output=publisher.target, formats=("bin",), layout=layout),
+        Publish(publisher=publisher),
     ]
 
 

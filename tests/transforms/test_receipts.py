@@ -56,7 +56,8 @@ class _NoRejects(Spool):
 def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
     """(work, what Publish gets)."""
     publisher = bp.Shard("none", max_reject_rate=1.0, max_drop_rate=1.0).publisher
-    *work, last = MakePlan(_NoRejects("none", "x"), 10**9, None, publisher).process(b"", parts)
+    make = MakePlan(spool=_NoRejects("none", "x"), max_tokens=10**9, max_items=None, publisher=publisher)
+    *work, last = make.process(b"", parts)
     return work, last.value
 
 

@@ -13,6 +13,21 @@ RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "
 
 Action = Literal["train", "mask", "$role", "$last", "value"]
 
+RoleRule = Literal["train", "mask", "last"]
+"""What a config's `mask` says of a role; `last`: only the role's last message is trained."""
+
+DefaultRule = Literal["train", "mask"]
+"""The rule of the roles that `mask` does not name."""
+
+Strategy = Literal["simple", "bfd", "bfd_split", "wrapped"]
+"""How rows are packed: see `plan_packs`."""
+
+Packing = Literal["none", Strategy]
+"""The packing of a config; `none`: one document a row."""
+
+CUTTING: tuple[Packing, ...] = ("simple", "bfd")
+"""The strategies that cut each row to one packed row; the others keep every token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Section:

@@ -1,4 +1,4 @@
-"""Which voice renders the outputs of a config, by the tokenizer's template."""
+"""The voice of a tokenizer's template, and records rendered by it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Render = Literal["auto", "jinja"]
 
 
 def check_voice(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
-    """Whether these outputs need a chat template. Raises what `voice_of` raises, and does not load the tokenizer."""
+    """True if these outputs need a chat template. Raises what `voice_of` raises, and does not load the tokenizer."""
     if rules.eos != "never" and "eos_token" not in tokenizer.special_tokens:
         raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
     needed = any(output.has_template for output in outputs)
@@ -26,7 +26,7 @@ def check_voice(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRule
 
 
 def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules, render: Render = "jinja") -> Voice:
-    """What renders these outputs.
+    """The voice that renders these outputs.
 
     Args:
         outputs: what each row consists of.
@@ -49,7 +49,7 @@ def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules, 
     )
 
 
-def render(
+def render_records(
     records: Records,
     outputs: tuple[Output, ...],
     tokenizer: Tokenizer,
@@ -58,6 +58,7 @@ def render(
     render: Render,
     sampled: bool,
 ) -> Rendered:
+    """Renders the records of a block; `sampled`: the reference renders a sample of them, too."""
     voice = voice_of(outputs, tokenizer, rules, render)
     return apply_template(
         records, outputs, voice if sampled else dataclasses.replace(voice, reference=None), domain_key

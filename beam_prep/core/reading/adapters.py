@@ -74,6 +74,11 @@ class ShareGPT:
         ):
             raise ConfigError(f"'roles' of adapter 'sharegpt' is {self.roles!r}, wanted names to names, or 'keep'")
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that a record needs."""
+        return (self.field,)
+
     def __call__(self, record: Record) -> Record:
         roles = self._mapping()
         sides = {
@@ -188,6 +193,11 @@ class Alpaca:
         if len(set(self._fields().values())) < 5:
             raise ConfigError("adapter 'alpaca' has one field under two names, wanted a field of its own for each")
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that a record needs."""
+        return (self.instruction, self.output)
+
     def _fields(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
 
@@ -258,8 +268,16 @@ def _check_free(record: Record, name: str, source: str) -> None:
 
 ADAPTERS: dict[str, type[ShareGPT] | type[Alpaca]] = {"sharegpt": ShareGPT, "alpaca": Alpaca}
 
+AdapterName = Literal["sharegpt", "alpaca", "tokenized"]
+"""The adapters that a config can name: those of `ADAPTERS`, and `tokenized`, which is the function of that name."""
 
-def adapter(name: str, **options: Any) -> Adapter:
+
+def fields_read(name: str, **options: Any) -> tuple[str, ...]:
+    """The fields that a record needs for an adapter of a config. For arguments and errors see `adapter`."""
+    return ("input_ids",) if name == "tokenized" else adapter(name, **options).reads
+
+
+def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
     """The adapter of that name: a picklable function that takes a record and gives a new one, or raises Reject.
 
     Args:

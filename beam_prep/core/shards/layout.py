@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import IGNORE_INDEX, Column, name_problems
-from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, Strategy, pack_columns, plan_packs
+from beam_prep.core.data.schema import CUTTING, IGNORE_INDEX, Column, Packing, name_problems
+from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.core.tokens.pad import ATTENTION_MASK, Padding
@@ -18,11 +18,8 @@ from beam_prep.errors import ConfigError
 
 Rows = Mapping[str, Ragged]
 
-_PACKING = Literal["none", Strategy]
 CUT = "truncated_to_pack"
 """The counter of tokens that were cut because a packed row cannot hold them."""
-CUTTING = ("simple", "bfd")
-"""The strategies that cut each row to one packed row; the others keep every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class Layout:
         ValueError: a value is not one of those allowed, or there is both packing and padding.
     """
 
-    packing: _PACKING = "none"
+    packing: Packing = "none"
     capacity: int = 2048
     group: int = 5000
     position_ids: Positions = "none"
@@ -63,7 +60,7 @@ class Layout:
     padding: Padding | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (("packing", _PACKING), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
+        for name, kind in (("packing", Packing), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
             if (value := getattr(self, name)) not in (known := get_args(kind)):
                 raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
         for name in ("capacity", "group"):

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import Strategy
 
-Strategy = Literal["simple", "bfd", "bfd_split", "wrapped"]
 Positions = Literal["none", "doc_reset", "continuous"]
 
 SEQ_LENS = "seq_lens"

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from beam_prep.core.data.schema import CUTTING
+from beam_prep.core.reading.adapters import fields_read
 from beam_prep.core.reading.lost import LOST, Lost
-from beam_prep.core.shards.layout import CUTTING
 from beam_prep.core.shards.plan import LedgerTotals, Plan
 from beam_prep.errors import ConfigError
 
@@ -75,25 +76,15 @@ class ConfigView:
         if step["packing_strategy"] in CUTTING and (step["max_packed_len"] or step[limit]) < step[limit]:
             limit = "max_packed_len"
         return cls(
-            _adapted(given["adapter"]) or tuple(dict.fromkeys(section["field"] for section in sections)),
+            fields_read(**given["adapter"])
+            if given["adapter"]
+            else tuple(dict.fromkeys(section["field"] for section in sections)),
             config["mask"] if by_role else None,
             config["mask_default"],
             step[limit],
             limit,
             not given["sources"] and step["padding"] == "none",
         )
-
-
-def _adapted(adapter: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The fields that an adapter reads, in place of the sections'."""
-    if adapter is None:
-        return ()
-    names = {
-        "sharegpt": (("field", "conversations"),),
-        "alpaca": (("instruction", "instruction"), ("output", "output")),
-        "tokenized": (("", "input_ids"),),
-    }
-    return tuple(adapter.get(option, default) for option, default in names[adapter["name"]])
 
 
 def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rate: float) -> str | None:

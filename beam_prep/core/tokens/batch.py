@@ -16,11 +16,15 @@ from beam_prep.core.tokens.roles import Roles
 class Segments:
     """The place of each piece of an output in its tokens, for mask policies. One entry a segment in each array.
 
-    A mask policy is a function of these, here one that trains what an assistant says in more than three tokens:
+    A mask policy is a function of these, here one that trains the last answer of each conversation:
 
-    >>> def long_answers(segments):
-    ...     return segments.is_role("assistant") & (segments.stop - segments.start > 3)
-    >>> step = bp.BuildMask(long_answers)
+    >>> def last_answer(segments):
+    ...     return segments.is_role("assistant") & segments.is_last_of_role()
+    >>> step = bp.BuildMask(last_answer)
+
+    A message may be several segments, with the same sequence, turn and role: in a template with several
+    `{% generation %}` blocks, each block is one. A policy on the length of a message adds them up: see
+    docs/extending.md.
 
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.

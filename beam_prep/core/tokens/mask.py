@@ -8,11 +8,10 @@ import numpy as np
 
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.schema import IGNORE_INDEX, Column, DefaultRule, RoleRule
 from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.tokens.batch import Batch, Segments
 
-RoleRule = Literal["train", "mask", "last"]
 Untrained = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]
 """segments -> bool [segments]: the segments that are trained."""
@@ -39,7 +38,7 @@ class RoleMask:
     """
 
     roles: Mapping[str, RoleRule] = field(default_factory=dict)
-    default: Literal["train", "mask"] = "mask"
+    default: DefaultRule = "mask"
 
     def __call__(self, segments: Segments) -> Array:
         rules = [self.roles.get(role, self.default) for role in segments.roles]

@@ -61,24 +61,25 @@ class Padding:
         EOS of an answer.
 
         Raises:
-            ValueError: see `check`.
+            ValueError: see `check`; or rows of several lengths, of which one `attention_mask` cannot tell.
         """
         self.check(schema)
+        lengths = next(iter(columns.values())).lengths
+        offsets = offsets_of(self.lengths(lengths))
+        place = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - offsets_of(lengths)[:-1], lengths)
+
+        def filled(values: Array, fill: int) -> Ragged:
+            found = np.full(offsets[-1], fill, values.dtype)
+            found[place] = values
+            return Ragged(found, offsets)
+
         padded = {}
         for name, rows in columns.items():
-            fill = {"ids": self.pad_id, "labels": IGNORE_INDEX}.get(schema[name].role, 0)
-            padded[name] = self._filled(rows, fill)
-        rows = next(iter(columns.values()))
-        padded[ATTENTION_MASK] = self._filled(rows.with_flat(np.ones(len(rows.flat), np.uint8)), 0)
+            if not np.array_equal(rows.lengths, lengths):
+                raise ValueError(f"column {name!r} has other lengths than the first; only one output can be padded")
+            padded[name] = filled(rows.flat, {"ids": self.pad_id, "labels": IGNORE_INDEX}.get(schema[name].role, 0))
+        padded[ATTENTION_MASK] = filled(np.ones(len(place), np.uint8), 0)
         return padded
-
-    def _filled(self, rows: Ragged, fill: int) -> Ragged:
-        flat: Array = rows.flat
-        offsets = offsets_of(self.lengths(rows.lengths))
-        values = np.full(offsets[-1], fill, flat.dtype)
-        place = np.arange(len(flat)) + np.repeat(offsets[:-1] - rows.offsets[:-1], rows.lengths)
-        values[place] = flat
-        return Ragged(values, offsets)
 
     def in_parts(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> Iterator[dict[str, Ragged]]:
         """The same as `rows`, in parts of `TOKENS_AT_ONCE`: padded, short rows take a hundred times their memory."""

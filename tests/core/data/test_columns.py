@@ -1,9 +1,7 @@
-"""Records as columns: the same ones, and the same texts, as line by line; whatever else a block holds is not taken."""
+"""Records as columns: the same ones as line by line; whatever else a block holds is not taken."""
 
 import json
 import pickle
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,24 +10,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core.chat.recorded import plans
-from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Texts, Wanted, concat, join
 from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Action, Output, Section, TextRules
 from beam_prep.core.encoding.backends import FastEncoder
 from beam_prep.core.encoding.spans import CharSpans
-from beam_prep.core.pieces import bulk, collector
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.rendered import Pieces, Rendered
-from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.filters import filter_by_chars
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import RunError
-from tests.core.chat.test_conversation import CONTROLS, TOKENS
-from tests.core.chat.test_fixed_spans import ROLES, SAID, SOURCES
+from tests.core.chat.test_fixed_spans import SAID
 from tests.core.encoding.test_backends import ours
 
 pytestmark = pytest.mark.long
@@ -175,66 +165,7 @@ def test_any_block_gives_the_same_records(rows: list[Any], ascii_only: bool, cha
     assert_same_records(data)
 
 
-# Rendering
-
-STRIPS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-KEYS = (
-    "{% for m in messages %}{{ '<|im_start|>' }}{% for key in m %}{{ m[key] + '\n' }}{% endfor %}{{ '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-CLOCK = "{{ strftime_now('%Y')[:2] }}" + STRIPS
-BOS = "{{ bos_token }}" + STRIPS
-TEMPLATES = {**SOURCES, "strips": STRIPS, "keys": KEYS, "clock": CLOCK, "bos": BOS}
-VOICES = {
-    name: Voice(ChatTemplate(source, TOKENS, True, "2026-11-22"), CONTROLS, "<s>", "</s>")
-    for name, source in TEMPLATES.items()
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def at_once() -> Any:
-    """Layouts are known from the second conversation of a pattern on, and used for every one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
-        patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(bulk, "_FEW", 1)
-        yield
-
-
-def render(records: Records, voice: Voice, action: Action, domain: str | None = None) -> Rendered:
-    output = Output("sequence", "ids", (Section("messages", action, "conversation"),), "loss_mask")
-    return apply_template(records, (output,), voice, domain)
-
-
-def assert_same_rendered(found: Rendered, wanted: Rendered) -> None:
-    assert found.line.tolist() == wanted.line.tolist()
-    assert found.domain == wanted.domain
-    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
-    assert found.ledger.messages == wanted.ledger.messages
-    mine, theirs = found.pieces["sequence"], wanted.pieces["sequence"]
-    assert list(mine.texts) == list(theirs.texts)
-    assert with_names(mine) == with_names(theirs)
-    assert mine.prompts == theirs.prompts
-    for name in ("special", "prompt_end", "borders", "sequences", "rows", "bos"):
-        assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
-    assert sum(found.made.values()) == sum(wanted.made.values())
-
-
-def with_names(pieces: Pieces) -> list[Any]:
-    """Segments with the names of roles, whose numbers are those of their first use."""
-    names = (*pieces.roles, "")
-    return [(*each[:3], names[each[3]], *each[4:]) for each in pieces.segments.tolist()]
-
-
-def assert_same_texts(data: bytes, voice: Voice, action: Action, domain: str | None = None) -> dict[str, int]:
-    """Gives what was made in which way."""
-    wanted, found = (render(read(data, kind), voice, action, domain) for kind in (None, CHATS))
-    assert_same_rendered(found, wanted)
-    return found.made
-
+# Texts
 
 SPACED = [
     *SAID,
@@ -249,76 +180,6 @@ SPACED = [
     "x\x85",
     "\u1680",
 ]
-
-
-@pytest.mark.parametrize("rule", ["keep", "escape", "reject"])
-@pytest.mark.parametrize("action", ["$role", "$last", "train"])
-@pytest.mark.parametrize("name", TEMPLATES)
-@given(
-    roles=ROLES,
-    said=st.lists(st.lists(st.sampled_from(SPACED), min_size=5, max_size=5), min_size=2, max_size=4),
-    content_first=st.booleans(),
-)
-def test_the_same_texts_and_spans(
-    name: str, action: Action, rule: Any, roles: list[str], said: list[list[str]], content_first: bool
-) -> None:
-    rows = []
-    for contents in said:
-        pairs = list(zip(roles, contents, strict=False))
-        messages = [{"role": role, "content": text} for role, text in pairs]
-        rows.append({"messages": [dict(reversed(m.items())) for m in messages] if content_first else messages})
-    voice = replace(VOICES[name], rules=TextRules(control_tokens=rule))
-    assert_same_texts(lines(*rows), voice, action)
-
-
-def talk(*contents: str) -> dict[str, Any]:
-    return {"messages": [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(contents)]}
-
-
-@pytest.mark.parametrize("rule", ["keep", "template", "tokenizer"])
-def test_rows_of_all_kinds_stand_in_the_order_of_their_lines(rule: Any) -> None:
-    rows = [
-        {**talk("a", "b"), "d": "one"}, {**talk("a"), "d": None}, {"messages": []}, {**talk("a ", " b"), "d": "x"}, {},
-        {**talk("a", "b", "c", "d"), "d": ""}, {**talk("x", "y"), "tools": "[]"}, {**talk("e", "f"), "d": "one"},
-        {"messages": [USER, {"role": "assistant"}]}, {**talk("g", "h"), "d": "two"}, talk("", ""),
-    ]  # fmt: skip
-    voice = replace(VOICES["bos"], rules=TextRules(bos=rule))
-    for _ in range(2):
-        made = assert_same_texts(lines(*rows), voice, "$role", "d")
-        assert_same_texts(lines(*rows), voice, "$last", "d")
-    assert set(made) == {"rendered_as_columns", "rendered_by_plans", "rendered_by_jinja"}
-
-
-def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = lines(*(talk(f"question {at}", f"answer {at}") for at in range(50)))
-    looked_at = []
-    add = collector.TextCollector.add
-
-    def counted(texts: Any, record: Any) -> bool:
-        looked_at.append(record)
-        return bool(add(texts, record))
-
-    render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
-    monkeypatch.setattr(collector.TextCollector, "add", counted)
-    found = render(read(data, CHATS), VOICES["chatml unmarked"], "$role")
-    assert (len(found), looked_at, found.made) == (50, [], {"rendered_as_columns": 50})
-
-
-def test_a_block_of_chats_is_the_same_output_as_line_by_line(run: Callable[..., Any]) -> None:
-    config = {
-        "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-        "mask": {"assistant": "train"},
-        "output": {"domain_key": "d"},
-    }
-    rows = [{**talk(f"question {at}", "yes"), "d": "xy"[at % 2]} for at in range(100)]
-    odd = [*rows[:50], {"messages": 3}, *rows[50:]]
-    kept, gone = (run(config, data, name) for name, data in (("rows", rows), ("odd", odd)))
-    one, other = (result.manifest for result in (kept, gone))
-    assert [shard["files"] for shard in one["shards"]] == [shard["files"] for shard in other["shards"]]
-    assert (one["ledger"]["rejected"], other["ledger"]["rejected"]) == ({}, {"wrong_type": 1})
-
-
-# Texts
 
 
 @pytest.mark.parametrize(
@@ -340,26 +201,6 @@ def test_other_records_are_not_taken_for_texts(row: dict[str, Any]) -> None:
     assert read(lines(row), TEXTS).columns is None
     if "text" in row:
         assert read(lines({"text": "x"}, row), TEXTS).columns is None
-
-
-@pytest.mark.parametrize("special", [None, True, False])
-@pytest.mark.parametrize("eos", ["never", "if_missing", "always"])
-@pytest.mark.parametrize("rule", ["keep", "escape", "reject"])
-@given(
-    said=st.lists(st.one_of(st.none(), st.sampled_from([*SPACED, "a</s>"])), min_size=1, max_size=6),
-    limits=st.sampled_from([(0, 100), (1, 3), (2, 100), (0, 0)]),
-)
-def test_texts_are_the_same_texts(
-    special: bool | None, eos: Any, rule: Any, said: list[str | None], limits: tuple[int, int]
-) -> None:
-    data = lines(*({"text": text, "d": "xy"[at % 2]} for at, text in enumerate(said)))
-    voice = Voice(None, CONTROLS, "<s>", "</s>", TextRules(eos=eos, control_tokens=rule))
-    output = Output("sequence", "ids", (Section("text", "train", add_special_tokens=special),), "loss_mask")
-    found, wanted = (
-        apply_template(filter_by_chars(read(data, kind), *limits, ("text",)), (output,), voice, "d")
-        for kind in (TEXTS, None)
-    )
-    assert_same_rendered(found, wanted)
 
 
 @given(

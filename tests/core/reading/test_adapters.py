@@ -5,18 +5,22 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile, Reject
 from beam_prep.core.reading.adapters import (
+    ADAPTERS,
     ROLES,
+    AdapterName,
     Alpaca,
     ShareGPT,
     adapt_records,
     adapter,
+    fields_read,
     flatten_content,
     template_kwargs,
     tokenized,
@@ -24,6 +28,7 @@ from beam_prep.core.reading.adapters import (
 )
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.records import parse
+from beam_prep.core.shards.report import ConfigView
 from beam_prep.errors import ConfigError
 from tests.conftest import shared
 
@@ -498,3 +503,32 @@ class TestTokenized:
     )
     def test_rejects(self, row: Row, reason: str, message: str) -> None:
         assert outcome(tokenized, row) == (reason, message)
+
+
+def test_a_config_can_name_every_adapter() -> None:
+    assert {*get_args(AdapterName)} == {*ADAPTERS, "tokenized"}, (
+        "an adapter has its class in ADAPTERS and its name in AdapterName, both in core/reading/adapters.py"
+    )
+
+
+@pytest.mark.parametrize("name", [*ADAPTERS, "tokenized"])
+def test_every_adapter_says_what_it_reads_for_the_report_of_a_run(name: str) -> None:
+    sections = [{"field": "messages", "action": "$role", "template": True}]
+    given = {"adapter": name} if name == "tokenized" else {"adapter": name, "sections": sections}
+    config = PipelineConfig.from_dict({"input": given}).canonical()
+    fields = ConfigView.of(config).fields
+    assert fields == fields_read(name)
+    assert fields
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"name": "sharegpt"}, ("conversations",)),
+        ({"name": "sharegpt", "field": "turns", "roles": "keep"}, ("turns",)),
+        ({"name": "alpaca", "output": "answer"}, ("instruction", "answer")),
+        ({"name": "tokenized"}, ("input_ids",)),
+    ],
+)
+def test_an_adapter_reads_the_fields_that_its_options_name(options: dict[str, Any], fields: tuple[str, ...]) -> None:
+    assert fields_read(**options) == fields

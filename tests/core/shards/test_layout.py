@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.layout import CUT, CUTTING, Layout
-from beam_prep.core.shards.pack import PackStats, Strategy, plan_packs
+from beam_prep.core.data.schema import CUTTING, Column, Strategy
+from beam_prep.core.shards.layout import CUT, Layout
+from beam_prep.core.shards.pack import PackStats, plan_packs
 from beam_prep.core.tokens import pad as padding
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.pad import Padding, pad
@@ -219,3 +219,10 @@ def test_lists_and_values_are_not_padded(column: Column) -> None:
 def test_a_layout_that_cannot_be_is_refused_when_it_is_made(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         Layout(**wrong)
+
+
+def test_rows_of_two_lengths_are_not_padded_under_one_attention_mask() -> None:
+    columns = {"a": Ragged.from_lists([[1, 2], [3]]), "b": Ragged.from_lists([[1], [2, 3]])}
+    schema = {name: Column(name, "int32", 1, "ids") for name in columns}
+    with pytest.raises(ValueError, match="column 'b' has other lengths than the first"):
+        Padding(4, 0).rows(columns, schema)

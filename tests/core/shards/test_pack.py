@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.shards.pack import PackPlan, PackStats, Strategy, pack_columns, plan_packs
+from beam_prep.core.data.schema import Strategy
+from beam_prep.core.shards.pack import PackPlan, PackStats, pack_columns, plan_packs
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 

@@ -1,0 +1,34 @@
+"""The recipe of a job: of which fields of a config its spooled blocks are a function."""
+
+from collections.abc import Mapping, Sequence
+
+from beam_prep import recipe
+from beam_prep.config import PipelineConfig
+
+SEEN_BY_BLOCKS = {
+    "version": (),
+    "mask": (),
+    "mask_default": (),
+    "input": ("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt"),
+    "preprocessing": (
+        *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),
+        *("control_tokens", "padding", "max_packed_len", "shift"),
+    ),
+    "output": ("domain_key", "dtype", "columns"),
+}
+"""Fields of a config that a block may depend on, by their parts."""
+
+
+def test_of_every_field_it_is_decided_whether_blocks_depend_on_it() -> None:
+    def paths(fields: Mapping[str, Sequence[str]]) -> list[str]:
+        return [f"{part}.{name}" for part, names in fields.items() for name in names or [""]]
+
+    parts = {name: field.annotation for name, field in PipelineConfig.model_fields.items()}
+    known = paths({name: [*getattr(part, "model_fields", ())] for name, part in parts.items()})
+    decided = sorted([*paths(SEEN_BY_BLOCKS), *paths(recipe.AFTER_BLOCKS)])
+    new = {*known} - {*decided}
+    assert not new, (
+        f"new fields {sorted(new)}: those that only the plan and Write see belong in AFTER_BLOCKS of "
+        "beam_prep/recipe.py (otherwise another value makes every kept block again), all others in SEEN_BY_BLOCKS here"
+    )
+    assert decided == sorted(known)  # none twice, none that is no field
