@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test test-long coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo test test-long test-faults faults coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -24,13 +24,20 @@ demo: $(VENV)/.installed
 	@$(BIN)/beam-prep run -o $(OUT) $(SAMPLE)
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
 
-APART = --ignore=tests/engines --ignore=tests/trainers
+APART = --ignore=tests/engines --ignore=tests/trainers --ignore=tests/faults
 # TESTS=... runs the long ones among them, too.
 test: $(VENV)/.installed
 	@$(BIN)/python -m pytest -n auto $(APART) $(or $(TESTS),-m "not long")
 
 test-long: $(VENV)/.installed
 	@$(BIN)/python -m pytest -n auto $(APART) -m long
+
+# Kills, full disks, I/O errors: some, drawn by the commit. `make faults` tries them at every change of a file (an hour).
+test-faults: $(VENV)/.installed
+	@$(BIN)/python -m pytest tests/faults
+
+faults: $(VENV)/.installed
+	@FAULTS=all $(BIN)/python -m pytest tests/faults
 
 # Of the package, by the same tests; `coverage html` in place of `coverage report` shows the lines.
 coverage: $(VENV)/.installed

@@ -62,12 +62,14 @@ MAY_IMPORT = {
         "recipe",
         "runners",
         "running",
+        "stopping",
         "storage",
         "transforms",
         "worker",
     }
     - {"core.chat"},
     "patches": set(),
+    "stopping": {"worker"},
     "worker": {"errors", "patches"},
     "options": set(),
     "cli": {
@@ -84,6 +86,7 @@ MAY_IMPORT = {
         "preview",
         "readers",
         "runners",
+        "stopping",
         "storage",
         "transforms",
         "verify",
