@@ -30,7 +30,7 @@ from _page import machine, shown, table, write_markdown
 
 sys.path.insert(0, str(ROOT))
 
-from tests.faults.harness import Jobs, contents  # noqa: E402
+from tests.faults.harness import Jobs, contents
 
 CONFIG = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
@@ -38,7 +38,28 @@ CONFIG = {
     "output": {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 20_000},
 }
 FILES = 20
-WORDS = "how far is it from here to there and back again if one takes the long way round by night".split()
+WORDS = [
+    "how",
+    "far",
+    "is",
+    "it",
+    "from",
+    "here",
+    "to",
+    "there",
+    "and",
+    "back",
+    "again",
+    "if",
+    "one",
+    "takes",
+    "the",
+    "long",
+    "way",
+    "round",
+    "by",
+    "night",
+]
 BLOCK = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16}(\.[a-z]+)+")
 BESIDE = re.compile(r"\.beam_prep(/out-[0-9a-f]{12}(/lock)?)?")
 """What stays in the folder of the output when no job runs."""
@@ -322,8 +343,18 @@ def report(nights: Sequence[Night], looks: int, seed: int, generations: int, sec
             left=(0,),
         ),
         table(
-            ["night", "input MB", "blocks", "reused", "shard files", "same bytes", "linked"]
-            + ["output MB", "spool MB", "largest process MB"],
+            [
+                "night",
+                "input MB",
+                "blocks",
+                "reused",
+                "shard files",
+                "same bytes",
+                "linked",
+                "output MB",
+                "spool MB",
+                "largest process MB",
+            ],
             [_row(night) for night in nights if night.number % max(1, len(refreshes) // 10) == 0],
             left=(),
         ),
