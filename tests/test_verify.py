@@ -326,7 +326,14 @@ def test_a_ledger_that_does_not_add_up_is_told(key: str, output: Path, told: Tol
     records = f"but kept + dropped + rejected are {ledger['records']}"
     read = f"manifest.json: the ledger says read {ledger['read']}, {records}"
     kept = "manifest.json: totals say rows 24, the ledger says kept 25"
-    wanted = {"lines": [lines], "blank": [lines], "read": [read], "kept": [read, lines, kept], "not_read": [lines]}
+    items = "manifest.json: the ledger says kept 24 and not_read 1, max_items is None"
+    wanted = {
+        "lines": [lines],
+        "blank": [lines],
+        "read": [read],
+        "kept": [read, lines, kept],
+        "not_read": [lines, items],
+    }
     assert found == wanted[key]
 
 
@@ -371,5 +378,7 @@ def test_packs_are_counted_as_packs(tmp_path: Path, told: Told) -> None:
     assert manifest["totals"]["rows"] < manifest["totals"]["packing"]["rows"] == manifest["ledger"]["kept"]
     manifest["shards"][0]["packing"]["rows"] -= 1
     write(output, manifest)
-    (problem,) = told(output)
+    problem, *others = told(output)
     assert problem.startswith("manifest.json: totals say packing {'capacity'")
+    assert len(others) == 1
+    assert "documents in packed rows, manifest.json says" in others[0]
