@@ -113,6 +113,8 @@ def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> It
     ):
         if found > most:
             yield f"{MANIFEST}: counters say {what} {found}, wanted at most {most}"
+    if tokens and not rows:
+        yield f"{MANIFEST}: counters say truncated_tokens {tokens}, and no truncated_rows"
     if "config" not in manifest:
         return
     rules = manifest["config"]["preprocessing"]
@@ -120,7 +122,7 @@ def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> It
         yield f"{MANIFEST}: counters say truncated_rows {rows}, truncation_mode is {rules['truncation_mode']!r}"
     packing = rules["packing_strategy"]
     cut = sum(shard.packing["tokens_cut"] for shard in shards if shard.packing is not None)
-    if cut != (to_pack if packing in CUTTING else 0):
+    if to_pack != (cut if packing in CUTTING else 0):
         yield f"{MANIFEST}: counters say truncated_to_pack {to_pack}, the shards' tokens_cut add up to {cut}"
 
 
@@ -174,7 +176,8 @@ def _columns(manifest: Mapping[str, Any]) -> Iterator[str]:
     output, rules = manifest["config"]["output"], manifest["config"]["preprocessing"]
     names = output.get("names", {})
     wanted = {names.get(name, name): dtype for name, dtype in output["dtype"].items()}
-    if (found := {name: column["dtype"] for name, column in columns.items()}) != wanted:
+    found = {name: column["dtype"] for name, column in columns.items()}
+    if list(found.items()) != list(wanted.items()):
         yield f"{MANIFEST}: columns: found {found}, the config says {wanted}"
     if (formats := manifest["formats"]) != output["storage_format"]:
         yield f"{MANIFEST}: found the formats {formats}, the config says {output['storage_format']}"
