@@ -61,7 +61,7 @@ WORDS = [
     "night",
 ]
 BLOCK = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16}(\.[a-z]+)+")
-BESIDE = re.compile(r"\.beam_prep(/out-[0-9a-f]{12}(/lock)?)?")
+BESIDE = re.compile(r"\.beam_prep(/out-[0-9a-f]{12}(/(claim\.)?lock)?)?")
 """What stays in the folder of the output when no job runs."""
 
 
@@ -270,7 +270,12 @@ class Soak:
             if left:
                 yield f"left {what}: {len(left)}, as {left[0]}"
         if self._generations:
-            kept = [path for path in self._out.iterdir() if path.is_dir() and not path.is_symlink()]
+            hidden = [path.name for path in self._out.iterdir() if path.name.startswith(".")]
+            if hidden:
+                yield f"left in the output: {hidden}"
+            kept = [
+                path for path in self._out.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "latest"
+            ]
             if len(kept) > self._generations:
                 yield f"{len(kept)} generations, wanted at most {self._generations}"
             for path in kept:
@@ -332,8 +337,11 @@ def report(nights: Sequence[Night], looks: int, seed: int, generations: int, sec
                 ["refreshes that differ from a run from scratch", f"{_count(refreshes, 'not as')}"],
                 ["looks of a reader", f"{looks:,}"],
                 ["refreshes in which a reader saw no complete output", f"{_count(refreshes, 'a reader', 'after a')}"],
-                ["refreshes after which something was left beside the output", f"{_count(refreshes, 'left beside')}"],
-                ["refreshes after which something was left in the spool", f"{_count(refreshes, 'left in')}"],
+                [
+                    "refreshes after which something was left beside the output, or hidden in it",
+                    f"{_count(refreshes, 'left beside', 'left in the output')}",
+                ],
+                ["refreshes after which something was left in the spool", f"{_count(refreshes, 'left in the spool')}"],
                 ["files of shards", f"{files:,}"],
                 ["of these, with the bytes of the night before", f"{same:,}"],
                 ["of these, hard links to the file of the night before", f"{linked:,}"],
