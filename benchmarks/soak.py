@@ -10,6 +10,7 @@ exit code is 1 if anything was found that must not be.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -407,10 +408,11 @@ def main() -> int:
             soak = Soak(work, jobs, given.seed, given.generations)
             drawn = random.Random(given.seed)
             killed = set(drawn.sample(range(1, given.refreshes + 1), -(-given.refreshes // 3)))
-            for number in range(given.refreshes + 1):
-                night = soak.night(number, drawn.choice([1, 1, 1, 2]) if number in killed else 0)
-                nights.append(night)
-                print(f"{time.monotonic() - began:.0f} s: {night}", file=sys.stderr, flush=True)
+            with contextlib.suppress(KeyboardInterrupt):  # then the report is of the nights so far
+                for number in range(given.refreshes + 1):
+                    night = soak.night(number, drawn.choice([1, 1, 1, 2]) if number in killed else 0)
+                    nights.append(night)
+                    print(f"{time.monotonic() - began:.0f} s: {night}", file=sys.stderr, flush=True)
     text = report(nights, soak.looks, given.seed, given.generations, time.monotonic() - began)
     print(text)
     if given.markdown is not None:

@@ -4,9 +4,11 @@ Every config of `configs/`, in every format. A change of rows is written by the 
 gets the new sizes, digests, and counts, so that only the rows themselves can tell.
 """
 
+import functools
 import hashlib
 import itertools
 import json
+import operator
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -201,7 +203,8 @@ def row_changes(case: Case, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 def cases(names: Iterable[str], kinds: Iterable[str]) -> pytest.MarkDecorator:
     """Runs a test with each config in each format."""
-    return pytest.mark.parametrize("case", itertools.product(names, kinds), indirect=True, ids="-".join, scope="module")
+    pairs = list(itertools.product(names, kinds))
+    return pytest.mark.parametrize("case", pairs, indirect=True, ids="-".join, scope="module")
 
 
 @cases(CONFIGS, FORMAT_NAMES)
@@ -227,17 +230,23 @@ def test_an_impossible_row_is_found(case: Case, tmp_path: Path) -> None:
 # Changes of the manifest, and of the files that describe.
 
 
+def at(*place: Any) -> Callable[[dict[str, Any]], Any]:
+    """Puts the last of the arguments at the place that the others name."""
+    *above, key, value = place
+    return lambda manifest: functools.reduce(operator.getitem, above, manifest).__setitem__(key, value)
+
+
 def manifest_changes(manifest: dict[str, Any]) -> Iterator[tuple[str, Callable[[dict[str, Any]], Any]]]:
     kept = manifest["ledger"]["kept"]
     for key in ("lines", "blank", "read", "kept", "not_read"):
-        yield f"ledger: {key}", lambda m, key=key: m["ledger"].update({key: m["ledger"][key] + 1})
+        yield f"ledger: {key}", at("ledger", key, manifest["ledger"][key] + 1)
     yield "a reject less", lambda m: m["ledger"]["rejected"].update(bad_json=0)
     yield "a drop that was none", lambda m: m["ledger"]["dropped"].update(empty=-1, too_long=1)
     yield "totals: rows", lambda m: m["totals"].update(rows=kept + 1)
     for kind in ("tokens", "trained"):
         for column in manifest["totals"][kind]:
-            yield f"totals: {kind}", lambda m, kind=kind, column=column: m["totals"][kind].update({column: 1})
-            yield f"shard: {kind}", lambda m, kind=kind, column=column: m["shards"][0][kind].update({column: 1})
+            yield f"totals: {kind}", at("totals", kind, column, 1)
+            yield f"shard: {kind}", at("shards", 0, kind, column, 1)
     yield "totals of something else", lambda m: m["totals"].update(characters=1)
     yield "more cut rows than kept ones", lambda m: m["counters"].update(truncated_rows=kept + 1, truncated_tokens=999)
     yield "more cut rows than long ones", lambda m: m["counters"].update(truncated_rows=kept, truncated_tokens=999)
@@ -245,9 +254,9 @@ def manifest_changes(manifest: dict[str, Any]) -> Iterator[tuple[str, Callable[[
     yield "an EOS cut from no row", lambda m: m["counters"].update(truncated_eos=3, truncated_rows=0)
     yield "tokens cut to no pack", lambda m: m["counters"].update(truncated_to_pack=3, truncated_tokens=3)
     yield "a counter below 0", lambda m: m["counters"].update(double_bos=-1)
-    for role in manifest.get("roles", {}):
-        yield f"more trained than tokens of {role}", lambda m, role=role: m["roles"][role].update(tokens=0, trained=9)
-        yield f"too many tokens of {role}", lambda m, role=role: m["roles"][role].update(tokens=10**9)
+    for role in [role for role, counts in manifest.get("roles", {}).items() if counts["trained"]]:
+        yield f"more trained than tokens of {role}", at("roles", role, "tokens", 0)
+        yield f"too many tokens of {role}", at("roles", role, "tokens", 10**9)
     for count in manifest["shards"][0]["packing"] or ():
 
         def packed(m: dict[str, Any], count: str = count) -> None:

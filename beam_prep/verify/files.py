@@ -30,35 +30,42 @@ class LocalFiles:
         self._folder = Path(folder)
 
     def names(self) -> Iterator[str]:
-        """See `OutputFiles.names`. Links to folders of the output are followed, once; see `links_out` for others."""
-        for entry in self._entries():
-            if not entry.is_dir() or not self._is_inside(entry.path):
-                yield self._name(entry.path)
+        """See `OutputFiles.names`. Links to folders of the output are followed, once; others are names, as files."""
+        for path in self._entries([]):
+            if not os.path.isdir(path) or not self._is_inside(path):
+                yield self._name(path)
 
-    def links_out(self) -> Iterator[str]:
-        """One line for every link that leads out of the output."""
-        for entry in self._entries():
-            if entry.is_symlink() and not self._is_inside(entry.path):
-                yield (
-                    f"{self._name(entry.path)}: a link to {os.readlink(entry.path)!r}, which is not in the output: put "
-                    "the files themselves there"
-                )
+    def folder_problems(self) -> Iterator[str]:
+        """One line for every link that leads out of the output, and every folder that cannot be read."""
+        closed: list[str] = []
+        for path in self._entries(closed):
+            if os.path.islink(path) and not self._is_inside(path):
+                where = f"a link to {os.readlink(path)!r}, which is not in the output"
+                yield f"{self._name(path)}: {where}: put the files themselves there"
+        yield from (f"{self._name(path)}: cannot be read: make it readable (chmod u+rx)" for path in closed)
 
-    def _entries(self) -> Iterator[os.DirEntry[str]]:
-        """All that is in the output and not hidden. A folder is entered once, however many links lead to it."""
+    def _entries(self, closed: list[str]) -> Iterator[str]:
+        """All that is in the output and not hidden. A folder is entered once, however many links lead to it.
+
+        Args:
+            closed: takes the folders that cannot be read.
+        """
         seen = {os.path.realpath(self._folder)}
         folders = [os.fspath(self._folder)]
         linked: list[str] = []
         while folders or linked:
             # Links last: a folder's own name comes before those that links give it.
-            with os.scandir((folders or linked).pop()) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.name):
-                    if entry.name.startswith("."):
-                        continue
-                    yield entry
-                    if entry.is_dir() and self._is_inside(entry.path) and (real := os.path.realpath(entry)) not in seen:
-                        seen.add(real)
-                        (linked if entry.is_symlink() else folders).append(entry.path)
+            folder = (folders or linked).pop()
+            try:
+                names = sorted(os.listdir(folder))
+            except PermissionError:
+                closed.append(folder)
+                continue
+            for path in (os.path.join(folder, name) for name in names if not name.startswith(".")):
+                yield path
+                if os.path.isdir(path) and self._is_inside(path) and (real := os.path.realpath(path)) not in seen:
+                    seen.add(real)
+                    (linked if os.path.islink(path) else folders).append(path)
 
     def _is_inside(self, path: str) -> bool:
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._folder))

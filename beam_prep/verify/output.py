@@ -65,7 +65,7 @@ def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{MANIFEST}: lists {name!r}, which is not a path in the output" for name in outside)
         return
     if isinstance(files, LocalFiles):
-        yield from files.links_out()
+        yield from files.folder_problems()
     found = {name for name in files.names() if not any(part.startswith(".") for part in name.split("/"))}
     for name in sorted(found - {file.path for file in listed} - {MANIFEST, RUN}):
         yield f"{name}: found, though {MANIFEST} does not list it: remove it"
