@@ -401,7 +401,7 @@ def main() -> int:
     given = parser.parse_args()
     began = time.monotonic()
     nights = []
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         (work / "root").mkdir()
         with Jobs(work / "root", work) as jobs:
