@@ -110,7 +110,7 @@ _REFUSED = {
 }
 """What is wrong with a path that the user chose; other errors are the disk's, and may pass."""
 _NUMBER = re.compile(r"\[?[Ee]rrno\]?[ =]+(\d+)\]?")
-_PATH = re.compile(r"'([^']*)'(?: -> |$|\n)")
+_PATH = re.compile(r"'([^']*)'(?: -> |$|\n|\\n| \[while)")
 
 
 def of_the_system(error: BaseException) -> BeamPrepError | None:
@@ -131,7 +131,7 @@ def of_the_system(error: BaseException) -> BeamPrepError | None:
     if path is None:
         paths = _PATH.findall(words)
         path = paths[-1] if paths else None
-    where = f"{os.fsdecode(path)}" if path is not None else "a file"
+    where = "a file" if path is None else os.fsdecode(path)
     if number in _REFUSED:
         return OutputError(f"{where} {_REFUSED[number]} ({os.strerror(number)}): choose another path")
     advice = "make room, or choose another disk, and run again" if number in _FULL else "run again"
