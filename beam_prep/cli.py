@@ -67,9 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
-    verify = commands.add_parser("verify", help="check every file and every count of an output against its manifest")
+    verify = commands.add_parser("verify", help="check every file, count and row of an output against its manifest")
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
+    verify.add_argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there")
     commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
     return parser
 
@@ -291,7 +292,8 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.dataset import open_dataset
-    from beam_prep.verify import LocalFiles, OutputFiles, numbers, problems
+    from beam_prep.verify.files import LocalFiles, OutputFiles
+    from beam_prep.verify.output import numbers, problems
 
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep verify: {problem}", file=sys.stderr)
@@ -315,8 +317,16 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
         else:
             folder = open_dataset(given.output).path
             files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
-        wrong = list(problems(files, load(text, f"{given.output}/{MANIFEST}")))
+        manifest = load(text, f"{given.output}/{MANIFEST}")
+        wrong = list(problems(files, manifest))
         found |= numbers(text)
+        if given.inputs:
+            _import_beam()
+            from beam_prep.storage.input_digests import compare_inputs
+
+            inputs = compare_inputs(manifest["inputs"])
+            wrong += inputs.problems
+            found["inputs"] = {"compared": inputs.compared, "not_found": inputs.not_found}
     except BeamPrepError as error:
         wrong = [str(error)]
     if given.json:
@@ -328,7 +338,12 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
         count = _counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
         return 1
-    print(f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says")
+    line = f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says"
+    if given.inputs:
+        compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
+        line += f"; {_counted(compared, 'input')} read again"
+        line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
+    print(line)
     return 0
 
 

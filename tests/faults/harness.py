@@ -31,11 +31,13 @@ class Ended:
         code: its exit code; below zero: the signal that killed it.
         changes: changes of files below the root, of all its processes.
         words: what it wrote to standard error.
+        memory: bytes of its largest process, at most.
     """
 
     code: int
     changes: int
     words: str
+    memory: int
 
 
 class Jobs:
@@ -81,7 +83,7 @@ class Jobs:
         answer = self._answer()
         _wait_for_group(int(answer["group"]))
         changes, *_ = _STATE.unpack(self._state.read_bytes())
-        return Ended(int(answer["code"]), changes, (self._work / "stderr").read_text())
+        return Ended(int(answer["code"]), changes, (self._work / "stderr").read_text(), int(answer["memory"]))
 
     def _answer(self) -> dict[str, int]:
         assert self._server.stdout is not None
