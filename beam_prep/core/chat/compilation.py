@@ -100,7 +100,7 @@ def compile_template(source: str, date: str | None) -> CompiledTemplate:
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
     except _RAISED_BY_COMPILER as error:
-        # SecurityError: of what jinja computes. The others: of Python's compiler (`{% break %}` outside of a loop, NUL).
+        # SecurityError: of what jinja computes. The others: of Python (a NUL, `{% break %}` outside of a loop).
         text = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
         raise TokenizerError(f"the chat template does not compile: {text}") from None
     # A plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
@@ -164,7 +164,8 @@ def _mark_loops(tree: nodes.Template) -> None:
         if loop.test is not None:  # of an item that fails it, the body does not run
             paid = _call(MARK, loop.lineno, nothing, uncaptured, cost).node
             loop.test = nodes.And(nodes.Not(paid), loop.test).set_lineno(loop.lineno)
-    for node in tree.find_all((nodes.Macro, nodes.CallBlock)):
+    bodies: list[Any] = [*tree.find_all((nodes.Macro, nodes.CallBlock))]
+    for node in bodies:
         node.body.insert(0, _call(MARK, node.lineno, nothing, uncaptured, costs[id(node)]))
 
 
@@ -180,7 +181,8 @@ def _reporting_loop(statement: nodes.Node) -> list[nodes.Node]:
 
 
 def _call(name: str, lineno: int, *args: nodes.Expr) -> nodes.ExprStmt:
-    return nodes.ExprStmt(nodes.Call(nodes.Name(name, "load"), list(args), [], None, None)).set_lineno(lineno)
+    call = nodes.Call(nodes.Name(name, "load"), list(args), [], None, None)
+    return nodes.ExprStmt(call, lineno=lineno)
 
 
 def _generation_blocks(tree: nodes.Node) -> Iterator[nodes.CallBlock]:

@@ -69,7 +69,7 @@ def replaced_size(text: Any, old: Any = None, new: Any = None, count: Any = -1) 
         _is_text(old) and _is_text(new) and isinstance(old, bytes) == isinstance(new, bytes) == isinstance(text, bytes)
     ):
         return len(text)
-    places = text.count(old)
+    places: int = text.count(old)
     if isinstance(count, int) and count >= 0:
         places = min(places, count)
     return len(text) + places * max(len(new) - len(old), 0)
@@ -81,7 +81,7 @@ def _split(text: Any, sep: Any = None, maxsplit: Any = -1) -> int:
     if isinstance(maxsplit, int) and 0 <= maxsplit < _SHORT:
         return ITEM * (maxsplit + 1)
     if _is_text(sep) and sep and isinstance(sep, bytes) == isinstance(text, bytes):
-        return ITEM * (text.count(sep) + 1)
+        return ITEM * (int(text.count(sep)) + 1)
     words: Any = re.finditer(r"\S+" if isinstance(text, str) else rb"\S+", text)
     return ITEM * sum(1 for _ in words)
 

@@ -142,7 +142,7 @@ def size_of(value: Any) -> int:
     return ITEM * (len(value) + 4) if issubclass(kind, list | tuple | dict) else 0
 
 
-_LISTS = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+_LISTS: tuple[type, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
 
 
 def _inside(value: Any) -> Iterable[Any] | None:

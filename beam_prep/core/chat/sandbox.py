@@ -93,14 +93,14 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         return concatenated(parts)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         return None if super().wrap_str_format(value) is None else measured_format(self, value)
 
     def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
-        called = function.function if type(function) is UnwritableCallable else function
+        called: Any = function.function if type(function) is UnwritableCallable else function
         kind = type(called)
         if kind is BuiltinMethodType or kind is MethodType:
             args = expect_method(called.__self__, called.__name__, args, options)

@@ -430,7 +430,7 @@ class Trace:
                 self._pay(item)
 
     def largest(self, work: int) -> int:
-        """The characters that a plan may compute and read: with fewer of them, jinja is certain to be within its limits.
+        """The characters that a plan may read and compute: with no more, jinja is certain to be within its limits.
 
         Args:
             work: what the traced rendering cost, without what it computes of the conversation.
