@@ -65,7 +65,7 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
         text = read_bytes(name).decode("utf-8-sig")
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: the config cannot be read: {error}") from None
-    return PipelineConfig.from_text(text, name, read_bytes)
+    return PipelineConfig.from_text(text, name, read_bytes, files="below")
 
 
 @dataclasses.dataclass(eq=False)
