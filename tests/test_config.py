@@ -10,11 +10,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given as drawn
+from hypothesis import settings
 
 from beam_prep import errors
-from beam_prep.config import json_text
-from beam_prep.config import OutputSpec, PipelineConfig
+from beam_prep.config import OutputSpec, PipelineConfig, json_text
 from beam_prep.errors import BeamPrepError, ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -417,7 +417,8 @@ def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "../mine.jinja", "a/../../mine.jinja", "file:///etc/passwd", "gs://other/mine.jinja", "a\\b"]
+    "path",
+    ["/etc/passwd", "../mine.jinja", "a/../../mine.jinja", "file:///etc/passwd", "gs://other/mine.jinja", "a\\b"],
 )
 @pytest.mark.parametrize("files", ["none", "below"])
 def test_a_config_of_others_reads_no_file_outside_its_folder(path: str, files: Any) -> None:
@@ -509,7 +510,7 @@ def nearly_configs(draw: st.DrawFn) -> Any:
 
 
 @settings(max_examples=400, deadline=None)
-@given(nearly_configs() | ANY)
+@drawn(nearly_configs() | ANY)
 def test_whatever_stands_in_a_config_it_is_one_or_a_config_error(obj: Any) -> None:
     try:
         config = PipelineConfig.from_text(json.dumps(obj))
@@ -517,7 +518,8 @@ def test_whatever_stands_in_a_config_it_is_one_or_a_config_error(obj: Any) -> No
         str(error).encode()
     else:
         json.dumps(config.canonical()).encode()
-        assert config.columns() and config.warnings is not None
+        assert config.columns()
+        assert all(config.warnings)
 
 
 @pytest.mark.parametrize("template", [0, 1, "yes", None, ["message"]])

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from beam_prep.config.problems import Location, Problem
 from beam_prep.errors import ConfigError
 
-
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 """Bytes of a config, and of a chat template's file."""
 

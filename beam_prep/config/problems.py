@@ -55,7 +55,9 @@ def _half_pairs(value: object, at: Location = ()) -> Iterator[Problem]:
             value.encode()
         except UnicodeEncodeError:
             yield at, f"found {ascii(value)[:80]}, which has half of a surrogate pair"
-    for step, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for step, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         yield from _half_pairs(step, (*at, "[key]"))
         yield from _half_pairs(inner, (*at, step))
 

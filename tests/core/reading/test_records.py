@@ -723,7 +723,8 @@ def test_of_a_line_that_is_too_long_little_is_held(filler: bytes) -> None:
     tracemalloc.start()
     blocks = read_blocks(Endless(), 0, -1, 65_536, 1 << 20)
     sizes = [len(raw.data) for raw, _ in zip(blocks, range(100), strict=False)]
-    assert sizes[0] == 65_536 and set(sizes[1:]) == {0}
+    assert sizes[0] == 65_536
+    assert set(sizes[1:]) == {0}
     assert tracemalloc.get_traced_memory()[1] < 6 << 20
     tracemalloc.stop()
     assert Endless.read_so_far < 10 << 20  # a line is not read on to find its end
