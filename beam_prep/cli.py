@@ -163,7 +163,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         from beam_prep.pipeline import Pipeline
     arguments = options.pipeline_arguments(given)
     if given.config_json is not None:
-        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json")
+        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
     job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
     result = job.run(wait=given.wait)
     if result.manifest is None:
