@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beam_prep.errors import OutputError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
+from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.exchange import replace_directory
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.reuse import EarlierShard, copy_objects, link_files, linked_receipt
 from beam_prep.storage.staging import HashedFiles, Staging, mark, temporary_files
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
@@ -82,6 +83,14 @@ class OutputTarget(Protocol):
 
     def files(self) -> contextlib.AbstractContextManager[HashedFiles]:
         """New files of a shard. They are kept if the context ends without an error."""
+        ...
+
+    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
+        """Puts the files of an earlier shard in the place of a new one. None if that cannot be done here.
+
+        Raises:
+            Damaged: they are not what they were.
+        """
         ...
 
     def rejects(self) -> contextlib.AbstractContextManager[HashedFiles]:
@@ -187,6 +196,14 @@ class LocalOutput:
         yield HashedFiles(self.staging.path("output"))
 
     rejects = files
+
+    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
+        folder = self.staging.path("output")
+        if not link_files(earlier, folder):
+            return None
+        for name, content in earlier.described.items():
+            HashedFiles(folder).write(name, content)
+        return linked_receipt(earlier)
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
@@ -344,6 +361,14 @@ class StoredOutput:
             yield files
             self._check_claim()
             self._upload(files, self.path)
+
+    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
+        self._check_claim()
+        if not copy_objects(earlier, self.path):
+            return None
+        for name, content in earlier.described.items():
+            objects.put(join(self.path, name), content, hashlib.sha256(content).hexdigest())
+        return linked_receipt(earlier)
 
     @contextmanager
     def rejects(self) -> Iterator[HashedFiles]:

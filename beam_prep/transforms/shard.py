@@ -19,15 +19,16 @@ from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.plan import Plan, first_lost, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
-from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
+from beam_prep.core.shards.slices import RejectsPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
-from beam_prep.formats.manifest import ShardReceipt, WrittenFile
+from beam_prep.formats.manifest import WrittenFile
 from beam_prep.progress import report_block
 from beam_prep.storage.output import OutputTarget, normalise_path
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
+from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
@@ -115,12 +116,18 @@ class MakePlan(beam.DoFn):
         plan = dataclasses.replace(plan, first_reject=first_reject(plan, self.spool))
         if self.publisher.problem(plan) is not None:
             plan = dataclasses.replace(plan, lost=first_lost(receipts, self.spool.sidecars))
+        earlier = self.publisher.earlier()
         if self.publisher.prepare(plan):
             last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
-            yield from (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
+            shards = (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
+            yield from keyed(shards, self._keys(plan), earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.
         yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))
+
+    def _keys(self, plan: Plan) -> Keys:
+        layout = self.publisher.layout
+        return Keys(self.spool, self.publisher.formats, layout, layout.columns(plan.columns))
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -135,8 +142,8 @@ class Write(beam.DoFn):
     def setup(self) -> None:
         self.spool.options.activate()
 
-    def process(self, work: ShardPlan | RejectsPlan) -> Iterable[ShardReceipt | WrittenFile]:
-        if isinstance(work, ShardPlan):
+    def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
+        if isinstance(work, KeyedShard):
             yield write_shard(work, self.spool, self.output, self.formats, self.layout)
         else:
             yield write_rejects(work, self.spool, self.output)
@@ -151,10 +158,10 @@ class Publish(beam.DoFn):
     def setup(self) -> None:
         self.publisher.staging.options.activate()
 
-    def process(self, written: list[ShardReceipt | WrittenFile], plan: Plan) -> Iterable[str]:
+    def process(self, written: list[WrittenShard | WrittenFile], plan: Plan) -> Iterable[str]:
         yield self.publisher.publish(
             plan,
-            [receipt for receipt in written if isinstance(receipt, ShardReceipt)],
+            [shard for shard in written if isinstance(shard, WrittenShard)],
             [file for file in written if isinstance(file, WrittenFile)],
         )
 
