@@ -32,7 +32,9 @@ from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.reuse import EarlierOutput
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -300,6 +302,7 @@ class Pipeline:
                 overwrite=self.overwrite,
                 spool=spool,
                 staging=self.staging,
+                preflight=self._preflight(spool),
                 facts=self.facts,
                 run={
                     **run,
@@ -309,6 +312,18 @@ class Pipeline:
                     **({} if (checksum := stores_checksum(self.inputs)) is None else {"inputs_checksum": checksum}),
                 },
             )
+        )
+
+    def _preflight(self, spool: Spool) -> Preflight:
+        places = (self.staging.root, Staging.beside(self.output).root)
+        return Preflight(
+            input_bytes=total_size(self.inputs),
+            spool=spool.folder if is_local(spool.folder) else None,
+            outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
+            spool_is_new=spool.is_new(),
+            linked=EarlierOutput(self.output).bytes,
+            limited=self.config.preprocessing.max_items is not None,
+            single_use=spool.single_use,
         )
 
     def _checked(self) -> bool:

@@ -53,6 +53,7 @@ MAY_IMPORT = {
         "core.tokens",
         "errors",
         "formats",
+        "progress",
     },
     "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "storage"} - {"core.chat"},
     "testing": {"core.data", "core.pieces", "core.reading", "core.tokens"},

@@ -32,6 +32,9 @@ AT_ONCE = 32
 """Number of files that are read at the same time."""
 
 
+_LOOKED_INTO = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Spool:
     """A folder of blocks. A block's name is the digest of everything that it depends on.
@@ -76,13 +79,26 @@ class Spool:
             raise SpoolError(str(error)) from None
         return receipt
 
-    def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
-        """Writes a block's files, its rows last. For the arguments see `encode_block`."""
+    def is_new(self) -> bool:
+        """True if no block of this recipe is here. Of a local spool only the first folders are looked into."""
+        if not is_local(self.folder):
+            return False
+        folders = sorted(os.listdir(self.folder))[:_LOOKED_INTO] if os.path.isdir(self.folder) else []
+        ending = f"-{self.recipe[:16]}{ROWS}"
+        return not any(
+            name.endswith(ending)
+            for folder in folders
+            if os.path.isdir(os.path.join(self.folder, folder))
+            for name in os.listdir(os.path.join(self.folder, folder))
+        )
+
+    def write(self, batch: Batch, tokens: Array, text_limit: int) -> tuple[BlockReceipt, int]:
+        """Writes a block's files, its rows last. For the arguments see `encode_block`. (receipt, bytes written)"""
         name = self.name(batch.origin.digest)
         receipt, files = encode_block(batch, tokens, text_limit, name)
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)
-        return receipt
+        return receipt, sum(len(part) for parts in files.values() for part in parts)
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.

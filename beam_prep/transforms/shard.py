@@ -25,12 +25,16 @@ from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile
-from beam_prep.progress import report_block
+from beam_prep.progress import Counts, report_block, reported
 from beam_prep.storage.output import OutputTarget, normalise_path
+from beam_prep.storage.preflight import Preflight, output_ratio
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+
+_CHECK_EVERY = 0.5
+"""Seconds from one look at the free room to the next: the reports of all workers are read."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -44,16 +48,23 @@ class SpoolBlocks(beam.DoFn):
     reject_text: int
     tokenizer: Tokenizer | None
     progress: str | None
+    formats: tuple[str, ...] = ()
+    preflight: Preflight | None = None
 
     def setup(self) -> None:
         self.spool.options.activate()
+        self._checked, self._output_ratio = 0.0, 0.0
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
+        done = Counts(batch.origin.size)
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
             batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
-            receipt = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
+            receipt, spooled = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
+            done = Counts(batch.origin.size, blocks_made=1, bytes_made=batch.origin.size, spooled=spooled)
+            if self.preflight is not None and not self._output_ratio and len(batch):
+                self._output_ratio = output_ratio(batch, spooled, self.formats, self.layout)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
@@ -62,9 +73,17 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
-            report_block(self.progress, batch.origin.size, receipt.lines, rejected)
+            done.lines, done.rejects, done.output_ratio = receipt.lines, rejected, self._output_ratio
+            report_block(self.progress, done)
+            self._check_room(self.progress)
         made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
+
+    def _check_room(self, progress: str) -> None:
+        """Checks now and then whether the disks have room for the rest."""
+        if self.preflight is not None and time.monotonic() - self._checked > _CHECK_EVERY:
+            self._checked = time.monotonic()
+            self.preflight.check(reported(progress))
 
 
 PARTS = 32
@@ -191,6 +210,7 @@ class Shard(beam.PTransform):
         overwrite: replace an earlier output.
         spool, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
             launchers: who gives `staging` claims the output (`OutputTarget.claim`) and removes the folder at the end.
+        preflight: stops the run early where the disks lack room; for launchers.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 
@@ -224,6 +244,7 @@ class Shard(beam.PTransform):
     overwrite: bool = False
     spool: Spool | None = None
     staging: Staging | None = None
+    preflight: Preflight | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -274,6 +295,8 @@ class Shard(beam.PTransform):
             reject_text=self.reject_text,
             tokenizer=self.tokenizer,
             progress=self.progress,
+            formats=tuple(self.formats),
+            preflight=self.preflight,
         )
         receipts = (
             batches
