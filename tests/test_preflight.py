@@ -22,7 +22,7 @@ GB = 10**9
 
 
 def room(**change: Any) -> Preflight:
-    values = {
+    values: dict[str, Any] = {
         "input_bytes": 4 * GB,
         "spool": "/spool",
         "outputs": ("/out",),
@@ -102,7 +102,7 @@ def test_a_run_that_lacks_room_is_stopped(free: dict[str, int], words: str, monk
 def test_one_disk_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_disk", lambda _: 1)
     monkeypatch.setattr(preflight, "free_bytes", lambda _: 12 * GB)
-    with pytest.raises(StorageError, match="the spool in /spool and the output in /out: about 16.50 GB more"):
+    with pytest.raises(StorageError, match=r"the spool in /spool and the output in /out: about 16.50 GB more"):
         room().check(done(GB))
 
 
@@ -143,5 +143,5 @@ def test_a_disk_that_is_too_small_is_found_early(
     (small_disk / "out" / "manifest.json").unlink()
     subprocess.run(["rm", "-r", str(small_disk / "out")], check=True)
     write(15000)
-    with pytest.raises(StorageError, match="GB more are needed, 0.0. GB are free"):
+    with pytest.raises(StorageError, match=r"GB more are needed, 0.0. GB are free"):
         job().run(runner)

@@ -53,7 +53,7 @@ class SpoolBlocks(beam.DoFn):
 
     def setup(self) -> None:
         self.spool.options.activate()
-        self._checked, self._output_ratio = 0.0, 0.0
+        self._next_check, self._output_ratio = 0.0, 0.0
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         receipt, reused = batch.receipt, batch.receipt is not None
@@ -81,9 +81,11 @@ class SpoolBlocks(beam.DoFn):
 
     def _check_room(self, progress: str) -> None:
         """Checks now and then whether the disks have room for the rest."""
-        if self.preflight is not None and time.monotonic() - self._checked > _CHECK_EVERY:
-            self._checked = time.monotonic()
+        began = time.monotonic()
+        if self.preflight is not None and began >= self._next_check:
             self.preflight.check(reported(progress))
+            took = time.monotonic() - began  # more and more: a line for each block
+            self._next_check = began + max(_CHECK_EVERY, 50 * took)
 
 
 PARTS = 32
