@@ -279,10 +279,7 @@ class Pipeline:
             run: what else `run.json` says of this run.
             single_use: see `Spool`.
         """
-        folder = self.spool or join(self.staging.root, "spool")
-        trust = Trust(self.tokenizer_backend, self.render, self.check)
-        spool = Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
-        config = self.config
+        spool, config = self.spool_of_run(single_use), self.config
         return (
             pipeline
             | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.wanted_columns(config, self.render))
@@ -314,6 +311,16 @@ class Pipeline:
             )
         )
 
+    def spool_of_run(self, single_use: bool = False) -> Spool:
+        """The spool; for `single_use` see there."""
+        folder = self.spool or join(self.staging.root, "spool")
+        trust = Trust(self.tokenizer_backend, self.render, self.check)
+        return Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
+
+    def earlier_output(self) -> str:
+        """The path of the output whose shards are linked: the one that is replaced."""
+        return self.output
+
     def _preflight(self, spool: Spool) -> Preflight:
         places = (self.staging.root, Staging.beside(self.output).root)
         return Preflight(
@@ -321,7 +328,7 @@ class Pipeline:
             spool=spool.folder if is_local(spool.folder) else None,
             outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
             spool_is_new=spool.is_new(),
-            linked=EarlierOutput(self.output).bytes,
+            linked=EarlierOutput(self.earlier_output()).bytes,
             limited=self.config.preprocessing.max_items is not None,
             single_use=spool.single_use,
         )

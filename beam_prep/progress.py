@@ -105,11 +105,13 @@ def report_block(folder: str, done: Counts) -> None:
 
 def reported(folder: str) -> Counts:
     """The sums of all reports; of ratios, the smallest."""
-    total, ratios = [0] * 6, []
+    total, ratios = [0] * 6, list[float]()
     for path in Path(folder).glob("*"):
         for line in path.read_text().splitlines():
-            *numbers, ratio = line.split()
-            if len(numbers) == len(total):  # the last line may be incomplete
-                total = [one + int(other) for one, other in zip(total, numbers, strict=True)]
-                ratios += [float(ratio)] if float(ratio) else []
-    return Counts(*total, output_ratio=min(ratios, default=0.0))
+            fields = line.split()
+            if len(fields) == len(total) + 1:  # the last line may be incomplete
+                total = [one + int(other) for one, other in zip(total, fields[:-1], strict=True)]
+                ratios += [float(fields[-1])] if float(fields[-1]) else []
+    found = Counts(*total)
+    found.output_ratio = min(ratios, default=0.0)
+    return found

@@ -78,6 +78,7 @@ MAY_IMPORT = {
         "worker",
     }
     - {"core.chat"},
+    "dry_run": {"core.data", "core.reading", "core.shards", "errors", "formats", "pipeline", "recipe", "storage"},
     "patches": set(),
     "stopping": {"worker"},
     "worker": {"errors", "patches"},
@@ -87,6 +88,7 @@ MAY_IMPORT = {
         "config",
         "core.data",
         "core.shards",
+        "dry_run",
         "errors",
         "formats",
         "inspect",

@@ -160,10 +160,17 @@ class EarlierOutput:
     def __len__(self) -> int:
         return len(self._by_key)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._by_key
+
+    def bytes_of(self, keys: Iterable[str]) -> int:
+        """Of the files of these shards."""
+        return sum(file.bytes for key in keys for file in self._by_key[key].files)
+
     @property
     def bytes(self) -> int:
         """Of all of these shards' files."""
-        return sum(file.bytes for receipt in self._by_key.values() for file in receipt.files)
+        return self.bytes_of(self._by_key)
 
     def shard(self, key: str, plan: ShardPlan, keys: Keys) -> EarlierShard | None:
         """The shard of this key, or None.

@@ -26,6 +26,7 @@ from beam_prep.formats.spool import (
 )
 from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
 
 AT_ONCE = 32
@@ -78,6 +79,15 @@ class Spool:
         except (FormatError, OSError) as error:
             raise SpoolError(str(error)) from None
         return receipt
+
+    def has_other(self, digest: str) -> bool:
+        """True if a block of these bytes was made with another recipe."""
+        folder, _, name = self._path(self.name(digest), "").rpartition("/")
+        start = name.rpartition("-")[0]
+        if is_local(folder):
+            names = os.listdir(folder) if os.path.isdir(folder) else []
+            return any(each.startswith(start) for each in names)
+        return bool(objects.listed(join(folder, start)))
 
     def is_new(self) -> bool:
         """True if no block of this recipe is here. Of a local spool only the first folders are looked into."""
