@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: which blocks it would tokenise, and why; which shards stay; the room it needs."""
+"""What a run would do, without doing it: the blocks that it would tokenise, and why; the shards that stay; the room."""
 
 import dataclasses
 import os
@@ -21,6 +21,7 @@ from beam_prep.errors import SpoolError
 from beam_prep.formats.spool import encode_block
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage.files import open_input
+from beam_prep.storage.generations import Generations
 from beam_prep.storage.output import output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import free_bytes, output_ratio
@@ -88,7 +89,7 @@ class DryRun:
         found = {
             "new": f"{self.output} would be made",
             "replaced": f"{self.output} would be replaced",
-            "refused": f"{self.output} is there, and the run would be refused: pass --overwrite",
+            "refused": f"{self.output} is there, and the run would be refused: pass --overwrite, or choose another -o",
         }
         lines = [found[self.state]]
         lines += [f"  {fact}" for fact in self.changed]
@@ -116,7 +117,8 @@ def dry_run(job: Pipeline) -> DryRun:
     estimate sizes.
     """
     spool = job.spool_of_run()
-    earlier = EarlierOutput(job.earlier_output())
+    path = job.earlier_output()
+    earlier = EarlierOutput(path)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         splits = [split for place in enumerate(job.inputs) for split in split_file(place, job.block_bytes)]
         blocks = [
@@ -129,7 +131,7 @@ def dry_run(job: Pipeline) -> DryRun:
     output_bytes = int(written * size) - earlier.bytes_of(kept)
     return DryRun(
         output=job.output,
-        state=_state(job, blocks, earlier.manifest),
+        state=_state(job, blocks, path, earlier.manifest),
         changed=[] if earlier.manifest is None else _changes(earlier.manifest, job.facts),
         blocks=len(blocks),
         reused=len(blocks) - len(to_do),
@@ -203,20 +205,22 @@ def _of_source(receipt: SpoolReceipt, source: InputFile) -> SpoolReceipt:
     return dataclasses.replace(receipt, origin=dataclasses.replace(receipt.origin, source=source))
 
 
-def _state(job: Pipeline, blocks: list[Block], manifest: Mapping[str, Any] | None) -> str:
+def _state(job: Pipeline, blocks: list[Block], earlier: str | None, manifest: Mapping[str, Any] | None) -> str:
+    if earlier is not None and manifest is not None:
+        nodes: dict[int, list[Any]] = {}
+        for block in blocks:
+            nodes.setdefault(block.origin.file, []).extend(block.origin.nodes)
+        inputs = [
+            {"path": file.path, "size": file.size, "digest": tree_digest(nodes[number])}
+            for number, file in enumerate(job.inputs)
+        ]
+        complete = output_at(earlier, job.staging).is_complete(manifest)
+        if same_facts(manifest, job.facts) and manifest["inputs"] == inputs and complete:
+            return "up to date"
+    if job.generations is not None:
+        return "new" if Generations(job.root).problem() is None else "refused"
     if manifest is None:
-        target = output_at(job.output, job.staging)
-        return "new" if target.is_empty() else "refused"
-    nodes: dict[int, list[Any]] = {}
-    for block in blocks:
-        nodes.setdefault(block.origin.file, []).extend(block.origin.nodes)
-    inputs = [
-        {"path": file.path, "size": file.size, "digest": tree_digest(nodes[number])}
-        for number, file in enumerate(job.inputs)
-    ]
-    complete = output_at(job.output, job.staging).is_complete(manifest)
-    if same_facts(manifest, job.facts) and manifest["inputs"] == inputs and complete:
-        return "up to date"
+        return "new" if output_at(job.output, job.staging).is_empty() else "refused"
     return "replaced" if job.overwrite else "refused"
 
 

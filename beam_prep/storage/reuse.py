@@ -29,6 +29,7 @@ from beam_prep.formats import FORMATS
 from beam_prep.formats.contract import FilesOfShard
 from beam_prep.formats.manifest import MANIFEST, SLICES, ShardReceipt, WrittenFile, dump, load, receipts_of
 from beam_prep.storage.files import join
+from beam_prep.storage.generations import Generations
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores import objects
@@ -43,6 +44,14 @@ SHARD_VERSION = 1
 _WRITING_LIBRARIES = ("numpy", "pyarrow")
 _BY_FORMAT = {"h5": ("h5py",)}
 _READ_BYTES = 1 << 20
+
+
+def earlier_path(root: str, generations: int | None) -> str | None:
+    """The path of the output whose shards are linked: the one that is replaced, or the latest generation."""
+    if generations is None:
+        return root
+    latest = Generations(root).latest()
+    return None if latest is None else Generations(root).path(latest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,18 @@ from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile
 from beam_prep.progress import Counts, report_block, reported
-from beam_prep.storage.output import OutputTarget, normalise_path
+from beam_prep.storage.output import normalise_path
+from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.preflight import Preflight, output_ratio
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
-_CHECK_EVERY = 0.5
-"""Seconds from one look at the free room to the next: the reports of all workers are read."""
+_CHECK_EVERY = 20.0
+"""Seconds between two looks of a worker at the claim, well below the shortest lease."""
+_ROOM_EVERY = 0.5
+"""Seconds between two looks at the free room: the reports of all workers are read."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -48,14 +51,19 @@ class SpoolBlocks(beam.DoFn):
     reject_text: int
     tokenizer: Tokenizer | None
     progress: str | None
+    output: OutputTarget | None
     formats: tuple[str, ...] = ()
     preflight: Preflight | None = None
 
     def setup(self) -> None:
         self.spool.options.activate()
+        self._checked = float("-inf")
         self._next_check, self._output_ratio = 0.0, 0.0
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
+        if self.output is not None and time.monotonic() - self._checked > _CHECK_EVERY:
+            self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
+            self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
         done = Counts(batch.origin.size)
         if receipt is None:
@@ -85,7 +93,7 @@ class SpoolBlocks(beam.DoFn):
         if self.preflight is not None and began >= self._next_check:
             self.preflight.check(reported(progress))
             took = time.monotonic() - began  # more and more: a line for each block
-            self._next_check = began + max(_CHECK_EVERY, 50 * took)
+            self._next_check = began + max(_ROOM_EVERY, 50 * took)
 
 
 PARTS = 32
@@ -211,7 +219,8 @@ class Shard(beam.PTransform):
         tokenizer: kept in the output, so that its rows can be decoded.
         overwrite: replace an earlier output.
         spool, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
-            launchers: who gives `staging` claims the output (`OutputTarget.claim`) and removes the folder at the end.
+            launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
+        generations: the output is a generation, `OUT/<name>`, and this many are kept.
         preflight: stops the run early where the disks lack room; for launchers.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
@@ -219,6 +228,7 @@ class Shard(beam.PTransform):
     Raises:
         ConfigError: `names` gives a name that a column cannot have; (when run) a column of it is not written.
         OutputError: the output exists and `overwrite` is not set, or it is not an output of ours.
+        LockedError: (when run) another job is writing the output.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
 
     >>> config = bp.PipelineConfig.from_json("configs/pretrain.json")
@@ -247,6 +257,7 @@ class Shard(beam.PTransform):
     spool: Spool | None = None
     staging: Staging | None = None
     preflight: Preflight | None = None
+    generations: int | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -282,6 +293,7 @@ class Shard(beam.PTransform):
             dict(self.facts),
             {"started": time.time(), **self.run},
             launched=launched,
+            generations=self.generations,
         )
         self.progress = self.staging.path("progress") if launched and self.staging.local else None
         if problem := self.publisher.refusal():
@@ -297,6 +309,7 @@ class Shard(beam.PTransform):
             reject_text=self.reject_text,
             tokenizer=self.tokenizer,
             progress=self.progress,
+            output=self.publisher.target if self.publisher.launched else None,
             formats=tuple(self.formats),
             preflight=self.preflight,
         )
