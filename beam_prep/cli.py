@@ -165,6 +165,11 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     if given.config_json is not None:
         arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
     job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
+    if given.dry_run:
+        from beam_prep.dry_run import dry_run
+
+        print("\n".join(dry_run(job).lines()))
+        return 0
     result = job.run(wait=given.wait)
     if result.manifest is None:
         print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")

@@ -322,6 +322,16 @@ OPTIONS = (
         example="full",
     ),
     Option(
+        name="dry_run",
+        label="Dry run",
+        group="Launch",
+        kind="boolean",
+        help="say what would be done, and do nothing",
+        default=False,
+        not_in_template="the launcher's log is no place for an answer",
+        of_pipeline=False,
+    ),
+    Option(
         name="wait",
         label="Wait",
         group="Launch",

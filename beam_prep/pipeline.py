@@ -44,7 +44,9 @@ from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -384,10 +386,7 @@ class Pipeline:
             run: what else `run.json` says of this run.
             single_use: see `Spool`.
         """
-        folder = self.spool or join(self.staging.root, "spool")
-        trust = Trust(self.tokenizer_backend, self.render, self.check)
-        spool = Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
-        config = self.config
+        spool, config = self.spool_of_run(single_use), self.config
         return (
             pipeline
             | ReadJSONL(
@@ -413,6 +412,7 @@ class Pipeline:
                 overwrite=self.overwrite,
                 spool=spool,
                 staging=self.staging,
+                preflight=self._preflight(spool),
                 generations=self.generations,
                 facts=self.facts,
                 run={
@@ -423,6 +423,28 @@ class Pipeline:
                     **({} if (checksum := stores_checksum(self.inputs)) is None else {"inputs_checksum": checksum}),
                 },
             )
+        )
+
+    def spool_of_run(self, single_use: bool = False) -> Spool:
+        """The spool; for `single_use` see there."""
+        folder = self.spool or join(self.staging.root, "spool")
+        trust = Trust(self.tokenizer_backend, self.render, self.check)
+        return Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
+
+    def earlier_output(self) -> str | None:
+        """The path of the output whose shards are linked."""
+        return earlier_path(self.root, self.generations)
+
+    def _preflight(self, spool: Spool) -> Preflight:
+        places = (self.staging.root, self.staging.home)
+        return Preflight(
+            input_bytes=total_size(self.inputs),
+            spool=spool.folder if is_local(spool.folder) else None,
+            outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
+            spool_is_new=spool.is_new(),
+            linked=EarlierOutput(self.earlier_output()).bytes,
+            limited=self.config.preprocessing.max_items is not None,
+            single_use=spool.single_use,
         )
 
     def _checked(self, output: str) -> bool:

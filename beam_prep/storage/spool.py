@@ -26,10 +26,14 @@ from beam_prep.formats.spool import (
 )
 from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
 
 AT_ONCE = 32
 """Number of files that are read at the same time."""
+
+
+_LOOKED_INTO = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +80,35 @@ class Spool:
             raise SpoolError(str(error)) from None
         return receipt
 
-    def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
-        """Writes a block's files, its rows last. For the arguments see `encode_block`."""
+    def has_other(self, digest: str) -> bool:
+        """True if a block of these bytes was made with another recipe."""
+        folder, _, name = self._path(self.name(digest), "").rpartition("/")
+        start = name.rpartition("-")[0]
+        if is_local(folder):
+            names = os.listdir(folder) if os.path.isdir(folder) else []
+            return any(each.startswith(start) for each in names)
+        return bool(objects.listed(join(folder, start)))
+
+    def is_new(self) -> bool:
+        """True if no block of this recipe is here. Of a local spool only the first folders are looked into."""
+        if not is_local(self.folder):
+            return False
+        folders = sorted(os.listdir(self.folder))[:_LOOKED_INTO] if os.path.isdir(self.folder) else []
+        ending = f"-{self.recipe[:16]}{ROWS}"
+        return not any(
+            name.endswith(ending)
+            for folder in folders
+            if os.path.isdir(os.path.join(self.folder, folder))
+            for name in os.listdir(os.path.join(self.folder, folder))
+        )
+
+    def write(self, batch: Batch, tokens: Array, text_limit: int) -> tuple[BlockReceipt, int]:
+        """Writes a block's files, its rows last. For the arguments see `encode_block`. (receipt, bytes written)"""
         name = self.name(batch.origin.digest)
         receipt, files = encode_block(batch, tokens, text_limit, name)
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)
-        return receipt
+        return receipt, sum(len(part) for parts in files.values() for part in parts)
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.
