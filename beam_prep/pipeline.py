@@ -28,6 +28,7 @@ from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
 from beam_prep.running import cancel, how_made, job_id_of, quiet_beam, raised_by_worker, wait_until_done
 from beam_prep.stopping import received_signal
+from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
@@ -155,6 +156,8 @@ class Pipeline:
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
         self.facts = recipe.facts(self.config, self.tokenizer, reject_text)
+        self.earlier: EarlierBlocks | None = None  # of a replay
+        self.about: dict[str, Any] = {}  # what else `run.json` says
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:
         """Runs the job, or finds that its output is up to date.
@@ -279,7 +282,7 @@ class Pipeline:
         """
         folder = self.spool or join(self.staging.root, "spool")
         trust = Trust(self.tokenizer_backend, self.render, self.check)
-        spool = Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
+        spool = Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust, earlier=self.earlier)
         config = self.config
         return (
             pipeline
@@ -303,6 +306,7 @@ class Pipeline:
                 facts=self.facts,
                 run={
                     **run,
+                    **self.about,
                     "block_bytes": self.block_bytes,
                     "check": self.check,
                     "started": time.time(),

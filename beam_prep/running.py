@@ -107,6 +107,9 @@ _WAYS = {
     "blocks_reused": "blocks that were in the spool",
     "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
     "blocks_damaged": "blocks of the spool that were damaged, and made again",
+    "blocks_replayed": "blocks in which kept rows were reused",
+    "blocks_compared": "blocks in which all kept rows were made again and compared",
+    "rows_compared": "kept rows that were compared",
 }
 
 

@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "pipeline",
         "readers",
         "recipe",
+        "replay",
         "testing",
         "transforms",
     },  # names only, at first use
@@ -68,6 +69,7 @@ MAY_IMPORT = {
         "worker",
     }
     - {"core.chat"},
+    "replay": {"config", "core.tokens", "errors", "formats", "pipeline", "recipe", "storage"},
     "patches": set(),
     "stopping": {"worker"},
     "worker": {"errors", "patches"},
@@ -85,6 +87,7 @@ MAY_IMPORT = {
         "pipeline",
         "preview",
         "readers",
+        "replay",
         "runners",
         "stopping",
         "storage",
@@ -105,7 +108,7 @@ WITHOUT_BEAM = (
     "options",
     "progress",
 )
-SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "runners", "running", "testing")
+SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "replay", "runners", "running", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
 

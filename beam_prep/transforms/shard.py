@@ -52,6 +52,8 @@ class SpoolBlocks(beam.DoFn):
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
             batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
+            if self.spool.earlier is not None:
+                batch = self.spool.earlier.complete(batch)
             receipt = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
