@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit code: 0 success, 1 the job failed, 2 the arguments are wrong.
+    """Runs a command. Returns the exit code: 0 success, 1 problems found, or else `exit_code` of the error.
 
     Args:
         arguments: the command's arguments; None means those of this process.
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _end(given.command, number)
         if isinstance(error, BeamPrepError):
             print(f"beam-prep: {error}", file=sys.stderr)
-            return 1
+            return error.exit_code
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
             sys.stderr.close()
             return 0
@@ -346,10 +346,13 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
             from apache_beam.io.filesystems import FileSystems
             from apache_beam.options.pipeline_options import PipelineOptions
 
+            from beam_prep.storage.files import join
+            from beam_prep.storage.generations import Generations
             from beam_prep.storage.stored import StoredFiles
 
             FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
-            stored = StoredFiles(given.output)
+            latest = Generations(given.output).latest()
+            stored = StoredFiles(given.output if latest is None else join(given.output, latest))
             files: OutputFiles = stored
             text = stored.manifest()
         else:

@@ -4,52 +4,88 @@
      |-- ConfigError        a config that makes no sense; also a ValueError
      |-- InputError         an input that cannot be read: missing, a directory, damaged gzip, changed during the run
      |-- TokenizerError     a tokenizer that cannot be loaded, or that does not do what it says
-     |-- OutputError        an output that cannot be written: it exists and belongs to another job, its lock is held
-     |-- StorageError       an object store that does not answer, or refuses
+     |-- OutputError        an output that may not be written: it exists and belongs to another job
+     |    `-- LockedError   another job is writing the output
+     |-- StorageError       a disk that is full, a path that cannot be written, a store that does not answer or refuses
      |-- RunError           a run that failed by a rule: too many rejects, nothing kept, nothing trained
+     |-- EngineError        the runner lost the job, a worker, or a part of its data
      |-- SpoolError         a tokenised block is damaged or missing: run again, and it is made again
      |-- FormatError        a file that is not what its reader expects
      `-- UserFunctionError  a user's function raised on a record; the message names file and offset
 
-Each takes one message and nothing else, so that pickle carries it to another process unchanged.
+Each takes one message and nothing else, so that pickle carries it to another process unchanged. `exit_code` is what
+the command line ends with: 2 usage, config or tokenizer; 3 data; 4 the output is refused; 5 storage or engine, which
+may come back; 6 another job holds the output. So a scheduler knows what to run again: 5 and 6, and nothing else.
 """
 
 
 class BeamPrepError(Exception):
     """The base class: ``except BeamPrepError`` catches everything that beam_prep raises on purpose."""
 
+    exit_code = 1
+
 
 class ConfigError(BeamPrepError, ValueError):
     """The config is wrong; the message lists every problem with its place in the config."""
+
+    exit_code = 2
 
 
 class InputError(BeamPrepError):
     """An input cannot be read: it is missing, a directory, damaged, or it changed during the run."""
 
+    exit_code = 3
+
 
 class TokenizerError(BeamPrepError):
     """The tokenizer cannot be loaded or used."""
 
+    exit_code = 2
+
 
 class OutputError(BeamPrepError):
-    """The output cannot be written: it belongs to another job, or another run holds its lock."""
+    """The output may not be written: it belongs to another job, or another job holds it (`LockedError`)."""
+
+    exit_code = 4
+
+
+class LockedError(OutputError):
+    """Another job is writing the output; the message says which, since when, and how to break its lock."""
+
+    exit_code = 6
 
 
 class StorageError(BeamPrepError):
-    """An object store does not answer, refuses, or needs libraries that are not installed."""
+    """A disk is full, a path cannot be written; a store does not answer, refuses, or needs libraries."""
+
+    exit_code = 5
 
 
 class RunError(BeamPrepError):
     """The run failed by a rule: too many rejects, nothing kept, or nothing to train on."""
 
+    exit_code = 3
+
+
+class EngineError(BeamPrepError):
+    """The runner lost the job, a worker, or a part of its data. What is done is not done again: run again."""
+
+    exit_code = 5
+
 
 class SpoolError(BeamPrepError):
     """A tokenised block is damaged or missing. Run the same job again: it makes the block again."""
+
+    exit_code = 5
 
 
 class FormatError(BeamPrepError):
     """A file is not what its reader expects."""
 
+    exit_code = 3
+
 
 class UserFunctionError(BeamPrepError):
     """A user's function raised on a record; the message names the file and the offset."""
+
+    exit_code = 3

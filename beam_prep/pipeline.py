@@ -22,14 +22,25 @@ from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
-from beam_prep.errors import BeamPrepError, ConfigError, OutputError
+from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
-from beam_prep.running import cancel, how_made, job_id_of, quiet_beam, raised_by_worker, wait_until_done
+from beam_prep.running import (
+    cancel,
+    has_ended,
+    how_made,
+    job_id_of,
+    quiet_beam,
+    raised_by_worker,
+    told_job,
+    wait_until_done,
+)
 from beam_prep.stopping import received_signal
+from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.paths import is_local
@@ -44,6 +55,10 @@ from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
 log = logging.getLogger("beam_prep")
+
+MIN_LEASE = 60.0
+_UNTIL_WORKERS_START = 3600.0
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,10 @@ class Pipeline:
         spool: a folder that keeps tokenised blocks for later runs; without it they are removed when the run succeeds.
         staging: the folder of unfinished files; by default a hidden folder next to the output.
         staging_ttl: seconds after which the unfinished files of failed launches are removed.
+        generations: make a generation, `OUTPUT_DIR/<generation>`, to which `OUTPUT_DIR/latest` points at the end, and
+            keep this many.
+        generation: its name; by default the time of the launch in UTC, `20261122T180738Z`.
+        lease: seconds after which a launch that was killed no longer holds the output.
         tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
         render: `auto` or `jinja`: see `ApplyTemplate`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
@@ -113,6 +132,9 @@ class Pipeline:
         spool: str | None = None,
         staging: str | None = None,
         staging_ttl: float = 7 * 24 * 3600,
+        generations: int | None = None,
+        generation: str | None = None,
+        lease: float = LEASE,
         tokenizer_backend: Backend = "auto",
         render: Render = "auto",
         check: Check = "sample",
@@ -125,7 +147,16 @@ class Pipeline:
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
         check_rates(max_reject_rate, max_drop_rate)
-        self.output = normalise_path(os.fspath(output_dir))
+        self.root = self.output = normalise_path(os.fspath(output_dir))
+        if generation is not None:
+            check_name(generation)
+            if generations is None:
+                raise ConfigError(f"generation is {generation!r} without generations: say how many are kept")
+        if generations is not None and generations < 1:
+            raise ConfigError(f"generations is {generations}, wanted how many are kept, 1 or more")
+        if lease < MIN_LEASE:
+            raise ConfigError(f"lease is {lease:g}, wanted {MIN_LEASE:g} seconds or more")
+        self.generations, self.generation, self.lease = generations, generation, lease
         if is_local(self.output) and not is_local(staging or ""):
             raise ConfigError(
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
@@ -178,12 +209,69 @@ class Pipeline:
             self.staging = replace(self.staging, options=StoreOptions.current())
         with self._locked():
             alone = self.staging.remove_ended()
-            Staging.beside(self.output).remove_ended()  # copies of another disk's staging
-            if up_to_date(self.output, self.facts, self._same_inputs) and self._checked():
+            replace(self.staging, root=self.staging.home).remove_ended()  # copies of another disk's staging
+            if (output := self._current()) is not None:
+                self._claims.remove_ended(alone=is_local(self.root))
                 if alone and self.spool is None:
                     self.staging.remove_kept()  # of a run that was killed after it had published
-                return self._result(up_to_date=True)
+                return self._result(output, up_to_date=True)
             return self._run(options, wait)
+
+    def _current(self) -> str | None:
+        """The output that is there, if it is complete and of this job; else None.
+
+        Raises:
+            OutputError: it is, but may not be used: see `_checked`.
+        """
+        if self.generations is None:
+            current = up_to_date(self.root, self.facts, self._same_inputs) and self._checked(self.root)
+            return self.root if current else None
+        made = Generations(self.root)
+        made.clean()
+        latest = made.latest()
+        # One of this name, too: a launch made it, and was killed before `latest` pointed to it.
+        for name in filter(None, (latest, self.generation)):
+            output = made.path(name)
+            if up_to_date(output, self.facts, self._same_inputs) and self._checked(output):
+                made.point(name)
+                made.remove_old(self.generations, name)
+                return output
+        return None
+
+    @property
+    def _claims(self) -> Claims:
+        return self.staging.claims(self.root)
+
+    def _choose_generation(self) -> None:
+        """Sets the output. A launch that did not end well has given its generation a name, which is kept.
+
+        Raises:
+            LockedError: another launch holds the output.
+        """
+        if self.generations is None:
+            return
+        made, other = Generations(self.root), self._claims.ended(alone=is_local(self.root))
+        name = self.generation or new_name()
+        if self.generation is None and other is not None and other.generation and other.generation not in made.names():
+            name = other.generation
+        self.output = made.path(name)
+
+    def _claim(self, dies: bool, wait: bool) -> None:
+        """Claims the output.
+
+        Args:
+            dies: the job ends with this process.
+            wait: this process renews the claim. Otherwise the workers do, and may take an hour to start.
+
+        Raises:
+            LockedError: another launch holds the output.
+        """
+        name = None if self.generations is None else self.output.rpartition("/")[2]
+        lease = self.lease if dies or wait else max(self.lease, _UNTIL_WORKERS_START)
+        mine = Claim(self.staging.launch, dies=dies, lease=lease, generation=name)
+        other = self._claims.take(mine, alone=is_local(self.root))
+        if other is not None and other.generation is not None and name is not None:
+            Generations(self.root).remove_unfinished(other.generation)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -192,13 +280,18 @@ class Pipeline:
             yield
             return
         # Next to the output, wherever the staging is: all jobs on this output must find the same lock.
-        folder = Staging.beside(self.output).root
+        folder = self.staging.home
         os.makedirs(folder, exist_ok=True)
         lock = filelock.FileLock(os.path.join(folder, "lock"))
         try:
             held = lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise OutputError(f"another job is writing {self.output}: wait for it, or choose another output") from None
+            holder = self._claims.holder()  # None between its lock and its claim
+            who = f": {holder.who()}" if holder else ""
+            stop = f"; to stop it, type on {holder.host}: kill {holder.pid}" if holder else ""
+            raise LockedError(
+                f"another job is writing {self.root}{who}. Wait for it, or choose another output{stop}"
+            ) from None
         with held:
             yield
 
@@ -212,6 +305,7 @@ class Pipeline:
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         for warning in config_warnings:
             log.warning("%s", warning)
+        self._choose_generation()
         self.staging.remove_older(self.staging_ttl)
         self.staging.create(ends_with_launcher=here)
         if not here:
@@ -219,7 +313,8 @@ class Pipeline:
             self.tokenizer = ship(self.tokenizer, self.staging.root)
         watched = self.staging.local  # otherwise workers write no reports
         progress = Progress(self.staging.path("progress"), self.inputs) if watched else contextlib.nullcontext()
-        done, running = False, None
+        done = claimed = left = False
+        running = None
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
@@ -227,10 +322,14 @@ class Pipeline:
                 self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
-            output_at(self.output, self.staging).claim(time.time())
-            with progress, quiet_beam(), prepared_process(runner, options):
+            self._claim(here, wait)
+            claimed = True
+            with progress, quiet_beam(), prepared_process(runner, options), self._claims.renewed(self.lease):
                 running = pipeline.run()
+                if not here:
+                    self._claims.update(job=told_job(running, options))
                 if not here and not wait:
+                    left = True
                     return Result(self.output, None, False, job_id_of(running))
                 wait_until_done(running)
             done = True
@@ -239,12 +338,14 @@ class Pipeline:
         finally:
             if running is not None and not here and received_signal() is not None:
                 cancel(running)
+            if claimed and not done and not left and (here or running is None or has_ended(running)):
+                output_at(self.output, self.staging).fails()
             # On another runner the job may still be at work: a later launch removes its files.
             if here or done:
                 self.staging.remove()
         if self.spool is None:
             self.staging.remove_kept()
-        result = self._result(up_to_date=False)
+        result = self._result(self.output, up_to_date=False)
         run = json.loads(read_bytes(join(self.output, RUN)))
         log.info("%s", how_made(run))
         for warning in run["warnings"][len(config_warnings) :]:
@@ -303,6 +404,7 @@ class Pipeline:
                 overwrite=self.overwrite,
                 spool=spool,
                 staging=self.staging,
+                generations=self.generations,
                 facts=self.facts,
                 run={
                     **run,
@@ -315,17 +417,17 @@ class Pipeline:
             )
         )
 
-    def _checked(self) -> bool:
+    def _checked(self, output: str) -> bool:
         """True if this job's output was made with the check that is asked for.
 
         Raises:
             OutputError: it was not, and may not be replaced.
         """
-        run = json.loads(read_bytes(join(self.output, RUN))) if self.check == "full" else {}
+        run = json.loads(read_bytes(join(output, RUN))) if self.check == "full" else {}
         checked = bool(run.get(IN_FULL) == run.get("blocks"))
         if not checked and not self.overwrite:
             raise OutputError(
-                f"{self.output} is up to date, but was made without --check full: pass --overwrite to make it again"
+                f"{output} is up to date, but was made without --check full: pass --overwrite to make it again"
             )
         return checked
 
@@ -338,9 +440,9 @@ class Pipeline:
             return True  # by the stores' checksums; no file is read
         return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
 
-    def _result(self, up_to_date: bool) -> Result:
-        path = join(self.output, MANIFEST)
-        return Result(self.output, load(read_bytes(path), path), up_to_date)
+    def _result(self, output: str, up_to_date: bool) -> Result:
+        path = join(output, MANIFEST)
+        return Result(output, load(read_bytes(path), path), up_to_date)
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

@@ -6,11 +6,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from apache_beam.options.pipeline_options import (
+    FlinkRunnerOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    StandardOptions,
+)
 from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors
 from beam_prep.core.tokens.check import IN_FULL
-from beam_prep.errors import BeamPrepError, RunError
+from beam_prep.errors import BeamPrepError, EngineError
 
 log = logging.getLogger("beam_prep")
 
@@ -34,15 +40,44 @@ def job_id_of(running: Any) -> str | None:
     return None if found is None else str(found)
 
 
+def told_job(running: Any, options: PipelineOptions) -> dict[str, str]:
+    """The id of a job and the page that shows it, as far as they are known; both are logged."""
+    found = {"id": job_id_of(running), "url": _page(running, options)}
+    job = {name: value for name, value in found.items() if value is not None}
+    if job:
+        log.info("job %s", " ".join(job.values()))
+    return job
+
+
+def _page(running: Any, options: PipelineOptions) -> str | None:
+    """The page of a job in its runner's console."""
+    name = str(options.view_as(StandardOptions).runner).rpartition(".")[2]
+    if name == "DataflowRunner":
+        cloud = options.view_as(GoogleCloudOptions)
+        page = "https://console.cloud.google.com/dataflow/jobs"
+        return f"{page}/{cloud.region}/{job_id_of(running)}?project={cloud.project}"
+    master = options.view_as(FlinkRunnerOptions).flink_master if name == "FlinkRunner" else None
+    # With a name in brackets Beam starts a cluster, or the job server knows one.
+    return f"http://{master.removeprefix('http://')}" if master and not master.startswith("[") else None
+
+
+def has_ended(running: Any) -> bool:
+    """True if a job is known to have ended."""
+    try:
+        return bool(PipelineState.is_terminal(running.state))
+    except Exception:  # each runner has errors of its own; nobody knows then
+        return False
+
+
 def wait_until_done(running: Any) -> None:
     """Waits for a job's end.
 
     Raises:
-        RunError: it was cancelled. Some runners raise no error of their own then.
+        EngineError: it was cancelled. Some runners raise no error of their own then.
     """
     state = running.wait_until_finish()
     if state != PipelineState.DONE:
-        raise RunError(f"the job ended as {state}: look at the runner's own log, and run again")
+        raise EngineError(f"the job ended as {state}: look at the runner's own log, and run again")
 
 
 _RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")
@@ -62,7 +97,7 @@ def raised_by_worker(error: BaseException) -> BaseException:
     elif found := _RAISED.findall(str(error)):
         name, message = found[-1]
     elif any(words in str(error) for words in _DIED):
-        return RunError(
+        return EngineError(
             "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more "
             "memory, or use fewer workers (--direct_num_workers); finished blocks are not made again"
         )

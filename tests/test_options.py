@@ -112,7 +112,7 @@ def test_a_config_may_be_given_in_line(tmp_path: Path, tokenizer_path: str) -> N
 
 
 def test_a_problem_of_a_config_in_line_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", *JOB[:2], "--config_json={}", JOB[3]]) == 1
+    assert cli.main(["run", *JOB[:2], "--config_json={}", JOB[3]]) == 2
     assert "--config_json: 1 problem in the config" in capsys.readouterr().err
 
 

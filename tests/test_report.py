@@ -220,7 +220,7 @@ def test_the_command_line_takes_the_limit(
     source.write_text("".join(json.dumps(chat) + "\n" for chat in with_roles(assistant="gpt")))
     command = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(ROOT / "configs/sft_chat.json")]
     command += ["--tokenizer_path", tokenizer_path, "--runner=FnApiRunner"]
-    assert main(command) == 1
+    assert main(command) == 3
     assert "more than --max_drop_rate 0.05" in capsys.readouterr().err
     assert main([*command, "--max_drop_rate", "0.5"]) == 0
     assert "  'gpt': 182 messages; not in `mask`, mask_default is 'mask'\n" in capsys.readouterr().out

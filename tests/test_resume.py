@@ -161,7 +161,8 @@ def test_a_killed_run_is_taken_up_where_it_was(jobs: Jobs, launch: Callable[...,
     process = launch(source, "-o", str(output), "--direct_running_mode=multi_processing", "--direct_num_workers=2")
     wait_for(lambda: len(spooled(staging)) >= 3, process)
     os.killpg(process.pid, signal.SIGSTOP)
-    with pytest.raises(OutputError, match=r"another job is writing .+: wait for it, or choose another output"):
+    who = rf"another job is writing .+: pid {process.pid} on .+, since 20.+ UTC. Wait for it, or choose another"
+    with pytest.raises(OutputError, match=who):
         jobs.run("a.jsonl")
     kill(process)
     left = len(spooled(staging))
@@ -612,7 +613,7 @@ def test_a_second_launch_on_the_same_output_waits_for_no_one(jobs: Jobs, monkeyp
             if name == "elsewhere":
                 jobs.run("a.jsonl", output=name)
                 continue
-            with pytest.raises(OutputError, match=r"another job is writing .+/out: wait for it, or choose another"):
+            with pytest.raises(OutputError, match=r"another job is writing .+/out. Wait for it, or choose another"):
                 jobs.run("a.jsonl", output=name)
         return up_to_date(output, *others)
 

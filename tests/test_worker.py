@@ -188,7 +188,7 @@ def test_what_the_first_worker_finds_when_it_loads_the_tokenizer_is_said_once(
     run = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
     run.append("--direct_num_workers=2")
     failed = without_gigatoken(*run, "--tokenizer_backend=gigatoken")
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.count("--tokenizer_backend gigatoken: it is not installed here") == 1
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "out").exists()
@@ -205,7 +205,7 @@ def test_a_launcher_that_fails_while_the_first_worker_loads_says_so_alone(
     (tmp_path / "out" / "somebody's").touch()
     process = start(source, tokenizer, tmp_path / "out")
     out, errors = process.communicate(timeout=120)  # of the worker, too
-    assert process.returncode == 1
+    assert process.returncode == 4
     assert "is no output of beam_prep" in errors
     assert "Traceback" not in out + errors
 
@@ -222,7 +222,7 @@ def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
     run = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
     run.append("--direct_num_workers=2")
     done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert "a worker process was killed" in done.stderr
     assert "Traceback" not in done.stderr
 

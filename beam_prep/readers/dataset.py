@@ -24,6 +24,7 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
+from beam_prep.formats.generation import ReaderLease, followed
 from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, load, output_columns
 from beam_prep.verify import LocalFiles, problems
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
     """Opens an output directory. Reads its manifest; shards are opened when their rows are asked for.
 
+    Of an output with generations the latest is opened, and kept: it is not removed as long as it is in use (a lease,
+    which lasts a day and is renewed as shards are opened).
+
     >>> ds = bp.open("out/chat")
     >>> len(ds), ds.columns
     (260, ('input_ids', 'labels'))
@@ -41,14 +45,16 @@ def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
     Raises:
         FormatError: there is no output; the message says what is there instead.
     """
-    folder = Path(os.path.abspath(path))
+    folder, lease = Path(os.path.abspath(path)), None
+    if (latest := followed(folder)) != folder:
+        folder, lease = latest, ReaderLease(latest)
     try:
         text = (folder / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(_why_not(path, folder)) from None
     manifest = load(text, str(folder / MANIFEST))
     try:
-        output = _OpenOutput(folder, manifest)
+        output = _OpenOutput(folder, manifest, lease)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{folder / MANIFEST} is damaged ({error!r}): make the output again") from None
     return Dataset(output, range(output.starts[-1]))
@@ -93,7 +99,8 @@ class _ListedShard(NamedTuple):
 class _OpenOutput:
     """Shared by all views of an output: the manifest and the open shards. Row numbers count in the entire output."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any], lease: ReaderLease | None = None) -> None:
+        self._lease = lease
         self.folder = folder
         self.manifest = manifest
         self.schema = output_columns(manifest)
@@ -120,6 +127,8 @@ class _OpenOutput:
         """The shard's reader. With `keep` it stays open."""
         if index in self._open:
             return self._open[index]
+        if self._lease is not None:
+            self._lease.renew()
         domain, number, rows = self.shards[index]
         folder = self._folders[domain]
         reader = self._format.read(folder, self.schema, number, self.shards_of[domain])

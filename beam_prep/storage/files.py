@@ -19,7 +19,7 @@ from apache_beam.io.filesystems import FileSystems
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.reading.blocks import Readable
 from beam_prep.core.reading.json_list import ListAsLines, is_json_file
-from beam_prep.errors import InputError, StorageError
+from beam_prep.errors import ConfigError, InputError, StorageError
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo
@@ -89,8 +89,8 @@ def _match(pattern: str) -> list[InputFile]:
         ]
     try:
         stored = objects.match_pattern(pattern)
-    except StorageError as error:
-        raise InputError(f"cannot look up {pattern!r}: {error}") from None
+    except (StorageError, ConfigError) as error:
+        raise type(error)(f"cannot look up {pattern!r}: {error}") from None
     # The consoles of stores create empty objects as folders.
     stored = [each for each in stored if not each.path.endswith("/")]
     if not stored:

@@ -16,7 +16,7 @@ from beam_prep.core.shards.pack import PackStats
 from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
-from beam_prep.errors import OutputError, RunError
+from beam_prep.errors import EngineError, OutputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.arrow import dataset_dict
 from beam_prep.formats.manifest import (
@@ -34,10 +34,15 @@ from beam_prep.formats.manifest import (
     output_columns,
 )
 from beam_prep.formats.tfrecord import features
-from beam_prep.storage.output import OutputTarget, is_manifest, output_at
+from beam_prep.storage.claims import Claim
+from beam_prep.storage.generations import Generations
+from beam_prep.storage.output import output_at
+from beam_prep.storage.output_target import OutputTarget, is_manifest
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
+_CHAIN_LEASE = 60.0
+"""Seconds; of chains written by hand. Every shard renews it, and without a launcher nobody ends it."""
 _ENCODER = "encoder: "
 """Prefix of the counters of `BlockReceipt.made` that name an encoder and its version."""
 
@@ -120,6 +125,7 @@ class Publisher:
         run: what `run.json` says of the run.
         launched: a launcher claims the output before the run, and removes the launch's folder after it. Without one,
             as in a chain written by hand, the steps do both: `prepare` and `publish`.
+        generations: how many generations are kept; None: the output is no generation.
     """
 
     output: str
@@ -133,17 +139,23 @@ class Publisher:
     facts: Mapping[str, Any]
     run: Mapping[str, Any]
     launched: bool = False
+    generations: int | None = None
 
     @property
     def target(self) -> OutputTarget:
         """The output, as it is made on a disk or in a store."""
-        return output_at(self.output, self.staging)
+        root = self.output if self.generations is None else folder_above(self.output)
+        return output_at(self.output, self.staging, f"{root}.failed")
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
+        if self.generations is not None and (problem := Generations(folder_above(self.output)).problem()):
+            return problem
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
+        if text is None and Generations(self.output).latest() is not None:
+            return f"{self.output} holds generations: pass --generations N, or choose another -o"
         if not is_manifest(text):
             return (
                 f"{self.output} exists and is no output of beam_prep (no {MANIFEST} of ours): "
@@ -172,7 +184,8 @@ class Publisher:
             return False
         self.layout.columns(plan.columns)
         if not self.launched and not self.target.is_published():
-            self.target.claim(self.run["started"])
+            claim = Claim(self.staging.launch, started=self.run["started"], lease=_CHAIN_LEASE)
+            self.target.claims.take(claim)
         self.target.prepare(is_ours, self.overwrite)
         return True
 
@@ -193,7 +206,9 @@ class Publisher:
             if masks and not any(shard.trained[name] for shard in shards for name in masks):
                 problem = nothing_trained(plan, self._config)
         if problem is not None:
-            raise RunError(self._fail(plan, rejects, problem))
+            message = self._fail(plan, rejects, problem)
+            self.target.fails()
+            raise RunError(message)
         others = self._others(plan)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
         text, target = dump(manifest), self.target
@@ -205,7 +220,11 @@ class Publisher:
         elif self.run.get("check") == "full":
             target.write_run(self._run(plan, manifest))
         target.remove_replaced(manifest)
-        target.release()
+        if self.generations is not None:
+            generations = Generations(folder_above(self.output))
+            generations.point(name := self.output.rpartition("/")[2])
+            generations.remove_old(self.generations, name)
+        target.claims.release()
         if not self.launched:
             self.staging.remove()
         return self.output
@@ -214,7 +233,7 @@ class Publisher:
         wanted = sorted((domain, shard) for domain, count in plan.shards_of.items() for shard in range(count))
         found = [(shard.domain, shard.shard) for shard in shards]
         if wanted != found:
-            raise RunError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
+            raise EngineError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
     def _others(self, plan: Plan) -> dict[str, bytes]:
         """The files that belong to no shard."""
@@ -240,6 +259,7 @@ class Publisher:
             **self.run,
             "finished": time.time(),
             "host": platform.node(),
+            **({"job": claim.job} if (claim := self.target.claims.holder()) is not None and claim.job else {}),
             "blocks": plan.blocks,
             "blocks_reused": plan.reused,
             **{name: count for name, count in plan.made.items() if not name.startswith(_ENCODER)},
@@ -253,12 +273,17 @@ class Publisher:
         """Writes the ledger and the rejects to `OUTPUT.failed/`. Returns the complete message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
         self.target.fail(dump(report), rejects)
-        where = f"see {self.output}.failed/{'rejects' if rejects else FAILURE}"
+        where = f"see {self.target.failed}/{'rejects' if rejects else FAILURE}"
         return f"{problem}; nothing was published, {where}"
 
 
 def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
     return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]
+
+
+def folder_above(output: str) -> str:
+    """The folder of generations that an output is in."""
+    return output.rpartition("/")[0]
 
 
 def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.formats.manifest import WrittenFile
+from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
@@ -31,11 +32,14 @@ class Staging:
         root: the folder of all launches on this output. The default spool is in it, so that the next launch finds it.
         launch: the name of this launch.
         options: the store options that workers activate.
+        home: the folder of the output's claim and lock: next to the output, wherever `root` is, so that all launches
+            on the output find the same.
     """
 
     root: str
     launch: str
     options: StoreOptions = field(default_factory=StoreOptions.current)
+    home: str = ""
 
     @classmethod
     def beside(cls, output: str, staging: str | None = None) -> "Staging":
@@ -43,9 +47,19 @@ class Staging:
         output = os.path.realpath(output) if is_local(output) else output
         folder, name = os.path.split(output)
         digest = hashlib.sha256(output.encode()).hexdigest()[:12]
-        base = staging or join(folder, ".beam_prep")
-        base = os.path.abspath(base) if is_local(base) else base
-        return cls(join(base, f"{name}-{digest}"), uuid.uuid4().hex)
+        home = join(folder, ".beam_prep", f"{name}-{digest}")
+        if staging is None:
+            return cls(home, uuid.uuid4().hex, home=home)
+        base = os.path.abspath(staging) if is_local(staging) else staging
+        return cls(join(base, f"{name}-{digest}"), uuid.uuid4().hex, home=home)
+
+    def claims(self, output: str) -> Claims:
+        """The claim of all launches on the output.
+
+        Args:
+            output: its path, for messages.
+        """
+        return Claims(self.home, output, self.launch)
 
     @property
     def local(self) -> bool:

@@ -26,10 +26,14 @@ from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.progress import report_block
-from beam_prep.storage.output import OutputTarget, normalise_path
+from beam_prep.storage.output import normalise_path
+from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+
+_CHECK_EVERY = 20.0
+"""Seconds between two looks of a worker at the claim, well below the shortest lease."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -43,11 +47,16 @@ class SpoolBlocks(beam.DoFn):
     reject_text: int
     tokenizer: Tokenizer | None
     progress: str | None
+    output: OutputTarget | None
 
     def setup(self) -> None:
         self.spool.options.activate()
+        self._checked = float("-inf")
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
+        if self.output is not None and time.monotonic() - self._checked > _CHECK_EVERY:
+            self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
+            self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
@@ -185,13 +194,15 @@ class Shard(beam.PTransform):
         tokenizer: kept in the output, so that its rows can be decoded.
         overwrite: replace an earlier output.
         spool, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
-            launchers: who gives `staging` claims the output (`OutputTarget.claim`) and removes the folder at the end.
+            launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
+        generations: the output is a generation, `OUT/<name>`, and this many are kept.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 
     Raises:
         ConfigError: `names` gives a name that a column cannot have; (when run) a column of it is not written.
         OutputError: the output exists and `overwrite` is not set, or it is not an output of ours.
+        LockedError: (when run) another job is writing the output.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
 
     >>> config = bp.PipelineConfig.from_json("configs/pretrain.json")
@@ -219,6 +230,7 @@ class Shard(beam.PTransform):
     overwrite: bool = False
     spool: Spool | None = None
     staging: Staging | None = None
+    generations: int | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -254,6 +266,7 @@ class Shard(beam.PTransform):
             dict(self.facts),
             {"started": time.time(), **self.run},
             launched=launched,
+            generations=self.generations,
         )
         self.progress = self.staging.path("progress") if launched and self.staging.local else None
         if problem := self.publisher.refusal():
@@ -269,6 +282,7 @@ class Shard(beam.PTransform):
             reject_text=self.reject_text,
             tokenizer=self.tokenizer,
             progress=self.progress,
+            output=self.publisher.target if self.publisher.launched else None,
         )
         receipts = (
             batches

@@ -130,7 +130,7 @@ def test_a_launch_that_cannot_work_ends_with_what_to_do(store: Store) -> None:
         form = filled_in(store, "none", inputs=f"{store.url}/nothing/*.jsonl")
         done = launch(service, store, as_launched(form, store))
         assert service.jobs == []
-    assert done.returncode == 1
+    assert done.returncode == 3
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("beam-prep: ")
     assert f"{store.url}/nothing/*.jsonl" in last

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -21,11 +22,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import pipeline
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.errors import ConfigError, InputError, OutputError, RunError, StorageError, TokenizerError
+from beam_prep.errors import ConfigError, InputError, LockedError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
-from beam_prep.storage import output as _output
+from beam_prep.storage.claims import Claims
 from beam_prep.storage.input_digests import digest_of_input
+from beam_prep.storage.output_target import listed_files
+from beam_prep.storage.stored_output import StoredOutput
 from beam_prep.storage.stores import objects, retry
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import read_bytes
@@ -267,7 +270,7 @@ def readable(store: Folder) -> bool:
     if text is None:
         return False
     wrong = []
-    for file in _output.listed_files(json.loads(text)):
+    for file in listed_files(json.loads(text)):
         data = read(store.path(f"out/{file['path']}"))
         if data is None or hashlib.sha256(data).hexdigest() != file["sha256"]:
             wrong.append(file["path"])
@@ -352,7 +355,7 @@ def test_what_a_crash_left_is_cleared_by_the_next_run(
         raise RuntimeError("the machine burns")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_output.StoredOutput, "publish", crash)
+        patch.setattr(StoredOutput, "publish", crash)
         with pytest.raises(RuntimeError, match="burns"):
             store.run(tokenizer_path, new, overwrite=True)
     assert "manifest.json" not in store.names("out")
@@ -361,20 +364,33 @@ def test_what_a_crash_left_is_cleared_by_the_next_run(
     assert store.names(".beam_prep") == []
 
 
-def test_of_two_jobs_at_once_the_first_gives_way(
+def test_of_two_jobs_at_once_the_second_is_refused(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    source = write(tmp_path, "a.jsonl", chat(300))
+    first = store.job(tokenizer_path, source)
+    first._claim(dies=True, wait=True)
+    with pytest.raises(LockedError, match=f"another job is writing {store.path('out')}: pid {os.getpid()} on "):
+        store.run(tokenizer_path, source)
+    first._claims.end()  # as when its lease has passed
+    store.run(tokenizer_path, source)
+    assert store.tree() == local(tmp_path, tokenizer_path, source)
+
+
+def test_a_job_that_loses_its_claim_gives_way(
     store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
     launched = store.job(tokenizer_path, first)
-    claim = _output.StoredOutput.claim
+    take = Claims.take
 
-    def claimed(self: Any, started: float) -> None:
-        claim(self, started)
-        monkeypatch.setattr(_output.StoredOutput, "claim", claim)
+    def taken(self: Claims, *given: Any, **named: Any) -> Any:
+        found = take(self, *given, **named)
+        monkeypatch.setattr(Claims, "take", take)
+        self.end()
         store.run(tokenizer_path, second)
+        return found
 
-    monkeypatch.setattr(_output.StoredOutput, "claim", claimed)
-    with pytest.raises(OutputError, match=r"the claim of this job is gone|another job has claimed"):
+    monkeypatch.setattr(Claims, "take", taken)
+    with pytest.raises(LockedError, match=r"the claim of this job on .* is gone"):
         launched.run()
     assert store.tree() == local(tmp_path, tokenizer_path, second)
 

@@ -1,16 +1,23 @@
-"""One job makes an output: the claim that says which, in a store that lies in memory."""
+"""One job makes an output: the claim that says which, on a disk and in a store that lies in memory."""
 
 import json
+import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import pytest
 
 import beam_prep as bp
-from beam_prep.errors import OutputError
-from beam_prep.storage.output import StoredOutput
+from beam_prep.errors import LockedError
+from beam_prep.storage import claims as claims_module
+from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.staging import Staging
+from beam_prep.storage.stored_output import StoredOutput
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.reader import read_bytes
@@ -23,7 +30,13 @@ OUTPUT = "mem://bucket/out"
 
 
 def launch() -> StoredOutput:
-    return StoredOutput(OUTPUT, Staging.beside(OUTPUT))
+    return StoredOutput(OUTPUT, Staging.beside(OUTPUT), f"{OUTPUT}.failed")
+
+
+def claim(output: StoredOutput, **changes: Any) -> Claim | None:
+    """Claims an output as a launch of another machine would."""
+    fields = {"process": "another", "host": "another", "pid": 1, **changes}
+    return output.claims.take(Claim(output.staging.launch, **fields))
 
 
 def claimed_by() -> str:
@@ -95,14 +108,15 @@ def test_a_plan_that_is_made_again_after_the_last_step_claims_nothing(
 def test_of_two_chains_written_by_hand_the_one_that_loses_its_claim_gives_way(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = StoredOutput._check_claim
+    check = StoredOutput.check_claim
 
     def meanwhile(self: StoredOutput) -> None:
-        monkeypatch.setattr(StoredOutput, "_check_claim", check)
-        launch().claim(time.time())
+        monkeypatch.setattr(StoredOutput, "check_claim", check)
+        self.claims.end()  # as if its lease had passed
+        claim(launch())
         check(self)
 
-    monkeypatch.setattr(StoredOutput, "_check_claim", meanwhile)
+    monkeypatch.setattr(StoredOutput, "check_claim", meanwhile)
     with pytest.raises(Exception, match=f"another job has claimed {OUTPUT}"):
         run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
     assert names(f"{OUTPUT}/") == []
@@ -113,34 +127,98 @@ def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, claimed: bool
 ) -> None:
     if claimed:
-        launch().claim(1.0)
+        claim(launch(), lease=0)
     first, second = launch(), launch()
     put_if = store.put_if
 
     def beaten(*given: Any) -> None:
         monkeypatch.setattr(store, "put_if", put_if)
-        first.claim(2.0)
+        claim(first)
         put_if(*given)
 
     monkeypatch.setattr(store, "put_if", beaten)
-    with pytest.raises(OutputError, match=f"another job has claimed {OUTPUT}"):
-        second.claim(2.0)
+    with pytest.raises(LockedError, match=f"another job is writing {OUTPUT}: pid 1 on another, since .* UTC"):
+        claim(second)
     assert claimed_by() == first.staging.launch
 
 
-def test_a_later_launch_takes_the_claim_over_and_an_earlier_one_never_takes_it_back(
-    store: MemoryStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_claim_lasts_as_long_as_its_lease_and_is_then_taken_over(store: MemoryStore) -> None:
     earlier, later = launch(), launch()
-    earlier.claim(1.0)
-    earlier.claim(1.0)  # as a step that runs again
-    assert caplog.messages == []
-    later.claim(2.0)
-    (warning,) = caplog.messages
-    assert f"claimed by another launch ({earlier.staging.launch})" in warning
-    with pytest.raises(OutputError, match="another job has claimed"):
-        earlier.claim(1.0)
+    assert claim(earlier, generation="one") is None
+    assert claim(earlier) is None  # as a step that runs again
+    with pytest.raises(LockedError, match=r"its claim ends (600|599) s from now, or type: rm mem://.*claim.json"):
+        claim(later)
+    earlier.claims.update(renewed=time.time() - 601)
+    taken = claim(later)
+    assert taken is not None
+    assert (taken.launch, taken.generation) == (earlier.staging.launch, "one")
+    with pytest.raises(LockedError, match="another job has claimed"):
+        earlier.claims.check()
+    with pytest.raises(LockedError):
+        claim(earlier)
+    earlier.claims.release()
+    earlier.claims.end()
     assert claimed_by() == later.staging.launch
+    later.claims.check()
+
+
+def test_a_step_renews_a_claim_of_which_a_third_has_passed(store: MemoryStore) -> None:
+    mine = launch()
+    claim(mine, renewed=time.time() - 199)
+    mine.claims.check()
+    before = mine.claims.holder()
+    assert before is not None
+    assert time.time() - before.renewed > 150
+    mine.claims.update(renewed=time.time() - 201)
+    mine.claims.check()
+    after = mine.claims.holder()
+    assert after is not None
+    assert time.time() - after.renewed < 150
+
+
+def test_a_launcher_renews_its_claim_as_long_as_it_waits(store: MemoryStore) -> None:
+    mine = launch()
+    claim(mine, renewed=0.0)
+    renewed, update = threading.Event(), Claims.update
+
+    def seen(self: Claims, **changes: Any) -> None:
+        update(self, **changes)
+        renewed.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Claims, "update", seen)
+        with mine.claims.renewed(0.03):
+            assert renewed.wait(30)
+    holder = mine.claims.holder()
+    assert holder is not None
+    assert time.time() - holder.renewed < 60
+
+
+def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(store: MemoryStore) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = claims_module._process(gone.pid)
+    assert process
+    claim(launch(), process=process, pid=gone.pid, dies=True)
+    with pytest.raises(LockedError, match=f"pid {gone.pid}"):
+        claim(launch())
+    gone.kill()
+    gone.wait()
+    assert claim(launch()) is not None
+
+
+def test_a_job_on_a_runner_is_not_gone_with_its_launcher(store: MemoryStore) -> None:
+    process = claims_module.this_process().rpartition(" ")[0] + " 1"
+    claim(launch(), process=process, pid=2**22, dies=False)
+    with pytest.raises(LockedError):
+        claim(launch())
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"launch": "a", "host": "b", "started": 1.0}'])
+def test_what_is_no_claim_is_said(store: MemoryStore, text: bytes) -> None:
+    mine = launch()
+    objects.put(mine.claims.path, text)
+    with pytest.raises(LockedError, match=r"is not a claim of this version of beam_prep: type: rm mem://"):
+        claim(mine)
 
 
 def test_a_claim_whose_answer_was_lost_is_this_launchs_own(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,5 +231,49 @@ def test_a_claim_whose_answer_was_lost_is_this_launchs_own(store: MemoryStore, m
 
     monkeypatch.setattr(store, "put_if", lost)
     mine = launch()
-    mine.claim(1.0)
+    assert claim(mine) is None
     assert claimed_by() == mine.staging.launch
+
+
+class Local:
+    """Launches on a local output."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output = str(folder / "out")
+
+    def launch(self) -> Claims:
+        return Staging.beside(self.output).claims(self.output)
+
+
+def test_a_claim_on_a_disk_has_the_same_rules(tmp_path: Path) -> None:
+    local = Local(tmp_path)
+    first, second = local.launch(), local.launch()
+    far = {"process": "another", "host": "another", "pid": 1}
+    assert first.take(Claim(first._launch, **far)) is None  # type: ignore[arg-type]
+    with pytest.raises(LockedError, match=f"another job is writing {local.output}: pid 1 on another"):
+        second.take(Claim(second._launch))
+    first.update(renewed=0.0)
+    assert second.take(Claim(second._launch)) is not None
+    with pytest.raises(LockedError, match="another job has claimed"):
+        first.check()
+    first.release()
+    second.check()
+    second.release()
+    assert second.holder() is None
+    with pytest.raises(LockedError, match="is gone"):
+        second.check()
+
+
+def test_of_many_launches_on_a_disk_one_wins(tmp_path: Path) -> None:
+    local = Local(tmp_path)
+    launches = [local.launch() for _ in range(16)]
+
+    def take(mine: Claims) -> bool:
+        try:
+            mine.take(Claim(mine._launch))
+        except LockedError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(take, launches)).count(True) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_prep.errors import InputError
+from beam_prep.errors import ConfigError, InputError
 from beam_prep.storage.files import list_inputs
 
 
@@ -92,9 +92,9 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
         list_inputs([])
 
 
-def test_a_store_that_cannot_be_looked_up_is_an_input_error() -> None:
+def test_a_store_that_is_not_known_is_said_with_the_pattern() -> None:
     for pattern in ("nostore://bucket/*.jsonl", "nostore://bucket/a.jsonl"):
-        with pytest.raises(InputError, match="cannot look up 'nostore://bucket"):
+        with pytest.raises(ConfigError, match="cannot look up 'nostore://bucket"):
             list_inputs([pattern])
 
 

@@ -10,7 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.core.shards.layout import Layout
-from beam_prep.errors import OutputError, StorageError
+from beam_prep.errors import ConfigError, OutputError
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.spool import Spool
@@ -37,7 +37,7 @@ sys.exit(cli.main(sys.argv[1:]))
 def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extra: str) -> None:
     job = ["run", f"{scheme}://bucket/a.jsonl", "-o", "out", "-c", "configs/sft_chat.json", "--tokenizer_path", "x"]
     done = subprocess.run([sys.executable, "-c", WITHOUT, *job], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith(
         f"beam-prep: cannot look up '{scheme}://bucket/a.jsonl': {scheme}:// needs libraries ("
     )
@@ -45,7 +45,7 @@ def test_a_store_whose_libraries_are_missing_says_what_to_type(scheme: str, extr
 
 
 def test_other_schemes_are_named() -> None:
-    with pytest.raises(StorageError, match="hdfs:// is not a known store: wanted gs:// or s3://"):
+    with pytest.raises(ConfigError, match="hdfs:// is not a known store: wanted gs:// or s3://"):
         objects.find("hdfs://host/x")
 
 
@@ -94,7 +94,14 @@ def steps_with_stores() -> list[beam.DoFn]:
     return [
         ReadSplits(block_bytes=1 << 20, spool=spool, columns=None),
         SpoolBlocks(
-            spool=spool, dtype={}, layout=layout, untrained="drop", reject_text=0, tokenizer=None, progress=None
+            spool=spool,
+            dtype={},
+            layout=layout,
+            untrained="drop",
+            reject_text=0,
+            tokenizer=None,
+            progress=None,
+            output=None,
         ),
         MakePlan(spool=spool, max_tokens=1, max_items=None, publisher=publisher),
         Write(spool=spool, output=publisher.target, formats=("bin",), layout=layout),

@@ -15,7 +15,7 @@ from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.data.hashing import Node, tree_digest
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
-from beam_prep.errors import RunError
+from beam_prep.errors import EngineError
 
 ROLE_COUNTS = ("messages", "tokens", "trained")
 """The counts of each role, in the order of `BlockReceipt.roles`."""
@@ -176,7 +176,7 @@ class Receipts:
         rows, tokens: int64 [blocks], over all domains.
 
     Raises:
-        RunError: a block is missing or there twice: a defect of the runner. (That the last blocks of a compressed
+        EngineError: a block is missing or there twice: a defect of the runner. (That the last blocks of a compressed
             file, or all of the last file's, are missing cannot be seen here.)
     """
 
@@ -301,5 +301,5 @@ def _one_of(texts: Sequence[str]) -> tuple[Column, ...]:
     return tuple(Column(*entry) for entry in json.loads(texts[0])) if texts else ()
 
 
-def _lost(what: str) -> RunError:
-    return RunError(f"{what}: the runner lost or doubled a block, run again")
+def _lost(what: str) -> EngineError:
+    return EngineError(f"{what}: the runner lost or doubled a block, run again")

@@ -17,7 +17,7 @@ from apache_beam.io.filesystem import FileSystem
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.errors import StorageError
+from beam_prep.errors import ConfigError, StorageError
 from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient
 from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.retry import with_retries
@@ -37,12 +37,12 @@ def _client(path: str) -> StoreClient:
 @functools.lru_cache(maxsize=4)
 def client_for(scheme: str, process: int, options: PipelineOptions | None) -> StoreClient:
     if scheme not in _CLIENTS:
-        raise StorageError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
+        raise ConfigError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
     make, extra = _CLIENTS[scheme]
     try:
         return make(options or PipelineOptions([]))
     except (ImportError, AssertionError) as error:  # Beam's class for S3 asserts that boto3 is there
-        raise StorageError(f"{scheme}:// needs libraries ({error}): pip install 'beam-prep[{extra}]'") from None
+        raise ConfigError(f"{scheme}:// needs libraries ({error}): pip install 'beam-prep[{extra}]'") from None
 
 
 def find(path: str) -> ObjectInfo | None:

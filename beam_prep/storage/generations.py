@@ -1,0 +1,188 @@
+"""Generations of an output: `OUT/<generation>/`, each complete, and `OUT/latest`, which names one of them.
+
+A trainer that opens OUT follows `latest` once, and keeps the generation that it opened. A new one is made beside it,
+and `latest` moves when it is complete: on a disk a link that is replaced by a rename, in a store the object
+`latest.json`. Generations are in the order of their names.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+from beam_prep.errors import ConfigError, OutputError
+from beam_prep.formats.generation import HIDDEN, LATEST, READERS, is_held, is_name
+from beam_prep.formats.manifest import MANIFEST, dump
+from beam_prep.storage.files import join
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.reader import read_bytes
+
+_POINTER = "latest.json"
+
+
+def new_name() -> str:
+    """The name of a generation that is made now: the time, in UTC, to the second."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def check_name(name: str) -> None:
+    """Makes sure that a generation can have a name.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not is_name(name):
+        raise ConfigError(
+            f"generation is {name!r}, wanted up to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
+            f"and not {LATEST!r}, which names the latest one"
+        )
+
+
+class Generations:
+    """The generations below a folder, on a disk or in a store.
+
+    Args:
+        root: the folder.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def path(self, name: str) -> str:
+        """The output of a generation."""
+        return join(self.root, name)
+
+    def latest(self) -> str | None:
+        """The name of the latest generation; None if there is none."""
+        if not is_local(self.root):
+            return self._pointer()[0]
+        try:
+            name = os.readlink(join(self.root, LATEST))
+        except OSError:
+            return None
+        return name if is_name(name) else None
+
+    def names(self) -> list[str]:
+        """All complete generations, the oldest first."""
+        if not is_local(self.root):
+            return sorted(self._pointer()[1])
+        if not os.path.isdir(self.root):
+            return []
+        return sorted(
+            name for name in os.listdir(self.root) if is_name(name) and os.path.isfile(join(self.root, name, MANIFEST))
+        )
+
+    def problem(self) -> str | None:
+        """The reason why no generation may be made here, or None."""
+        if not is_local(self.root):
+            if objects.find(join(self.root, MANIFEST)) is not None:
+                return f"{self.root} holds an output without generations: choose another -o for --generations"
+            return None
+        if not os.path.lexists(self.root):
+            return None
+        if not os.path.isdir(self.root):
+            return f"{self.root} is a file: choose another -o"
+        if os.path.lexists(join(self.root, MANIFEST)):
+            return f"{self.root} holds an output without generations: choose another -o for --generations"
+        # With a manifest or without: a generation that another machine makes, for instance.
+        others = sorted(name for name in os.listdir(self.root) if name not in (LATEST, _NEW_LINK, HIDDEN))
+        foreign = next((name for name in others if not os.path.isfile(join(self.root, name, MANIFEST))), None)
+        if foreign is not None:
+            return f"{self.root} is no folder of generations, it holds {foreign!r}: choose another -o"
+        return None
+
+    def point(self, name: str) -> bool:
+        """Moves `latest` to a complete generation, in one step, unless it names a later one.
+
+        Returns:
+            True if `latest` names it now.
+        """
+        found = self.latest()
+        later = found is not None and found > name and found in self.names()
+        if not is_local(self.root):
+            self._put_pointer(found if later else name, sorted({*self._pointer()[1], name}))
+            return not later
+        if later:
+            return False
+        if found != name:
+            made = join(self.root, _NEW_LINK)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(made)
+            os.symlink(name, made)
+            os.replace(made, join(self.root, LATEST))
+        return True
+
+    def remove_old(self, keep: int, made: str) -> None:
+        """Removes all but the newest generations, and what a launch that was killed here left of others.
+
+        A generation that a reader holds stays, and so does the one that `latest` names.
+
+        Args:
+            keep: how many stay.
+            made: one that was made just now, which stays, too.
+        """
+        names = self.names()
+        for name in names[:-keep]:
+            if name not in (made, self.latest()) and not self._is_held(name):
+                self._remove(name)
+        self.clean()
+
+    def clean(self) -> None:
+        """Removes what is left of generations that are no longer there."""
+        if is_local(self.root):
+            hidden = Path(self.root, HIDDEN)
+            shutil.rmtree(hidden / _REMOVED, ignore_errors=True)
+            for folder in (hidden / READERS).glob("*"):
+                if not os.path.isdir(join(self.root, folder.name)):
+                    shutil.rmtree(folder, ignore_errors=True)
+            for folder in (hidden / READERS, hidden):
+                with contextlib.suppress(OSError):  # it is not there, or not empty
+                    folder.rmdir()
+
+    def remove_unfinished(self, name: str) -> None:
+        """Removes the files of a generation without a manifest, which a killed launch left. In a store only."""
+        if not is_local(self.root) and objects.find(join(self.path(name), MANIFEST)) is None:
+            objects.delete(found.path for found in objects.listed(f"{self.path(name)}/"))
+
+    def _remove(self, name: str) -> None:
+        if is_local(self.root):
+            # By a rename first: a reader sees it entire or not at all.
+            removed = join(self.root, HIDDEN, _REMOVED)
+            os.makedirs(removed, exist_ok=True)
+            os.rename(self.path(name), join(removed, f"{name}.{uuid.uuid4().hex}"))
+            return
+        latest, names = self._pointer()
+        objects.delete([join(self.path(name), MANIFEST)])
+        objects.delete(found.path for found in objects.listed(f"{self.path(name)}/"))
+        objects.delete(found.path for found in objects.listed(f"{join(self.root, HIDDEN, READERS, name)}/"))
+        self._put_pointer(latest, [each for each in names if each != name])
+
+    def _is_held(self, name: str) -> bool:
+        folder = join(self.root, HIDDEN, READERS, name)
+        if is_local(self.root):
+            return any(is_held(path.read_bytes()) for path in Path(folder).glob("*.json"))
+        return any(is_held(read_bytes(found.path)) for found in objects.listed(f"{folder}/"))
+
+    def _pointer(self) -> tuple[str | None, list[str]]:
+        """(latest, all) of a store. All are listed there, as a listing of the store would list every shard."""
+        try:
+            text = read_bytes(join(self.root, _POINTER))
+        except FileNotFoundError:
+            return None, []
+        try:
+            found = json.loads(text)
+            return found["generation"], list(found["generations"])
+        except (ValueError, KeyError, TypeError):
+            raise OutputError(f"{join(self.root, _POINTER)} is not ours: choose another -o, or remove it") from None
+
+    def _put_pointer(self, name: str | None, names: list[str]) -> None:
+        if self._pointer() != (name, names):
+            objects.put(join(self.root, _POINTER), dump({"generation": name, "generations": names}))
+
+
+_REMOVED = "removed"
+_NEW_LINK = f"{HIDDEN}.{LATEST}"

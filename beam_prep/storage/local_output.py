@@ -1,0 +1,123 @@
+"""An output on a disk: built in the staging area, and put in place by a rename."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
+from beam_prep.storage.claims import Claims
+from beam_prep.storage.exchange import replace_directory
+from beam_prep.storage.files import join, write_file
+from beam_prep.storage.output_target import listed_files
+from beam_prep.storage.staging import HashedFiles, Staging, mark
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOutput:
+    """A directory. It is built in the staging area and renamed."""
+
+    path: str
+    staging: Staging
+    failed: str
+
+    @property
+    def claims(self) -> Claims:
+        return self.staging.claims(self.path)
+
+    def check_claim(self) -> None:
+        if not self.is_published():
+            self.claims.check()
+
+    def fails(self) -> None:
+        self.claims.release()
+
+    def is_published(self) -> bool:
+        try:
+            run = json.loads(Path(self.path, RUN).read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return bool(run.get("launch") == self.staging.launch)
+
+    def manifest(self) -> bytes | None:
+        try:
+            return Path(self.path, MANIFEST).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except IsADirectoryError:
+            return b""  # not a manifest of ours
+
+    def is_complete(self, manifest: Mapping[str, Any]) -> bool:
+        paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
+        return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
+
+    def is_empty(self) -> bool:
+        return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
+
+    def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
+        """Checks the claim alone: no file is in the output before all are."""
+        self.check_claim()
+
+    @contextmanager
+    def files(self) -> Iterator[HashedFiles]:
+        self.check_claim()
+        yield HashedFiles(self.staging.path("output"))
+
+    rejects = files
+
+    def publish(
+        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
+    ) -> None:
+        self.check_claim()
+        files = HashedFiles(self.staging.path("output"))
+        for name, data in others.items():
+            files.write(name, data)
+        files.write(RUN, dump({**run, "launch": self.staging.launch}))
+        files.write(MANIFEST, text)
+        self._replace(self.staging.path("output"), self.path)
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
+
+    def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
+        failed = Path(self.failed)
+        if (failed / FAILURE).exists():
+            # Of an earlier run; this one succeeded. Renamed first: a part of it without `failure.json` would stay.
+            with self._on_same_disk("replaced") as aside:
+                os.rename(failed, aside)
+
+    @contextmanager
+    def _on_same_disk(self, name: str) -> Iterator[str]:
+        """A path in this launch's folder next to the output, which is removed at the end."""
+        folder = os.path.join(self.staging.home, self.staging.launch)
+        os.makedirs(folder, exist_ok=True)
+        if self.staging.is_marked:
+            mark(folder)
+        yield os.path.join(folder, name)
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        if folder != self.staging.path():
+            replace(self.staging, root=os.path.dirname(folder)).remove()
+
+    def _replace(self, made: str, target: str) -> None:
+        """Puts a staged directory in the place of another, which is removed."""
+        with self._on_same_disk("new") as new:
+            if os.stat(made).st_dev == os.stat(os.path.dirname(new)).st_dev:
+                os.rename(made, new)
+            else:
+                shutil.copytree(made, new)
+            os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of generations
+            self.check_claim()
+            replace_directory(new, target)
+
+    def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
+        made = self.staging.path("failed")
+        os.makedirs(made, exist_ok=True)
+        staged = self.staging.path("output", "rejects")
+        if os.path.isdir(staged):
+            shutil.copytree(staged, os.path.join(made, "rejects"), dirs_exist_ok=True)
+        Path(made, FAILURE).write_bytes(report)
+        self._replace(made, self.failed)
