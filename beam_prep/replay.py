@@ -14,12 +14,14 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
+from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.tokens.check import Trust
 from beam_prep.errors import ConfigError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join
+from beam_prep.storage.generations import Generations
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.paths import is_local
@@ -74,9 +76,11 @@ class Replay:
     change one is refused. Records that were dropped are run again, too.
 
     Args:
-        output: the earlier output. Its manifest names the inputs.
+        output: the earlier output, or a folder of generations, of which the latest is meant. Its manifest names the
+            inputs.
         config: the new config, or its path; without it, the earlier one.
-        output_dir: the directory to make; without it, `output` is replaced, which `overwrite` must allow.
+        output_dir: the directory to make. Without it, a folder of generations gets a new one (none is removed, but see
+            `generations` of `Pipeline`), and another output is replaced, which `overwrite` must allow.
         tokenizer_path: see `Pipeline`; without it, the tokenizer that the output keeps.
         overwrite: replace `output`, or what is at `output_dir`.
         spool: the folder that kept the blocks of the earlier run; without it, the default one beside `output`. Blocks
@@ -86,7 +90,7 @@ class Replay:
             earlier run.
 
     Raises:
-        BeamPrepError: as `Pipeline`; and an OutputError: there is no output to replay, or it may not be replaced.
+        BeamPrepError: as `Pipeline`; and an OutputError: there is no output to replay.
 
     >>> config = bp.PipelineConfig.from_json("configs/sft_chat.json")
     >>> replay = bp.Replay("out/pipeline", config, output_dir="out/replayed")
@@ -96,9 +100,9 @@ class Replay:
     True
 
     Attributes:
-        output: the earlier output's path.
+        output: the path of the output that is replayed.
         manifest: its manifest.
-        job: the `Pipeline` that makes the new output.
+        job: the `Pipeline` that makes the new output; None if there is nothing to replay.
     """
 
     def __init__(
@@ -116,42 +120,62 @@ class Replay:
         if beam_options is not None:
             given = beam_options if isinstance(beam_options, PipelineOptions) else PipelineOptions(list(beam_options))
             FileSystems.set_options(given)
-        self.output = normalise_path(os.fspath(output))
+        root = normalise_path(os.fspath(output))
+        generations = Generations(root)
+        latest = generations.latest()
+        self.output = root if latest is None else generations.path(latest)
         text = _read(self.output, MANIFEST)
         if text is None:
             raise OutputError(f"{output} holds no output to replay (no {MANIFEST}): give one that `beam-prep run` made")
         self.manifest = load(text, join(self.output, MANIFEST))
         made_by = json.loads(_read(self.output, RUN) or b"{}")
         self._inputs_checksum = made_by.get("inputs_checksum")
-        target = self.output if output_dir is None else normalise_path(os.fspath(output_dir))
-        if target == self.output and not overwrite:
-            raise OutputError(f"{output} would be replaced: pass -o NEW (output_dir), or --overwrite (overwrite=True)")
-        if config is None:
-            config = PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
-        elif not isinstance(config, PipelineConfig):
-            config = recipe.read_config(config)
-        had_template = self.manifest["config"]["input"].get("chat_template") is not None
-        if tokenizer_path is None and had_template and config.input.chat_template is None:
-            raise ConfigError(
-                f"the tokenizer that {output} keeps has the chat template of the earlier config, and the new config "
-                "has none: pass --tokenizer_path (tokenizer_path), or name the template in the config"
-            )
+        self._instead = "beam-prep run"
+        self.job: Pipeline | None = None
+        self._replaces = False
+        if not self.rejected:
+            return
+        target = root if output_dir is None else normalise_path(os.fspath(output_dir))
+        if latest is not None and target == root:
+            options.setdefault("generations", len(generations.names()) + 1)
+        else:
+            self._replaces = target == root and not overwrite
         paths = [entry["path"] for entry in self.manifest["inputs"]]
-        options = {"block_bytes": made_by.get("block_bytes", BLOCK_BYTES), **self.manifest["options"], **options}
+        self._instead = _command(paths, target)
+        defaults = {"block_bytes": made_by.get("block_bytes", BLOCK_BYTES), **self.manifest["options"]}
         self.job = Pipeline(
-            config,
+            self._config(config, tokenizer_path),
             paths,
             target,
             join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path,
             overwrite=overwrite,
             spool=spool,
             beam_options=beam_options,
-            **options,
+            **{**defaults, **options},
         )
-        self._instead = _command(paths, self.job.output)
-        self.job.earlier = self._blocks(self.job.spool or join(Staging.beside(self.output).root, "spool"))
+        folder = self.job.spool or join(Staging.beside(root, options.get("staging")).root, "spool")
+        self.job.earlier = self._blocks(self.job, folder)
         digest = hashlib.sha256(text).hexdigest()
         self.job.about = {"replay_of": {"output": self.output, "manifest_sha256": digest}}
+
+    def _config(
+        self, given: PipelineConfig | str | os.PathLike[str] | None, tokenizer_path: str | os.PathLike[str] | None
+    ) -> PipelineConfig:
+        """The new config.
+
+        Raises:
+            ConfigError: it cannot be read, or is wrong; or it needs another tokenizer than the one that is kept.
+        """
+        if given is None:
+            return PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
+        config = given if isinstance(given, PipelineConfig) else recipe.read_config(given)
+        had_template = self.manifest["config"]["input"].get("chat_template") is not None
+        if tokenizer_path is None and had_template and config.input.chat_template is None:
+            raise ConfigError(
+                f"the tokenizer in {self.output} has the chat template of the earlier config, and the new config has "
+                "none: pass --tokenizer_path (tokenizer_path), or name the template in the config"
+            )
+        return config
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -172,19 +196,23 @@ class Replay:
         Raises:
             ConfigError: the new config would change a record that was kept.
             InputError: an input is not what it was.
+            OutputError: the output would be replaced, without leave.
             BeamPrepError: as `Pipeline.run`.
         """
-        before = self.manifest["ledger"]
-        if not self.rejected:
+        before, job = self.manifest["ledger"], self.job
+        if job is None:
             return Replayed(None, before, before)
-        if same_facts(self.manifest, self.job.facts):
+        if same_facts(self.manifest, job.facts):
             return Replayed(None, before, before, self._first())
+        if self._replaces:
+            raise OutputError(
+                f"{self.output} would be replaced: pass -o NEW (output_dir), or --overwrite (overwrite=True)"
+            )
         self.check_inputs()
-        earlier = self.job.earlier
-        assert earlier is not None
-        if is_local(folder := earlier.spool.folder) and not os.path.isdir(folder):
+        folder = "" if job.earlier is None else job.earlier.spool.folder
+        if is_local(folder) and not os.path.isdir(folder):
             log.warning("there is no spool at %s: everything is made again; --spool names the one of that run", folder)
-        result = self.job.run(beam_options, wait=wait)
+        result = job.run(beam_options, wait=wait)
         if result.manifest is None:
             return Replayed(result, before, before)
         return Replayed(result, before, result.manifest["ledger"], _first_rejects(result.output, result.manifest))
@@ -195,33 +223,33 @@ class Replay:
         Raises:
             InputError: one changed.
         """
-        files, listed = self.job.inputs, self.manifest["inputs"]
-        checksum = stores_checksum(files)
+        if self.job is None:
+            return
+        checksum = stores_checksum(self.job.inputs)
         if checksum is not None and checksum == self._inputs_checksum:
             return
-        for file, entry in zip(files, listed, strict=True):
+        for file, entry in zip(self.job.inputs, self.manifest["inputs"], strict=True):
             if file.size != entry["size"] or digest_of_input(file) != entry["digest"]:
                 raise InputError(
                     f"{file.path!r} is not what {self.output} was made of, and a replay reads the same inputs: make "
                     f"everything again: {self._instead}"
                 )
 
-    def _blocks(self, folder: str) -> EarlierBlocks:
+    def _blocks(self, job: Pipeline, folder: str) -> EarlierBlocks:
         """The blocks of the earlier run."""
-        job = self.job
         facts = {key: self.manifest[key] for key in job.facts}
         same_versions = facts["versions"] == job.facts["versions"]
         return EarlierBlocks(
             Spool(folder, recipe.spool_recipe(facts), trust=Trust(job.tokenizer_backend, job.render, job.check)),
             self._instead,
             # A sample says little of a vocabulary, or of a library, that gives something else for few texts.
-            in_full=job.check == "full" or not same_versions or not self._same_vocabulary(),
+            in_full=job.check == "full" or not same_versions or not self._same_vocabulary(job.tokenizer),
         )
 
-    def _same_vocabulary(self) -> bool:
+    def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:
         """True if the tokenizer is that of the output, but maybe for its chat template."""
-        contents = self.job.tokenizer.contents()
-        named = self.manifest["tokenizer"]["special_tokens"] == self.job.tokenizer.special_tokens
+        contents = tokenizer.contents()
+        named = self.manifest["tokenizer"]["special_tokens"] == tokenizer.special_tokens
         return named and contents["tokenizer.json"] == _read(self.output, TOKENIZER, "tokenizer.json")
 
 

@@ -69,7 +69,7 @@ MAY_IMPORT = {
         "worker",
     }
     - {"core.chat"},
-    "replay": {"config", "core.tokens", "errors", "formats", "pipeline", "recipe", "storage"},
+    "replay": {"config", "core.encoding", "core.tokens", "errors", "formats", "pipeline", "recipe", "storage"},
     "patches": set(),
     "stopping": {"worker"},
     "worker": {"errors", "patches"},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, OutputError
 from beam_prep.formats import FORMATS
@@ -114,7 +115,7 @@ class Jobs:
         }  # fmt: skip
         new = None if config is None else PipelineConfig.from_dict(config)
         replay = Replay(self.folder / "out", new, **given)
-        if self.small is not None:
+        if self.small is not None and replay.job is not None:
             assert replay.job.earlier is not None
             replay.job.earlier = dataclasses.replace(replay.job.earlier, small=self.small)
         return replay.run(["--runner=FnApiRunner"])
@@ -441,3 +442,73 @@ def test_nothing_changed(jobs: Jobs) -> None:
     assert done.result is None
     assert done.lines()[0].startswith("nothing was replayed: config, template and tokenizer are those of")
     assert any(line.startswith("  4 template_error, the first: ") for line in done.lines())
+
+
+# Generations, the command line, worker processes
+
+
+def test_a_folder_of_generations_gets_a_new_one(jobs: Jobs) -> None:
+    jobs.write(talks(300, SOME))
+    jobs.first(config(preprocessing={"max_items": 9}), generations=2, generation="1-1")
+    jobs.first(config(), generations=2, generation="1-2")
+    out = jobs.folder / "out"
+    done = jobs.replay(config(MENDED), output_dir=None, generation="1-3")
+    assert done.result is not None
+    assert done.result.output == str(out / "1-3")
+    assert (out / "latest").readlink() == Path("1-3")
+    assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == ["1-1", "1-2", "1-3", "latest"]
+    assert jobs.told("replay_of", "out/1-3")["output"] == str(out / "1-2")
+    jobs.check(config(MENDED), "out/1-3")
+    jobs.replay(config(MENDED, preprocessing={"untrained": "keep"}), output_dir=None, generations=1)
+    assert len([path for path in out.iterdir() if path.is_dir() and path.name[0] not in ".l"]) == 1
+
+
+@pytest.fixture
+def command(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs `beam-prep` in the folder of the jobs; gives the exit code, and what it printed."""
+    monkeypatch.chdir(jobs.folder)
+
+    def _run(*words: str) -> tuple[int, str, str]:
+        code = cli.main(words)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return _run
+
+
+def test_the_command(jobs: Jobs, command: Callable[..., tuple[int, str, str]]) -> None:
+    jobs.write(talks(100, SOME))
+    for name, template in (("old.json", STRICT), ("new.json", MENDED), ("other.json", MENDED.replace("im_end", "end"))):
+        (jobs.folder / name).write_text(json.dumps(config(template)))
+    many = ("--max_reject_rate", "1", "--max_drop_rate", "1", "--runner=FnApiRunner")
+    tokenizer = ("--tokenizer_path", jobs.tokenizer)
+    assert command("run", "a.jsonl", "-o", "out", "-c", "old.json", "--spool", "spool", *tokenizer, *many)[0] == 0
+
+    code, printed, _ = command("replay", "out", "-c", "new.json", "-o", "new", "--dry_run")
+    assert code == 0
+    assert printed.splitlines()[0] == f"would replay 13 rejected records of {jobs.folder}/out"
+    assert "  7 template_error, the first: a.jsonl:1: 'messages[2]': the chat template raised: tools are not" in printed
+    assert not (jobs.folder / "new").exists()
+
+    code, printed, errors = command("replay", "out", "-c", "other.json", "-o", "new", "--spool", "spool", *many)
+    assert (code, printed) == (2, "")
+    assert "would change: column " in errors
+
+    code, printed, _ = command("replay", "out", "-c", "new.json", "-o", "new", "--spool", "spool", *many)
+    assert code == 0
+    assert "\nreplayed: 13 rejected records; kept: " in printed
+    assert printed.endswith(
+        "still rejected:\n  6 bad_json, the first: a.jsonl:7: unexpected end of data: line 1 column 18 (char 17)\n"
+    )
+
+    code, _, errors = command("replay", "out", "-c", "new.json")
+    assert code == 4
+    assert "pass -o NEW" in errors
+    assert command("run", "a.jsonl", "-o", "scratch", "-c", "new.json", *tokenizer, *many)[0] == 0
+    assert tree(jobs.folder / "new") == tree(jobs.folder / "scratch")
+
+    jobs.write([talk(1)])
+    assert command("run", "a.jsonl", "-o", "clean", "-c", "old.json", *tokenizer, *many)[0] == 0
+    assert command("replay", "clean", "-c", "new.json")[:2] == (0, "clean has no rejected records: nothing to replay\n")
