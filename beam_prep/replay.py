@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
+from beam_prep.core.data.block import NOT_COMPARED, ROWS_COMPARED
+from beam_prep.core.data.schema import CUTTING
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.shards.replay import Doubt
 from beam_prep.core.tokens.check import Trust
 from beam_prep.errors import ConfigError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
@@ -45,12 +49,14 @@ class Replayed:
         before: the ledger of the earlier output.
         after: the ledger of the new one; that of the earlier one if nothing was done.
         failing: reason -> its first record in the new rejects: `file`, `line`, `offset`, `message` ...
+        run: `run.json` of the new output.
     """
 
     result: Result | None
     before: dict[str, Any]
     after: dict[str, Any]
     failing: dict[str, dict[str, Any]] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """What was replayed and what still fails, for people."""
@@ -62,6 +68,13 @@ class Replayed:
         ]
         if self.result is None:
             texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
+        if compared := self.run.get(ROWS_COMPARED):
+            texts.append(f"kept records that were made again and compared: {compared:,} of {self.before['kept']:,}")
+        if unknown := self.run.get(NOT_COMPARED):
+            texts.append(
+                f"of {unknown:,} of {self.run['blocks']:,} blocks kept records could not be compared: "
+                "the spool does not have these blocks"
+            )
         rejected = self.after["rejected"]
         texts.append("still rejected:" if rejected else "no record is rejected any more")
         return [*texts, *_by_reason(rejected, self.failing)]
@@ -215,7 +228,9 @@ class Replay:
         result = job.run(beam_options, wait=wait)
         if result.manifest is None:
             return Replayed(result, before, before)
-        return Replayed(result, before, result.manifest["ledger"], _first_rejects(result.output, result.manifest))
+        made = json.loads(_read(result.output, RUN) or b"{}")
+        failing = _first_rejects(result.output, result.manifest)
+        return Replayed(result, before, result.manifest["ledger"], failing, made)
 
     def check_inputs(self) -> None:
         """Compares the inputs with the digests in the manifest.
@@ -238,19 +253,65 @@ class Replay:
     def _blocks(self, job: Pipeline, folder: str) -> EarlierBlocks:
         """The blocks of the earlier run."""
         facts = {key: self.manifest[key] for key in job.facts}
-        same_versions = facts["versions"] == job.facts["versions"]
-        return EarlierBlocks(
-            Spool(folder, recipe.spool_recipe(facts), trust=Trust(job.tokenizer_backend, job.render, job.check)),
-            self._instead,
-            # A sample says little of a vocabulary, or of a library, that gives something else for few texts.
-            in_full=job.check == "full" or not same_versions or not self._same_vocabulary(job.tokenizer),
-        )
+        trust = Trust(job.tokenizer_backend, job.render, job.check)
+        doubt = None
+        if job.check != "full" and self._same_vocabulary(job.tokenizer):
+            doubt = doubt_of(facts, job.facts)
+        return EarlierBlocks(Spool(folder, recipe.spool_recipe(facts), trust=trust), self._instead, doubt)
 
     def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:
         """True if the tokenizer is that of the output, but maybe for its chat template."""
         contents = tokenizer.contents()
         named = self.manifest["tokenizer"]["special_tokens"] == tokenizer.special_tokens
         return named and contents["tokenizer.json"] == _read(self.output, TOKENIZER, "tokenizer.json")
+
+
+_NAME_LIMIT = 64
+"""Sidecars have so many characters of a role's name."""
+
+
+def doubt_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None:
+    """The kept rows that may differ between two jobs with the same vocabulary, besides what another template changes.
+
+    Args:
+        before, after: the facts of the jobs: see `recipe.facts`.
+
+    Returns:
+        None: all of them may. Only of the mask and the limits it is known which rows they change.
+    """
+    old, new = (json.loads(json.dumps(facts)) for facts in (before, after))
+    cuts = [_longest(facts["config"]["preprocessing"]) for facts in (old, new)]
+    modes = [facts["config"]["preprocessing"].pop("truncation_mode") for facts in (old, new)]
+    masks = [facts["config"].pop("mask") for facts in (old, new)]
+    defaults = [facts["config"].pop("mask_default") for facts in (old, new)]
+    untrained = [facts["config"]["preprocessing"].pop("untrained") for facts in (old, new)]
+    for facts in (old, new):
+        facts["options"].pop("reject_text")
+        facts.pop("tokenizer")
+        facts["config"]["input"].pop("chat_template", None)
+        for part, fields in recipe.AFTER_BLOCKS.items():
+            for name in fields:
+                facts["config"][part].pop(name, None)
+        for name in ("max_seq_len", "max_packed_len"):
+            facts["config"]["preprocessing"].pop(name)
+    lower = cuts[1] < cuts[0] or (untrained[0] == "keep" and untrained[1] != "keep")
+    roles = {*masks[0], *masks[1]}
+    if lower or json.dumps(old) != json.dumps(new) or any(len(role) >= _NAME_LIMIT for role in roles):
+        return None
+    rules = [{role: mask.get(role, default) for role in roles} for mask, default in zip(masks, defaults, strict=True)]
+    return Doubt(
+        frozenset(role for role in roles if rules[0][role] != rules[1][role]),
+        defaults[0] != defaults[1],
+        frozenset(roles),
+        cut=cuts[0] != cuts[1] or modes[0] != modes[1],
+    )
+
+
+def _longest(preprocessing: Mapping[str, Any]) -> float:
+    """The number of tokens to which rows are cut before they are spooled."""
+    longest = preprocessing["max_seq_len"] or math.inf
+    packed = preprocessing["max_packed_len"] if preprocessing["packing_strategy"] in CUTTING else None
+    return float(min(longest, packed or longest))
 
 
 def _read(folder: str, *names: str) -> bytes | None:

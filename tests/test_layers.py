@@ -69,7 +69,10 @@ MAY_IMPORT = {
         "worker",
     }
     - {"core.chat"},
-    "replay": {"config", "core.encoding", "core.tokens", "errors", "formats", "pipeline", "recipe", "storage"},
+    "replay": {
+        *("core.data", "core.encoding", "core.shards", "core.tokens"),
+        *("config", "errors", "formats", "pipeline", "recipe", "storage"),
+    },
     "patches": set(),
     "stopping": {"worker"},
     "worker": {"errors", "patches"},

@@ -5,10 +5,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from beam_prep.core.data.block import COMPARED, REPLAYED, ROWS_COMPARED, BlockReceipt, Ledger, Origin
+from beam_prep.core.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, BlockReceipt, Ledger, Origin
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.reading.blocks import RawBlock
-from beam_prep.core.shards.replay import KeptRows, first_change, line_sizes, lines_to_compare, merged, without_lines
+from beam_prep.core.shards.replay import (
+    Doubt,
+    KeptRows,
+    first_change,
+    line_sizes,
+    lines_to_compare,
+    merged,
+    without_lines,
+)
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL
 from beam_prep.errors import ConfigError, SpoolError
@@ -25,18 +33,18 @@ class EarlierBlocks:
     """The blocks that an output was made of.
 
     A replay makes every record again that they do not hold, and so many kept records as are compared: all of a small
-    block, a sample of a large one. What a kept record gives must be what was kept.
+    block; of a large one those in doubt, and a sample. What a kept record gives must be what was kept.
 
     Attributes:
         spool: where they are; its recipe is that of the earlier run.
         instead: the command that makes everything again, for the error.
-        in_full: all kept records are made again and compared, in large blocks too.
+        doubt: the kept records that may have changed, and are made again and compared; None: all may.
         small: see `SMALL`.
     """
 
     spool: Spool
     instead: str
-    in_full: bool = False
+    doubt: Doubt | None = None
     small: int = SMALL
 
     def part(self, raw: RawBlock, origin: Origin) -> RawBlock | None:
@@ -44,7 +52,7 @@ class EarlierBlocks:
 
         `complete` then adds the rows of these lines.
         """
-        if self.in_full:
+        if self.doubt is None:
             return None
         receipt = self._find(origin.digest)
         if receipt is None or not receipt.kept or not self.spool.trust.holds(receipt.made):
@@ -55,7 +63,7 @@ class EarlierBlocks:
             return None
         blank = np.zeros(len(sizes), bool)
         blank[sidecar.line] = True
-        blank[lines_to_compare(sidecar, sizes[sidecar.line], origin.digest)] = False
+        blank[lines_to_compare(sidecar, sizes[sidecar.line], origin.digest, self.doubt)] = False
         return replace(raw, data=without_lines(raw.data, blank))
 
     def complete(self, batch: Batch) -> Batch:
@@ -73,7 +81,10 @@ class EarlierBlocks:
         if receipt is None and in_part:
             name = self.spool.name(batch.origin.digest)
             raise SpoolError(f"the spool file {name} is gone from {self.spool.folder}: run again")
-        if receipt is None or not receipt.kept:
+        if receipt is None:
+            batch.made = {**batch.made, NOT_COMPARED: 1}
+            return batch
+        if not receipt.kept:
             return batch
         kept = self._kept_rows(receipt, batch)
         lines = kept.rows.line

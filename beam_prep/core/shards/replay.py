@@ -30,6 +30,33 @@ class KeptRows:
     roles: RoleCounts
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The kept rows that a change of the config may change, by what their sidecar says: each of them is compared.
+
+    Attributes:
+        roles: names of roles whose rule in `mask` changed.
+        others: the rule of all roles that `known` does not have changed.
+        known: names of the roles that the old and the new `mask` have.
+        cut: limits changed that only rows see which were cut.
+    """
+
+    roles: frozenset[str] = frozenset()
+    others: bool = False
+    known: frozenset[str] = frozenset()
+    cut: bool = False
+
+    def rows(self, sidecar: Sidecar) -> Array:
+        """bool [rows]."""
+        found = np.zeros(len(sidecar.line), bool)
+        if self.cut and (counts := sidecar.counters.get("truncated_rows")) is not None:
+            found |= counts > 0
+        names = [name in self.roles or (self.others and name not in self.known) for name in sidecar.roles.names]
+        changed = np.array(names, bool)[sidecar.roles.role]
+        found |= np.isin(sidecar.line, sidecar.roles.line[changed])
+        return found
+
+
 def line_sizes(data: bytes) -> Array:
     """int64 [lines]: bytes of each line of a block, with its line end."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
@@ -46,22 +73,24 @@ def without_lines(data: bytes, lines: Array) -> bytes:
     return bytes(blank)
 
 
-def lines_to_compare(sidecar: Sidecar, sizes: Array, digest: str) -> Array:
-    """The lines of a sample of a block's kept rows, the same on every worker.
+def lines_to_compare(sidecar: Sidecar, sizes: Array, digest: str, doubt: Doubt) -> Array:
+    """The lines of kept rows that are compared, the same on every worker: those in doubt, and a sample of the block.
 
-    One row of each kind, the shortest and the longest, and one in `SHARE` of the bytes. Rows are of the same kind if
-    they have the same domain, counters and roles: so a rule for a rare role is not missed.
+    The sample: one row of each kind, the shortest and the longest, and one in `SHARE` of the bytes. Rows are of the
+    same kind if they have the same domain, counters and roles.
 
     Args:
         sidecar: of the block; it has rows.
         sizes: int64 [rows], bytes of each row's line.
         digest: of the block.
+        doubt: what may have changed.
     """
     order = sample(digest, len(sizes), len(sizes))
     _, first = np.unique(_kinds(sidecar)[order], return_index=True)
     some = order[np.cumsum(sizes[order]) <= sizes.sum() // SHARE]
     extremes = [int(find(values)) for values in (sizes, sidecar.tokens) for find in (np.argmin, np.argmax)]
-    lines: Array = sidecar.line[np.unique(np.concatenate([order[first], some, extremes]))]
+    doubtful = np.flatnonzero(doubt.rows(sidecar))
+    lines: Array = sidecar.line[np.unique(np.concatenate([order[first], some, extremes, doubtful]))]
     return lines
 
 
