@@ -83,6 +83,7 @@ class Jobs:
     """Runs, replays and runs from scratch, in one folder and in this process. All kept rows of a block are reused."""
 
     small: int | None = 0
+    runner: tuple[str, ...] = ("--runner=FnApiRunner",)
 
     def __init__(self, folder: Path, tokenizer: str) -> None:
         self.folder, self.tokenizer = folder, tokenizer
@@ -101,9 +102,7 @@ class Jobs:
     def run(self, config: dict[str, Any], output: str = "out", **options: Any) -> Result:
         inputs = [str(self.folder / name) for name in self.names]
         options = {"tokenizer_path": self.tokenizer, **self.options, **options}
-        return Pipeline(PipelineConfig.from_dict(config), inputs, self.folder / output, **options).run(
-            ["--runner=FnApiRunner"]
-        )
+        return Pipeline(PipelineConfig.from_dict(config), inputs, self.folder / output, **options).run(self.runner)
 
     def first(self, config: dict[str, Any], **options: Any) -> Result:
         return self.run(config, spool=str(self.folder / "spool"), **options)
@@ -118,7 +117,7 @@ class Jobs:
         if self.small is not None and replay.job is not None:
             assert replay.job.earlier is not None
             replay.job.earlier = dataclasses.replace(replay.job.earlier, small=self.small)
-        return replay.run(["--runner=FnApiRunner"])
+        return replay.run(self.runner)
 
     def told(self, name: str, output: str = "new") -> Any:
         return json.loads((self.folder / output / "run.json").read_text()).get(name, 0)
@@ -512,3 +511,16 @@ def test_the_command(jobs: Jobs, command: Callable[..., tuple[int, str, str]]) -
     jobs.write([talk(1)])
     assert command("run", "a.jsonl", "-o", "clean", "-c", "old.json", *tokenizer, *many)[0] == 0
     assert command("replay", "clean", "-c", "new.json")[:2] == (0, "clean has no rejected records: nothing to replay\n")
+
+
+@pytest.mark.long
+def test_two_worker_processes(jobs: Jobs) -> None:
+    jobs.write(talks(800, SOME))
+    jobs.write(gzip.compress(as_lines(talks(300, SOME))), "b.jsonl.gz")
+    jobs.first(config())
+    jobs.runner = ("--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    jobs.replay(config(MENDED))
+    assert jobs.told("blocks_replayed") > 4
+    jobs.check(config(MENDED))
+    with pytest.raises(ConfigError, match="would change: column '"):
+        jobs.replay(config(MENDED, mask={"user": "train"}), output_dir=jobs.folder / "other")
