@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import beam_prep
 from beam_prep import options, patches, worker
-from beam_prep.errors import BeamPrepError
+from beam_prep.errors import BeamPrepError, of_the_system
 from beam_prep.stopping import received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
@@ -118,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
             sys.stderr.close()
             return 0
+        if isinstance(error, OSError) and (found := of_the_system(error)) is not None:
+            print(f"beam-prep: {found}", file=sys.stderr)
+            return found.exit_code
         raise
 
 
