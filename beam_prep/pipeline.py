@@ -39,6 +39,7 @@ from beam_prep.running import (
 )
 from beam_prep.stopping import received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
+from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
@@ -194,6 +195,8 @@ class Pipeline:
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
         self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes)
+        self.earlier: EarlierBlocks | None = None  # of a replay
+        self.about: dict[str, Any] = {}  # what else `run.json` says
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:
         """Runs the job, or finds that its output is up to date.
@@ -417,6 +420,7 @@ class Pipeline:
                 facts=self.facts,
                 run={
                     **run,
+                    **self.about,
                     "block_bytes": self.block_bytes,
                     "check": self.check,
                     "started": time.time(),
@@ -429,7 +433,7 @@ class Pipeline:
         """The spool; for `single_use` see there."""
         folder = self.spool or join(self.staging.root, "spool")
         trust = Trust(self.tokenizer_backend, self.render, self.check)
-        return Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
+        return Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust, earlier=self.earlier)
 
     def earlier_output(self) -> str | None:
         """The path of the output whose shards are linked."""

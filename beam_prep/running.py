@@ -152,6 +152,10 @@ _WAYS = {
     "blocks_reused": "blocks that were in the spool",
     "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
     "blocks_damaged": "blocks of the spool that were damaged, and made again",
+    "blocks_replayed": "blocks in which kept rows were reused",
+    "blocks_compared": "blocks in which all kept rows were made again and compared",
+    "blocks_not_compared": "blocks that were not in the spool, so that no kept row was compared",
+    "rows_compared": "kept rows that were compared",
 }
 
 

@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "pipeline",
         "readers",
         "recipe",
+        "replay",
         "testing",
         "transforms",
     },  # names only, at first use
@@ -79,6 +80,10 @@ MAY_IMPORT = {
     }
     - {"core.chat"},
     "dry_run": {"core.data", "core.reading", "core.shards", "errors", "formats", "pipeline", "recipe", "storage"},
+    "replay": {
+        *("core.data", "core.encoding", "core.shards", "core.tokens"),
+        *("config", "errors", "formats", "pipeline", "recipe", "storage"),
+    },
     "patches": set(),
     "stopping": {"worker"},
     "worker": {"errors", "patches"},
@@ -97,6 +102,7 @@ MAY_IMPORT = {
         "pipeline",
         "preview",
         "readers",
+        "replay",
         "runners",
         "stopping",
         "storage",
@@ -117,7 +123,7 @@ WITHOUT_BEAM = (
     "options",
     "progress",
 )
-SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "runners", "running", "testing")
+SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "replay", "runners", "running", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from beam_prep.core.data.block import InputFile, Ledger, Split
+from beam_prep.core.data.block import REPLAYED, InputFile, Ledger, Split
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
@@ -117,7 +117,12 @@ def _block(
     if receipt is not None and spool is not None and not spool.trust.holds(receipt.made):
         receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
-        records = parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
+        part = spool.earlier.part(raw, origin) if spool is not None and spool.earlier is not None else None
+        content, columns = (raw, columns) if part is None else (part, None)
+        records = parse_list(content, origin) if is_json_file(split.source.path) else parse(content, origin, columns)
+        if part is not None:
+            records.ledger.raw = raw.data
+            made[REPLAYED] = 1
         way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
         records.made = made | ({way: len(records)} if len(records) else {})
         return records

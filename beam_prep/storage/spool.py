@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beam_prep.core.data.block import BlockReceipt
 from beam_prep.core.data.ragged import Array, Ragged
@@ -29,6 +29,9 @@ from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
 
+if TYPE_CHECKING:
+    from beam_prep.storage.earlier import EarlierBlocks
+
 AT_ONCE = 32
 """Number of files that are read at the same time."""
 
@@ -47,6 +50,7 @@ class Spool:
         single_use: for this run alone, on a local disk: a block is removed as soon as all of its rows are in a shard.
             Then less of the disk is in use at a time, and pages that are not yet on the disk are never written to it.
         trust: which blocks of earlier runs are reused.
+        earlier: the blocks of an output that is replayed.
     """
 
     folder: str
@@ -54,6 +58,7 @@ class Spool:
     options: StoreOptions = field(default_factory=StoreOptions.current)
     single_use: bool = False
     trust: Trust = field(default_factory=Trust)
+    earlier: "EarlierBlocks | None" = None
 
     def name(self, digest: str) -> str:
         """The name of a block from the digest of its bytes. The first two digits are the name of a folder."""

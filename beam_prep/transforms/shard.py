@@ -69,6 +69,8 @@ class SpoolBlocks(beam.DoFn):
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
             batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
+            if self.spool.earlier is not None:
+                batch = self.spool.earlier.complete(batch)
             receipt, spooled = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
             done = Counts(batch.origin.size, blocks_made=1, bytes_made=batch.origin.size, spooled=spooled)
             if self.preflight is not None and not self._output_ratio and len(batch):

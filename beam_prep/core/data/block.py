@@ -16,9 +16,12 @@ from beam_prep.errors import RunError, UserFunctionError
 OutcomeKind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
-OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
+REPLAYED, COMPARED, NOT_COMPARED = "blocks_replayed", "blocks_compared", "blocks_not_compared"
+ROWS_COMPARED = "rows_compared"
+OF_THIS_RUN = ("blocks_damaged", "blocks_replaced", REPLAYED, COMPARED, NOT_COMPARED, ROWS_COMPARED)
 """The entries of `Block.made` about the run rather than the block: the block in the spool was damaged, or was made in a
-way that this run does not trust."""
+way that this run does not trust. In a replay (see `storage.earlier`): kept rows are those of the earlier run; or they
+were all made again, and compared; or could not be, as the earlier block is gone; and how many rows were compared."""
 TEXT_LIMIT = 1000
 """Characters of a rejected record that are kept in the rejects, and of its message."""
 
