@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from beam_prep.readers.dataset import Dataset as Dataset
     from beam_prep.readers.dataset import open_dataset
     from beam_prep.recipe import Prepare as Prepare
+    from beam_prep.replay import Replay as Replay
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
@@ -65,6 +66,7 @@ _PUBLIC = {
     "ReadJSONL": "transforms.read",
     "Records": "core.reading.records",
     "Rendered": "core.pieces.rendered",
+    "Replay": "replay",
     "RoleMask": "core.tokens.mask",
     "Section": "core.data.schema",
     "Segments": "core.tokens.batch",

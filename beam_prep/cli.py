@@ -1,4 +1,4 @@
-"""The command line: `beam-prep run | inspect | cat | verify | schema`. Large modules are imported when needed."""
+"""The command line: `beam-prep run | replay | inspect ...`. Large modules are imported when needed."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import beam_prep
 from beam_prep import options, patches, worker
-from beam_prep.errors import BeamPrepError
+from beam_prep.errors import BeamPrepError, of_the_system
 from beam_prep.stopping import received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
@@ -24,6 +24,14 @@ example:
 
 Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
 process and large ones in one worker process for each core.
+"""
+
+REPLAY_EXAMPLE = """\
+example:
+  beam-prep replay out/ -c configs/mended.json --overwrite --spool spool/
+
+The inputs are those of OUT, and must be unchanged. Records that OUT kept must stay as they are: a config that would
+change one is refused. All options of `run` may follow; without -c and --tokenizer_path, those of OUT are used.
 """
 
 INSPECT_EXAMPLE = """\
@@ -46,6 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     options.add_arguments(run)
     run.set_defaults(parser=run)
+    replay = commands.add_parser(
+        "replay",
+        help="run the rejected records of an output again, after a mended config, template or tokenizer",
+        epilog=REPLAY_EXAMPLE,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_replay_arguments(replay)
     inspect = commands.add_parser(
         "inspect",
         help="show records, trained tokens in colour: of an output, or of files before a run",
@@ -84,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     words = sys.argv[1:] if arguments is None else arguments
     given, beam_options = parser.parse_known_args(options.normalise_flags(words))
-    if beam_options and given.command not in ("run", "verify"):
+    if beam_options and given.command not in ("run", "replay", "verify"):
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
     if given.command == "run" and (problem := options.complete(given)):
         given.parser.error(problem)
@@ -103,12 +119,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
             sys.stderr.close()
             return 0
+        if isinstance(error, OSError) and (found := of_the_system(error)) is not None:
+            print(f"beam-prep: {found}", file=sys.stderr)
+            return found.exit_code
         raise
 
 
 def _end(command: str, number: int) -> NoReturn:
     """Ends this process as a signal asks."""
-    advice = "; blocks that are done are not done again: run again" if command == "run" else ""
+    advice = "; blocks that are done are not done again: run again" if command in ("run", "replay") else ""
     print(f"beam-prep: stopped by {signal.Signals(number).name}{advice}", file=sys.stderr, flush=True)
     os._exit(128 + number)  # threads of gRPC would wait for workers that are no more
 
@@ -160,8 +179,13 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         from beam_prep.pipeline import Pipeline
     arguments = options.pipeline_arguments(given)
     if given.config_json is not None:
-        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json")
+        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
     job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
+    if given.dry_run:
+        from beam_prep.dry_run import dry_run
+
+        print("\n".join(dry_run(job).lines()))
+        return 0
     result = job.run(wait=given.wait)
     if result.manifest is None:
         print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
@@ -169,6 +193,36 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         print(f"{result.output} is up to date: nothing to do")
     else:
         print(summary(result.output, result.manifest))
+    return 0
+
+
+def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
+    with _without_collections():
+        _import_beam()
+        if problem := unknown_beam_options(beam_options):
+            print(f"beam-prep replay: {problem}", file=sys.stderr)
+            return 2
+        from beam_prep.config import PipelineConfig
+        from beam_prep.replay import Replay
+    arguments = options.replay_arguments(given)
+    if given.config_json is not None:
+        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json")
+    replay = Replay(given.output, **arguments, beam_options=beam_options)
+    if not replay.rejected:
+        print(f"{given.output} has no rejected records: nothing to replay")
+        return 0
+    if given.dry_run:
+        replay.check_inputs()
+        print("\n".join(replay.plan()))
+        return 0
+    done = replay.run(wait=given.wait is not False)
+    result = done.result
+    if result is not None and result.manifest is None:
+        print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
+        return 0
+    if result is not None and result.manifest is not None:
+        print(summary(result.output, result.manifest))
+    print("\n".join(done.lines()))
     return 0
 
 
@@ -344,7 +398,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "inspect": _inspect, "cat": _cat, "verify": _verify, "schema": _schema}
+_COMMANDS = {"run": _run, "replay": _replay, "inspect": _inspect, "cat": _cat, "verify": _verify, "schema": _schema}
 
 
 if __name__ == "__main__":

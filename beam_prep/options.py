@@ -6,8 +6,8 @@ which means the same as no value.
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
@@ -221,6 +221,17 @@ OPTIONS = (
         example="0",
     ),
     Option(
+        name="max_line_bytes",
+        label="Largest length of a line",
+        group="Output",
+        kind="integer",
+        help="reject a line that is longer than this number of bytes",
+        default=64 * 1024 * 1024,
+        metavar="N",
+        pattern=r"^[1-9]\d*$",
+        example="1048576",
+    ),
+    Option(
         name="spool",
         label="Spool folder",
         group="Working files",
@@ -311,6 +322,16 @@ OPTIONS = (
         example="full",
     ),
     Option(
+        name="dry_run",
+        label="Dry run",
+        group="Launch",
+        kind="boolean",
+        help="say what would be done, and do nothing",
+        default=False,
+        not_in_template="the launcher's log is no place for an answer",
+        of_pipeline=False,
+    ),
+    Option(
         name="wait",
         label="Wait",
         group="Launch",
@@ -333,13 +354,34 @@ OPTIONS = (
 )
 """All options of `beam-prep run`."""
 
+REPLAY_DRY_RUN = Option(
+    name="dry_run",
+    label="Dry run",
+    group="Launch",
+    kind="boolean",
+    help="say which records would be run again, and do nothing",
+    of_pipeline=False,
+)
+"""An option of `beam-prep replay`, which has those of `run` besides."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
     inputs_help = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
     parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)
+    _add(parser, OPTIONS)
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `replay` to a parser; what is not given is None. Call `normalise_flags` before parsing."""
+    parser.add_argument("output", metavar="OUT", help="the output whose rejected records are run again")
+    shared = (replace(option, required=False, default=None) for option in OPTIONS if option.name != "inputs")
+    _add(parser, [*shared, REPLAY_DRY_RUN])
+
+
+def _add(parser: argparse.ArgumentParser, wanted: Iterable[Option]) -> None:
     groups: dict[str, Any] = {}
-    for option in OPTIONS:
+    for option in wanted:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group.lower())
         names = ([option.short] if option.short else []) + [f"--{option.name}"]
@@ -375,7 +417,7 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
     A bare `--overwrite` is `--overwrite=true`: it takes the next word only if that is true or false, because any other
     word may be an input.
     """
-    flags = {f"--{option.name}" for option in OPTIONS if option.kind == "boolean"}
+    flags = {f"--{option.name}" for option in (*OPTIONS, REPLAY_DRY_RUN) if option.kind == "boolean"}
     words, found = list(arguments), []
     while words:
         word = words.pop(0)
@@ -401,6 +443,12 @@ def complete(given: argparse.Namespace) -> str | None:
 def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `Pipeline`, by name."""
     return {option.name: getattr(given, option.name) for option in OPTIONS if option.of_pipeline}
+
+
+def replay_arguments(given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Replay` that were given, by name."""
+    names = [option.name for option in OPTIONS if option.of_pipeline and option.name != "inputs"]
+    return {name: value for name in names if (value := getattr(given, name)) is not None}
 
 
 def changed_options(given: argparse.Namespace) -> list[str]:

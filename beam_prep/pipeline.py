@@ -20,6 +20,7 @@ from beam_prep import recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
+from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError
@@ -38,12 +39,15 @@ from beam_prep.running import (
 )
 from beam_prep.stopping import received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
+from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -91,6 +95,7 @@ class Pipeline:
         max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
             `untrained`).
         reject_text: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
+        max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
         block_bytes: bytes of input in a block; a multiple of 65536. Changes no byte of the output.
         spool: a folder that keeps tokenised blocks for later runs; without it they are removed when the run succeeds.
         staging: the folder of unfinished files; by default a hidden folder next to the output.
@@ -127,6 +132,7 @@ class Pipeline:
         max_reject_rate: float = MAX_REJECT_RATE,
         max_drop_rate: float = MAX_DROP_RATE,
         reject_text: int = 1000,
+        max_line_bytes: int = MAX_LINE_BYTES,
         block_bytes: int = BLOCK_BYTES,
         spool: str | None = None,
         staging: str | None = None,
@@ -145,6 +151,8 @@ class Pipeline:
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
+        if not 1 <= max_line_bytes < 1 << 31:
+            raise ConfigError(f"max_line_bytes is {max_line_bytes}, wanted 1 or more, below 2 GiB")
         check_rates(max_reject_rate, max_drop_rate)
         self.root = self.output = normalise_path(os.fspath(output_dir))
         if generation is not None:
@@ -179,13 +187,16 @@ class Pipeline:
         self.max_reject_rate = max_reject_rate
         self.max_drop_rate = max_drop_rate
         self.reject_text = reject_text
+        self.max_line_bytes = max_line_bytes
         self.block_bytes = block_bytes
         self.spool = os.path.abspath(spool) if spool and is_local(spool) else spool
         self.staging = Staging.beside(self.output, staging)
         self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
-        self.facts = recipe.facts(self.config, self.tokenizer, reject_text)
+        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes)
+        self.earlier: EarlierBlocks | None = None  # of a replay
+        self.about: dict[str, Any] = {}  # what else `run.json` says
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:
         """Runs the job, or finds that its output is up to date.
@@ -378,13 +389,16 @@ class Pipeline:
             run: what else `run.json` says of this run.
             single_use: see `Spool`.
         """
-        folder = self.spool or join(self.staging.root, "spool")
-        trust = Trust(self.tokenizer_backend, self.render, self.check)
-        spool = Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust)
-        config = self.config
+        spool, config = self.spool_of_run(single_use), self.config
         return (
             pipeline
-            | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.wanted_columns(config, self.render))
+            | ReadJSONL(
+                self.inputs,
+                self.block_bytes,
+                spool,
+                recipe.wanted_columns(config, self.render),
+                self.max_line_bytes,
+            )
             | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check)
             | Shard(
                 self.output,
@@ -401,16 +415,40 @@ class Pipeline:
                 overwrite=self.overwrite,
                 spool=spool,
                 staging=self.staging,
+                preflight=self._preflight(spool),
                 generations=self.generations,
                 facts=self.facts,
                 run={
                     **run,
+                    **self.about,
                     "block_bytes": self.block_bytes,
                     "check": self.check,
                     "started": time.time(),
                     **({} if (checksum := stores_checksum(self.inputs)) is None else {"inputs_checksum": checksum}),
                 },
             )
+        )
+
+    def spool_of_run(self, single_use: bool = False) -> Spool:
+        """The spool; for `single_use` see there."""
+        folder = self.spool or join(self.staging.root, "spool")
+        trust = Trust(self.tokenizer_backend, self.render, self.check)
+        return Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust, earlier=self.earlier)
+
+    def earlier_output(self) -> str | None:
+        """The path of the output whose shards are linked."""
+        return earlier_path(self.root, self.generations)
+
+    def _preflight(self, spool: Spool) -> Preflight:
+        places = (self.staging.root, self.staging.home)
+        return Preflight(
+            input_bytes=total_size(self.inputs),
+            spool=spool.folder if is_local(spool.folder) else None,
+            outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
+            spool_is_new=spool.is_new(),
+            linked=EarlierOutput(self.earlier_output()).bytes,
+            limited=self.config.preprocessing.max_items is not None,
+            single_use=spool.single_use,
         )
 
     def _checked(self, output: str) -> bool:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -46,13 +47,8 @@ class Progress:
 
     def counts(self) -> tuple[int, int, int]:
         """(bytes, lines, rejects) of the blocks that are done."""
-        size = lines = rejects = 0
-        for path in self._folder.glob("*"):
-            for line in path.read_text().splitlines():
-                fields = line.split()
-                if len(fields) == 3:  # the last line may be incomplete
-                    size, lines, rejects = size + int(fields[0]), lines + int(fields[1]), rejects + int(fields[2])
-        return size, lines, rejects
+        done = reported(str(self._folder))
+        return done.bytes, done.lines, done.rejects
 
     def _watch(self) -> None:
         if sys.stderr.isatty():
@@ -79,9 +75,43 @@ class Progress:
                 bar.update(task, completed=self.counts()[0], description=self._line())
 
 
-def report_block(folder: str, size: int, lines: int, rejected: int) -> None:
+@dataclass(slots=True)
+class Counts:
+    """What was done to blocks: to one, or to all that were reported.
+
+    Attributes:
+        bytes, lines, rejects: of the input.
+        blocks_made, bytes_made: those that were not in the spool already.
+        spooled: bytes written to the spool.
+        output_ratio: bytes of output for each byte in the spool; 0: not known.
+    """
+
+    bytes: int = 0
+    lines: int = 0
+    rejects: int = 0
+    blocks_made: int = 0
+    bytes_made: int = 0
+    spooled: int = 0
+    output_ratio: float = 0.0
+
+
+def report_block(folder: str, done: Counts) -> None:
     """Appends a short line to the report of this process, which the launcher reads."""
     # A late retry may come when the launcher has removed the folder; or the launcher is on another machine.
     name = f"{platform.node()}-{os.getpid()}"
     with contextlib.suppress(OSError), open(os.path.join(folder, name), "a") as file:
-        file.write(f"{size} {lines} {rejected}\n")
+        file.write(" ".join(map(str, astuple(done))) + "\n")
+
+
+def reported(folder: str) -> Counts:
+    """The sums of all reports; of ratios, the smallest."""
+    total, ratios = [0] * 6, list[float]()
+    for path in Path(folder).glob("*"):
+        for line in path.read_text().splitlines():
+            fields = line.split()
+            if len(fields) == len(total) + 1:  # the last line may be incomplete
+                total = [one + int(other) for one, other in zip(total, fields[:-1], strict=True)]
+                ratios += [float(fields[-1])] if float(fields[-1]) else []
+    found = Counts(*total)
+    found.output_ratio = min(ratios, default=0.0)
+    return found

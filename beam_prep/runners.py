@@ -51,7 +51,8 @@ class JobOptions(PipelineOptions):
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         for option in OPTIONS:
-            parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
+            if not option.not_in_template:  # they are about the launch, and Beam has a `dry_run` of its own
+                parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
 def choose_runner(

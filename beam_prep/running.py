@@ -87,6 +87,14 @@ _DIED = ("Channel closed prematurely", "Process died with exit code", "Worker su
 """Messages about a worker process that died: of the local runner and Beam's job server, of Flink, of subprocesses."""
 
 
+def _root(error: BaseException) -> BaseException:
+    """The error of the operating system that another came from; else the error itself."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    return error if seen is None else seen
+
+
 def raised_by_worker(error: BaseException) -> BaseException:
     """The error that a worker raised, from the error that the runner made of it."""
     seen: BaseException | None = error
@@ -101,6 +109,8 @@ def raised_by_worker(error: BaseException) -> BaseException:
             "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more "
             "memory, or use fewer workers (--direct_num_workers); finished blocks are not made again"
         )
+    elif (of_system := errors.of_the_system(_root(error))) is not None:
+        return of_system
     else:
         return error
     return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))
@@ -142,6 +152,10 @@ _WAYS = {
     "blocks_reused": "blocks that were in the spool",
     "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
     "blocks_damaged": "blocks of the spool that were damaged, and made again",
+    "blocks_replayed": "blocks in which kept rows were reused",
+    "blocks_compared": "blocks in which all kept rows were made again and compared",
+    "blocks_not_compared": "blocks that were not in the spool, so that no kept row was compared",
+    "rows_compared": "kept rows that were compared",
 }
 
 

@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from beam_prep.formats.manifest import UNLISTED
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -22,7 +24,7 @@ def digest(folder: Path) -> str:
     """sha256 over the names and the sha256 of all files but run.json."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != "run.json":
+        if path.is_file() and path.name not in UNLISTED:
             with open(path, "rb") as file:
                 total.update(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()

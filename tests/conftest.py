@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from beam_prep.formats.manifest import UNLISTED
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))
 
@@ -63,7 +65,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
 
 
-def tree(folder: Path | str, leave_out: tuple[str, ...] = ("run.json",)) -> dict[str, bytes]:
+def tree(folder: Path | str, leave_out: tuple[str, ...] = UNLISTED) -> dict[str, bytes]:
     """Every file below a folder: relative path -> bytes."""
     base = Path(folder)
     return {

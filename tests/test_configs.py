@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
+from beam_prep.formats.manifest import UNLISTED
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 from tests.engines.jobs import JOBS, run
@@ -70,7 +71,7 @@ DIGESTS = ROOT / "tests" / "digests.json"
 def digest(output: Path) -> str:
     """sha256 over the names and bytes of an output's data files: all but what names versions, places and times."""
     files = [path for path in sorted(output.rglob("*")) if path.is_file() and path.parent.name != "tokenizer"]
-    data = [path for path in files if path.name not in ("manifest.json", "run.json")]
+    data = [path for path in files if path.name not in ("manifest.json", *UNLISTED)]
     assert data
     return hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in data)).hexdigest()
 

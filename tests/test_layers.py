@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "pipeline",
         "readers",
         "recipe",
+        "replay",
         "testing",
         "transforms",
     },  # names only, at first use
@@ -44,7 +45,17 @@ MAY_IMPORT = {
     "verify": {"core.data", "core.encoding", "core.shards", "errors", "formats"},
     "readers": {"core.data", "core.encoding", "errors", "formats", "verify"},
     "inspect": {"core.data", "core.encoding", "errors", "formats", "readers"},
-    "storage": {"core.data", "core.encoding", "core.reading", "core.shards", "core.tokens", "errors", "formats"},
+    "storage": {
+        "_version",
+        "core.data",
+        "core.encoding",
+        "core.reading",
+        "core.shards",
+        "core.tokens",
+        "errors",
+        "formats",
+        "progress",
+    },
     "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "storage"} - {"core.chat"},
     "testing": {"core.data", "core.pieces", "core.reading", "core.tokens"},
     "recipe": {*ROOMS_OF_CORE, "_version", "config", "errors", "formats", "storage", "transforms"} - {"core.chat"},
@@ -68,6 +79,11 @@ MAY_IMPORT = {
         "worker",
     }
     - {"core.chat"},
+    "dry_run": {"core.data", "core.reading", "core.shards", "errors", "formats", "pipeline", "recipe", "storage"},
+    "replay": {
+        *("core.data", "core.encoding", "core.shards", "core.tokens"),
+        *("config", "errors", "formats", "pipeline", "recipe", "storage"),
+    },
     "patches": set(),
     "stopping": {"worker"},
     "worker": {"errors", "patches"},
@@ -77,6 +93,7 @@ MAY_IMPORT = {
         "config",
         "core.data",
         "core.shards",
+        "dry_run",
         "errors",
         "formats",
         "inspect",
@@ -85,6 +102,7 @@ MAY_IMPORT = {
         "pipeline",
         "preview",
         "readers",
+        "replay",
         "runners",
         "stopping",
         "storage",
@@ -105,7 +123,7 @@ WITHOUT_BEAM = (
     "options",
     "progress",
 )
-SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "runners", "running", "testing")
+SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "replay", "runners", "running", "testing")
 HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, SizeUnit, cast, check_rows, row_number
+from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, row_number
 
 __all__ = ["Arrow", "ArrowReader", "ArrowWriter", "dataset_dict"]
 
@@ -58,6 +58,10 @@ class Arrow:
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrowWriter":
         """See `Format.writer`. Shard 0 writes the domain's `state.json` and `dataset_info.json` as well."""
         return ArrowWriter(open_file, columns, shard, shards)
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
+        """See `Format`."""
+        return {_file_name(shard, shards): None, **_described(columns, shard, shards)}
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrowReader":
         """See `Format.read`. Reads the heads of the record batches; values are read when they are touched."""
@@ -116,13 +120,19 @@ def _info(columns: Sequence[Column]) -> dict[str, Any]:
     return {"citation": "", "description": "", "features": _features(columns), "homepage": "", "license": ""}
 
 
+def _described(columns: Sequence[Column], shard: int, shards: int) -> dict[str, bytes]:
+    """The files that describe a domain, which its shard 0 writes."""
+    described = {STATE: _state(shards), INFO: _info(columns)} if shard == 0 else {}
+    return {name: json.dumps(content, indent=2).encode() for name, content in described.items()}
+
+
 class ArrowWriter:
     """Writes record batches as they fill; at most one that is not full stays in memory. See `ShardWriter`."""
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
         self._open_file = open_file
         self._columns = tuple(columns)
-        self._described = {STATE: _state(shards), INFO: _info(columns)} if shard == 0 else {}
+        self._described = _described(columns, shard, shards)
         self._schema = _schema(columns)
         self._file = open_file(_file_name(shard, shards))
         self._file.write(memoryview(self._schema.serialize()))
@@ -189,7 +199,7 @@ class ArrowWriter:
         for name, content in self._described.items():
             # No `with`: an exception must not close, and thereby publish, a cut file on an object store.
             file = self._open_file(name)
-            file.write(json.dumps(content, indent=2).encode())
+            file.write(content)
             file.close()
 
 

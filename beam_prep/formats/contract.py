@@ -71,8 +71,16 @@ class ShardReader(Protocol):
         ...
 
 
+FilesOfShard = dict[str, bytes | None]
+"""The files of a shard, by path relative to the domain's folder: their content; None where that is a function of the
+rows and the columns alone. Always in the same order."""
+
+
 class Format(Protocol):
     """A way to keep one shard in files.
+
+    A format may also have `files(columns, shard, shards) -> FilesOfShard`: then a shard whose rows did not change is
+    linked from the output that is replaced, and not written again.
 
     Attributes:
         name: as a config and a manifest say it, and the key in `FORMATS`.

@@ -33,7 +33,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
 
 __all__ = ["HDF5", "HDF5Reader", "HDF5Writer"]
 
@@ -58,6 +58,10 @@ class HDF5:
         """
         _h5py()
         return HDF5Writer(open_file, columns, _file_name(shard))
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
+        """See `Format`."""
+        return {_file_name(shard): None}
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "HDF5Reader":
         """See `Format.read`. Maps the datasets; values are read when they are touched.

@@ -23,7 +23,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
 
 META = "meta.json"
 _SLICE = 1 << 16
@@ -38,6 +38,11 @@ class Bin:
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "BinWriter":
         """See `Format.writer`."""
         return BinWriter(open_file, columns, _folder(shard, shards))
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
+        """See `Format`."""
+        names = [*(f"{column.name}.bin" for column in columns), META]
+        return {_folder(shard, shards) + name: None for name in names}
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "BinReader":
         """See `Format.read`. Reads `meta.json` and maps the files; values are read when they are touched."""

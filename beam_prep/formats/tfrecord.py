@@ -34,7 +34,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import OpenFile, Row, SizeUnit, check_rows, map_file, row_number
+from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, check_rows, map_file, row_number
 from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key
 
 __all__ = ["TFRecord", "decode_example", "encode_rows", "features", "require_fast_crc32c"]
@@ -59,6 +59,10 @@ class TFRecord:
         """
         require_fast_crc32c()
         return TFRecordWriter(open_file, columns, _file_name(shard))
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
+        """See `Format`."""
+        return {_file_name(shard): None}
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordReader":
         """See `Format.read`. The file is walked through once, on first use."""

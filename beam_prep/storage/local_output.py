@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
+from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.exchange import replace_directory
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.output_target import listed_files
+from beam_prep.storage.reuse import EarlierShard, link_files, linked_receipt
 from beam_prep.storage.staging import HashedFiles, Staging, mark
 
 
@@ -68,6 +69,15 @@ class LocalOutput:
         yield HashedFiles(self.staging.path("output"))
 
     rejects = files
+
+    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
+        self.check_claim()
+        folder = self.staging.path("output")
+        if not link_files(earlier, folder):
+            return None
+        for name, content in earlier.described.items():
+            HashedFiles(folder).write(name, content)
+        return linked_receipt(earlier)
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]

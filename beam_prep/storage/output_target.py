@@ -5,8 +5,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from beam_prep.formats.manifest import WrittenFile
+from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.storage.claims import Claims
+from beam_prep.storage.reuse import EarlierShard
 from beam_prep.storage.staging import HashedFiles
 
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
@@ -74,6 +75,14 @@ class OutputTarget(Protocol):
 
     def files(self) -> contextlib.AbstractContextManager[HashedFiles]:
         """New files of a shard. They are kept if the context ends without an error."""
+        ...
+
+    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
+        """Puts the files of an earlier shard in the place of a new one. None if that cannot be done here.
+
+        Raises:
+            Damaged: they are not what they were.
+        """
         ...
 
     def rejects(self) -> contextlib.AbstractContextManager[HashedFiles]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import platform
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from beam_prep.formats.manifest import (
     FAILURE,
     FEATURES,
     MANIFEST,
+    SLICES,
     TOKENIZER,
     ShardReceipt,
     WrittenFile,
@@ -36,10 +38,21 @@ from beam_prep.formats.manifest import (
 from beam_prep.formats.tfrecord import features
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.generations import Generations
-from beam_prep.storage.output import output_at
+from beam_prep.storage.output import failed_at, output_at
 from beam_prep.storage.output_target import OutputTarget, is_manifest
+from beam_prep.storage.reuse import (
+    Damaged,
+    EarlierOutput,
+    KeyedShard,
+    WrittenShard,
+    earlier_path,
+    numbers,
+    slices_text,
+)
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+
+log = logging.getLogger("beam_prep")
 
 _CHAIN_LEASE = 60.0
 """Seconds; of chains written by hand. Every shard renews it, and without a launcher nobody ends it."""
@@ -48,6 +61,21 @@ _ENCODER = "encoder: "
 
 
 def write_shard(
+    shard: KeyedShard, spool: Spool, output: OutputTarget, formats: Sequence[str], layout: Layout
+) -> WrittenShard:
+    """Links a shard from the earlier output, if that has it; otherwise writes it."""
+    how = "written"
+    if shard.earlier is not None:
+        try:
+            if (receipt := output.reuse(shard.earlier)) is not None:
+                return WrittenShard(receipt, shard.key, "linked")
+        except Damaged as error:
+            log.warning("%s; the shard is written anew", error)
+            how = "damaged"
+    return WrittenShard(_written(shard.plan, spool, output, formats, layout), shard.key, how)
+
+
+def _written(
     plan: ShardPlan, spool: Spool, output: OutputTarget, formats: Sequence[str], layout: Layout
 ) -> ShardReceipt:
     """Streams a shard's slices from the spool into every format.
@@ -145,7 +173,7 @@ class Publisher:
     def target(self) -> OutputTarget:
         """The output, as it is made on a disk or in a store."""
         root = self.output if self.generations is None else folder_above(self.output)
-        return output_at(self.output, self.staging, f"{root}.failed")
+        return output_at(self.output, self.staging, failed_at(root))
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
@@ -189,14 +217,20 @@ class Publisher:
         self.target.prepare(is_ours, self.overwrite)
         return True
 
-    def publish(self, plan: Plan, shards: list[ShardReceipt], rejects: list[WrittenFile]) -> str:
+    def earlier(self) -> EarlierOutput:
+        """The output that is replaced, for its shards. Asked for before `prepare`, which may remove its manifest."""
+        path = earlier_path(self.output if self.generations is None else folder_above(self.output), self.generations)
+        return EarlierOutput(path if self.facts else None)
+
+    def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile]) -> str:
         """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.
 
         Raises:
             RunError: see `Shard`.
             OutputError: the output appeared meanwhile.
         """
-        shards = sorted(shards, key=lambda receipt: (receipt.domain, receipt.shard))
+        made = sorted(made, key=lambda shard: (shard.receipt.domain, shard.receipt.shard))
+        shards = [shard.receipt for shard in made]
         rejects = sorted(rejects, key=lambda file: file.path)
         problem = self.problem(plan)
         if problem is None:
@@ -216,9 +250,11 @@ class Publisher:
         if target.manifest() != text or not target.is_complete(manifest):
             if refusal := self.refusal():
                 raise OutputError(refusal)
-            target.publish(manifest, text, others, self._run(plan, manifest))
+            target.publish(
+                manifest, text, others | {SLICES: slices_text(made, text)}, self._run(plan, manifest) | numbers(made)
+            )
         elif self.run.get("check") == "full":
-            target.write_run(self._run(plan, manifest))
+            target.write_run(self._run(plan, manifest) | numbers(made))
         target.remove_replaced(manifest)
         if self.generations is not None:
             generations = Generations(folder_above(self.output))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from beam_prep.core.data.block import InputFile, Ledger, Split
+from beam_prep.core.data.block import REPLAYED, InputFile, Ledger, Split
 from beam_prep.core.data.columns import Wanted
-from beam_prep.core.reading.blocks import RawBlock, read_blocks
+from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError, SpoolError
@@ -45,7 +45,11 @@ def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split
 
 
 def read_split(
-    split: Split, block_bytes: int, spool: Spool | None = None, columns: Wanted | None = None
+    split: Split,
+    block_bytes: int,
+    spool: Spool | None = None,
+    columns: Wanted | None = None,
+    max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterable[Records]:
     """The blocks of a split. A block that is in the spool already has its receipt and no rows.
 
@@ -55,9 +59,9 @@ def read_split(
     end = split.start
     size = None if split.stop < 0 else split.stop - split.start
     with open_input(split.source, split.start, size) as stream:
-        for raw in read_blocks(stream, split.start, split.stop, block_bytes):
+        for raw in read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes):
             end = raw.start + raw.size
-            yield _block(split, raw, block_bytes, spool, columns)
+            yield _block(split, raw, block_bytes, spool, columns, max_line_bytes)
     if end < split.stop:
         raise InputError(f"{split.source.path!r} became shorter while the job ran: run again when nobody writes to it")
     if end == 0:  # an empty file has a block, too: the manifest lists it
@@ -96,9 +100,14 @@ def records_at(source: InputFile, file: int, start: int, size: int) -> Records |
 
 
 def _block(
-    split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, columns: Wanted | None = None
+    split: Split,
+    raw: RawBlock,
+    block_bytes: int,
+    spool: Spool | None,
+    columns: Wanted | None = None,
+    max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Records:
-    origin = raw.origin(split.file, split.source, block_bytes)
+    origin = raw.origin(split.file, split.source, block_bytes, max_line_bytes)
     receipt, made = None, {}
     try:
         receipt = spool.find(origin.digest) if spool is not None else None
@@ -108,7 +117,12 @@ def _block(
     if receipt is not None and spool is not None and not spool.trust.holds(receipt.made):
         receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
-        records = parse_list(raw, origin) if is_json_file(split.source.path) else parse(raw, origin, columns)
+        part = spool.earlier.part(raw, origin) if spool is not None and spool.earlier is not None else None
+        content, columns = (raw, columns) if part is None else (part, None)
+        records = parse_list(content, origin) if is_json_file(split.source.path) else parse(content, origin, columns)
+        if part is not None:
+            records.ledger.raw = raw.data
+            made[REPLAYED] = 1
         way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
         records.made = made | ({way: len(records)} if len(records) else {})
         return records

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beam_prep.core.data.block import BlockReceipt
 from beam_prep.core.data.ragged import Array, Ragged
@@ -26,10 +26,17 @@ from beam_prep.formats.spool import (
 )
 from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
+
+if TYPE_CHECKING:
+    from beam_prep.storage.earlier import EarlierBlocks
 
 AT_ONCE = 32
 """Number of files that are read at the same time."""
+
+
+_LOOKED_INTO = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class Spool:
         single_use: for this run alone, on a local disk: a block is removed as soon as all of its rows are in a shard.
             Then less of the disk is in use at a time, and pages that are not yet on the disk are never written to it.
         trust: which blocks of earlier runs are reused.
+        earlier: the blocks of an output that is replayed.
     """
 
     folder: str
@@ -50,6 +58,7 @@ class Spool:
     options: StoreOptions = field(default_factory=StoreOptions.current)
     single_use: bool = False
     trust: Trust = field(default_factory=Trust)
+    earlier: "EarlierBlocks | None" = None
 
     def name(self, digest: str) -> str:
         """The name of a block from the digest of its bytes. The first two digits are the name of a folder."""
@@ -76,13 +85,35 @@ class Spool:
             raise SpoolError(str(error)) from None
         return receipt
 
-    def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
-        """Writes a block's files, its rows last. For the arguments see `encode_block`."""
+    def has_other(self, digest: str) -> bool:
+        """True if a block of these bytes was made with another recipe."""
+        folder, _, name = self._path(self.name(digest), "").rpartition("/")
+        start = name.rpartition("-")[0]
+        if is_local(folder):
+            names = os.listdir(folder) if os.path.isdir(folder) else []
+            return any(each.startswith(start) for each in names)
+        return bool(objects.listed(join(folder, start)))
+
+    def is_new(self) -> bool:
+        """True if no block of this recipe is here. Of a local spool only the first folders are looked into."""
+        if not is_local(self.folder):
+            return False
+        folders = sorted(os.listdir(self.folder))[:_LOOKED_INTO] if os.path.isdir(self.folder) else []
+        ending = f"-{self.recipe[:16]}{ROWS}"
+        return not any(
+            name.endswith(ending)
+            for folder in folders
+            if os.path.isdir(os.path.join(self.folder, folder))
+            for name in os.listdir(os.path.join(self.folder, folder))
+        )
+
+    def write(self, batch: Batch, tokens: Array, text_limit: int) -> tuple[BlockReceipt, int]:
+        """Writes a block's files, its rows last. For the arguments see `encode_block`. (receipt, bytes written)"""
         name = self.name(batch.origin.digest)
         receipt, files = encode_block(batch, tokens, text_limit, name)
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)
-        return receipt
+        return receipt, sum(len(part) for parts in files.values() for part in parts)
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep.errors import OutputError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
+from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join
 from beam_prep.storage.output_target import is_manifest, listed_files
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.reuse import EarlierShard, copy_objects, linked_receipt
 from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.reader import parts, read_bytes
@@ -93,6 +94,14 @@ class StoredOutput:
             yield files
             self.check_claim()
             self._upload(files, self.path)
+
+    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
+        self.check_claim()
+        if not copy_objects(earlier, self.path):
+            return None
+        for name, content in earlier.described.items():
+            objects.put(join(self.path, name), content, hashlib.sha256(content).hexdigest())
+        return linked_receipt(earlier)
 
     @contextmanager
     def rejects(self) -> Iterator[HashedFiles]:

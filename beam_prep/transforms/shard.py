@@ -19,21 +19,25 @@ from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.plan import Plan, first_lost, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
-from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
+from beam_prep.core.shards.slices import RejectsPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import OutputError
 from beam_prep.formats import FORMATS
-from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.progress import report_block
+from beam_prep.formats.manifest import WrittenFile
+from beam_prep.progress import Counts, report_block, reported
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
+from beam_prep.storage.preflight import Preflight, output_ratio
 from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
+from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
 _CHECK_EVERY = 20.0
 """Seconds between two looks of a worker at the claim, well below the shortest lease."""
+_ROOM_EVERY = 0.5
+"""Seconds between two looks at the free room: the reports of all workers are read."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -48,20 +52,29 @@ class SpoolBlocks(beam.DoFn):
     tokenizer: Tokenizer | None
     progress: str | None
     output: OutputTarget | None
+    formats: tuple[str, ...] = ()
+    preflight: Preflight | None = None
 
     def setup(self) -> None:
         self.spool.options.activate()
         self._checked = float("-inf")
+        self._next_check, self._output_ratio = 0.0, 0.0
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         if self.output is not None and time.monotonic() - self._checked > _CHECK_EVERY:
             self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
             self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
+        done = Counts(batch.origin.size)
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
             batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
-            receipt = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
+            if self.spool.earlier is not None:
+                batch = self.spool.earlier.complete(batch)
+            receipt, spooled = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
+            done = Counts(batch.origin.size, blocks_made=1, bytes_made=batch.origin.size, spooled=spooled)
+            if self.preflight is not None and not self._output_ratio and len(batch):
+                self._output_ratio = output_ratio(batch, spooled, self.formats, self.layout)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
@@ -70,9 +83,19 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
-            report_block(self.progress, batch.origin.size, receipt.lines, rejected)
+            done.lines, done.rejects, done.output_ratio = receipt.lines, rejected, self._output_ratio
+            report_block(self.progress, done)
+            self._check_room(self.progress)
         made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
+
+    def _check_room(self, progress: str) -> None:
+        """Checks now and then whether the disks have room for the rest."""
+        began = time.monotonic()
+        if self.preflight is not None and began >= self._next_check:
+            self.preflight.check(reported(progress))
+            took = time.monotonic() - began  # more and more: a line for each block
+            self._next_check = began + max(_ROOM_EVERY, 50 * took)
 
 
 PARTS = 32
@@ -124,12 +147,18 @@ class MakePlan(beam.DoFn):
         plan = dataclasses.replace(plan, first_reject=first_reject(plan, self.spool))
         if self.publisher.problem(plan) is not None:
             plan = dataclasses.replace(plan, lost=first_lost(receipts, self.spool.sidecars))
+        earlier = self.publisher.earlier()
         if self.publisher.prepare(plan):
             last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
-            yield from (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
+            shards = (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
+            yield from keyed(shards, self._keys(plan), earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.
         yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))
+
+    def _keys(self, plan: Plan) -> Keys:
+        layout = self.publisher.layout
+        return Keys(self.spool, self.publisher.formats, layout, layout.columns(plan.columns))
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -144,8 +173,8 @@ class Write(beam.DoFn):
     def setup(self) -> None:
         self.spool.options.activate()
 
-    def process(self, work: ShardPlan | RejectsPlan) -> Iterable[ShardReceipt | WrittenFile]:
-        if isinstance(work, ShardPlan):
+    def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
+        if isinstance(work, KeyedShard):
             yield write_shard(work, self.spool, self.output, self.formats, self.layout)
         else:
             yield write_rejects(work, self.spool, self.output)
@@ -160,10 +189,10 @@ class Publish(beam.DoFn):
     def setup(self) -> None:
         self.publisher.staging.options.activate()
 
-    def process(self, written: list[ShardReceipt | WrittenFile], plan: Plan) -> Iterable[str]:
+    def process(self, written: list[WrittenShard | WrittenFile], plan: Plan) -> Iterable[str]:
         yield self.publisher.publish(
             plan,
-            [receipt for receipt in written if isinstance(receipt, ShardReceipt)],
+            [shard for shard in written if isinstance(shard, WrittenShard)],
             [file for file in written if isinstance(file, WrittenFile)],
         )
 
@@ -194,6 +223,7 @@ class Shard(beam.PTransform):
         spool, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
             launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
         generations: the output is a generation, `OUT/<name>`, and this many are kept.
+        preflight: stops the run early where the disks lack room; for launchers.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 
@@ -228,6 +258,7 @@ class Shard(beam.PTransform):
     overwrite: bool = False
     spool: Spool | None = None
     staging: Staging | None = None
+    preflight: Preflight | None = None
     generations: int | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -281,6 +312,8 @@ class Shard(beam.PTransform):
             tokenizer=self.tokenizer,
             progress=self.progress,
             output=self.publisher.target if self.publisher.launched else None,
+            formats=tuple(self.formats),
+            preflight=self.preflight,
         )
         receipts = (
             batches

@@ -85,5 +85,5 @@ def run(
 
 
 def digests(output: Path) -> dict[str, str]:
-    """sha256 of every file of a local output but `run.json`, the only one that may differ."""
+    """sha256 of every file of a local output but those that may differ."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in tree(output).items()}

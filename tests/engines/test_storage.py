@@ -23,6 +23,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import pipeline
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.errors import ConfigError, InputError, LockedError, OutputError, RunError, StorageError, TokenizerError
+from beam_prep.formats.manifest import UNLISTED
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
 from beam_prep.storage.claims import Claims
@@ -78,7 +79,7 @@ class Folder:
 
     def tree(self, name: str = "out") -> dict[str, bytes]:
         found = {each: read_bytes(self.path(f"{name}/{each}")) for each in self.names(name)}
-        return {each: data for each, data in found.items() if each != "run.json"}
+        return {each: data for each, data in found.items() if each not in UNLISTED}
 
     def json(self, name: str) -> Any:
         return json.loads(read_bytes(self.path(name)))

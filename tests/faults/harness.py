@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, get_args
 
 SOURCE = Path(__file__).with_name("events.c")
-Fault = Literal["none", "kill all", "kill one", "disk full", "input/output error"]
-_ACTIONS: tuple[Fault, ...] = ("none", "kill all", "kill one", "disk full", "input/output error")  # as in events.c
+Fault = Literal["none", "kill all", "kill one", "disk full", "input/output error", "SIGINT", "SIGTERM"]
+_ACTIONS: tuple[Fault, ...] = get_args(Fault)  # in the order of events.c
 _STATE = struct.Struct("@lll")
 _SECONDS = 60
 """A job of the harness takes one or two."""

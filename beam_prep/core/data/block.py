@@ -16,9 +16,12 @@ from beam_prep.errors import RunError, UserFunctionError
 OutcomeKind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
-OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
+REPLAYED, COMPARED, NOT_COMPARED = "blocks_replayed", "blocks_compared", "blocks_not_compared"
+ROWS_COMPARED = "rows_compared"
+OF_THIS_RUN = ("blocks_damaged", "blocks_replaced", REPLAYED, COMPARED, NOT_COMPARED, ROWS_COMPARED)
 """The entries of `Block.made` about the run rather than the block: the block in the spool was damaged, or was made in a
-way that this run does not trust."""
+way that this run does not trust. In a replay (see `storage.earlier`): kept rows are those of the earlier run; or they
+were all made again, and compared; or could not be, as the earlier block is gone; and how many rows were compared."""
 TEXT_LIMIT = 1000
 """Characters of a rejected record that are kept in the rejects, and of its message."""
 
@@ -178,6 +181,8 @@ class Origin:
         size: bytes of content covered, from `start` on, without what the last line has beyond the range.
         nodes: the digests of that range, see `hashing`.
         digest: hex digest of all bytes that the block's lines come from; names it in the spool.
+        max_line_bytes: a longer line is rejected.
+        cut: the last line is such a one, and its end was not read.
     """
 
     file: int
@@ -187,6 +192,8 @@ class Origin:
     size: int
     nodes: tuple[Node, ...]
     digest: str
+    max_line_bytes: int = 1 << 31
+    cut: bool = False
 
     @property
     def first_byte(self) -> int:

@@ -76,6 +76,13 @@ class StoreClient(Protocol):
         """Writes an object from a local file, completely or not at all."""
         ...
 
+    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+        """Copies an object to another path of the store, by its server. `Changed` if it has another version.
+
+        Servers that ignore preconditions (gcp-storage-emulator) copy any version.
+        """
+        ...
+
     def delete(self, path: str) -> None:
         """Removes an object. One that is not there is no error."""
         ...

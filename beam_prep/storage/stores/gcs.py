@@ -108,6 +108,21 @@ class GCSClient:
         with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
             blob.upload_from_filename(file, content_type="application/octet-stream", checksum="crc32c", retry=None)
 
+    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+        blob, token = self._blob(path), None
+        blob.metadata = metadata(sha256)
+        blob.content_type = "application/octet-stream"
+        with self._errors(path):
+            while True:  # a large one in several requests
+                token, _, _ = blob.rewrite(
+                    self._blob(source.path),
+                    token=token,
+                    if_source_generation_match=int(source.version),
+                    retry=None,
+                )
+                if token is None:
+                    return
+
     def delete(self, path: str) -> None:
         try:
             with self._errors(path):

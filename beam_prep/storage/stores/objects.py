@@ -114,6 +114,20 @@ def upload(path: str, file: str, sha256: str) -> None:
         with_retries(lambda: _client(path).upload(path, file, sha256), path)
 
 
+def copy(source: ObjectInfo, path: str, sha256: str) -> None:
+    """Copies an object to another path of the same store, by its server.
+
+    Args:
+        source: as `find` described it.
+        path: of the copy.
+        sha256: of its content.
+
+    Raises:
+        Changed, FileNotFoundError: the source was replaced or removed.
+    """
+    with_retries(lambda: _client(path).copy(source, path, sha256), path)
+
+
 @contextmanager
 def _bucket_is_there(path: str) -> Iterator[None]:
     try:

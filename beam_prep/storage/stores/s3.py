@@ -104,6 +104,12 @@ class S3Client:
         with self._errors(path):  # a large file in parts, which count only if all arrive
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
+    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+        (from_bucket, from_name), (bucket, name) = bucket_and_name(source.path), bucket_and_name(path)
+        extra = {"MetadataDirective": "REPLACE", "Metadata": metadata(sha256), "CopySourceIfMatch": source.version}
+        with self._errors(path):  # a large one in parts, which count only if all are copied
+            self._s3.copy({"Bucket": from_bucket, "Key": from_name}, bucket, name, ExtraArgs=extra)
+
     def delete(self, path: str) -> None:
         bucket, name = bucket_and_name(path)
         with self._errors(path):

@@ -1,0 +1,261 @@
+"""What a run would do, without doing it: the blocks that it would tokenise, and why; the shards that stay; the room."""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from beam_prep import recipe
+from beam_prep.core.data.block import InputFile, Origin, Split
+from beam_prep.core.data.hashing import tree_digest
+from beam_prep.core.reading.blocks import RawBlock, read_blocks
+from beam_prep.core.shards.borders import input_end, shard_borders
+from beam_prep.core.shards.layout import CUT
+from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.core.shards.sidecars import Sidecars
+from beam_prep.core.shards.slices import Shards
+from beam_prep.errors import SpoolError
+from beam_prep.formats.spool import encode_block
+from beam_prep.pipeline import Pipeline
+from beam_prep.storage.files import open_input
+from beam_prep.storage.generations import Generations
+from beam_prep.storage.output import output_at
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.preflight import free_bytes, output_ratio
+from beam_prep.storage.publish import same_facts
+from beam_prep.storage.reuse import EarlierOutput, Keys
+from beam_prep.storage.splits import first_records, split_file
+from beam_prep.storage.spool import Spool
+
+NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
+    "new content",
+    "made with other facts",
+    "damaged",
+    "made in a way that this run does not trust",
+)
+"""The reasons why a block is tokenised."""
+_FILES_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of the input: its origin, its receipt in the spool, or the reason why that is not used."""
+
+    origin: Origin
+    receipt: SpoolReceipt | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a run would do.
+
+    Attributes:
+        output: its output.
+        state: `up to date`, `new`, `replaced`, or `refused`: it is there, and the run may not replace it.
+        changed: facts that differ from those of the output that is there: `config.output.dtype: X -> Y`.
+        blocks, reused: how many blocks the input has, and how many of them are in the spool.
+        bytes_to_do: of input that is tokenised.
+        reasons: reason -> blocks that are tokenised.
+        files: file -> blocks of it that are tokenised.
+        shards: of the output that is there; None: it does not tell them apart.
+        shards_linked: of these, those that stay, as far as it is known before blocks are tokenised.
+        spool_bytes, output_bytes: that are written, about.
+        spool_free, output_free: bytes on these disks; None in a store.
+    """
+
+    output: str
+    state: str
+    changed: list[str]
+    blocks: int
+    reused: int
+    bytes_to_do: int
+    reasons: dict[str, int]
+    files: dict[str, int]
+    shards: int | None
+    shards_linked: int
+    spool_bytes: int
+    output_bytes: int
+    spool_free: int | None
+    output_free: int | None
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        if self.state == "up to date":
+            return [f"{self.output} is up to date: nothing would be done"]
+        found = {
+            "new": f"{self.output} would be made",
+            "replaced": f"{self.output} would be replaced",
+            "refused": f"{self.output} is there, and the run would be refused: pass --overwrite, or choose another -o",
+        }
+        lines = [found[self.state]]
+        lines += [f"  {fact}" for fact in self.changed]
+        made = self.blocks - self.reused
+        lines.append(f"blocks: {self.blocks:,}; {self.reused:,} are in the spool, {made:,} would be tokenised")
+        lines += [f"  {count:,}: {reason}" for reason, count in self.reasons.items()]
+        lines += [f"  {count:,} of {path}" for path, count in list(self.files.items())[:_FILES_NAMED]]
+        if len(self.files) > _FILES_NAMED:
+            lines.append(f"  ... of {len(self.files):,} files")
+        if self.shards is not None:
+            lines.append(f"shards: of {self.shards:,} that are there, at least {self.shards_linked:,} would stay")
+        for what, size, free in (
+            ("spool", self.spool_bytes, self.spool_free),
+            ("output", self.output_bytes, self.output_free),
+        ):
+            there = "" if free is None else f" ({free / 1e9:.2f} GB are free)"
+            lines.append(f"{what}: about {size / 1e9:.2f} GB would be written{there}")
+        return lines
+
+
+def dry_run(job: Pipeline) -> DryRun:
+    """What `job.run()` would do.
+
+    Reads the inputs, the spool and the manifest of the output that is there, and tokenises the first records, to
+    estimate sizes.
+    """
+    spool = job.spool_of_run()
+    path = job.earlier_output()
+    earlier = EarlierOutput(path)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        splits = [split for place in enumerate(job.inputs) for split in split_file(place, job.block_bytes)]
+        blocks = [
+            block for found in pool.map(lambda split: list(_blocks(split, job, spool)), splits) for block in found
+        ]
+    to_do = {block.origin.digest: block for block in blocks if block.receipt is None}
+    kept = _shards_that_stay(job, spool, blocks, earlier)
+    spooled, written = _sizes(job)
+    size = sum(block.origin.size for block in blocks)
+    output_bytes = int(written * size) - earlier.bytes_of(kept)
+    return DryRun(
+        output=job.output,
+        state=_state(job, blocks, path, earlier.manifest),
+        changed=[] if earlier.manifest is None else _changes(earlier.manifest, job.facts),
+        blocks=len(blocks),
+        reused=len(blocks) - len(to_do),
+        bytes_to_do=sum(block.origin.size for block in to_do.values()),
+        reasons=dict(Counter(block.why for block in to_do.values())),
+        files=dict(Counter(block.origin.source.path for block in to_do.values())),
+        shards=len(earlier) if len(earlier) else None,
+        shards_linked=len(kept),
+        spool_bytes=int(spooled * sum(block.origin.size for block in to_do.values())),
+        output_bytes=max(0, output_bytes),
+        spool_free=free_bytes(spool.folder) if is_local(spool.folder) else None,
+        output_free=free_bytes(os.path.dirname(job.output)) if is_local(job.output) else None,
+    )
+
+
+def _blocks(split: Split, job: Pipeline, spool: Spool) -> Iterator[Block]:
+    size = None if split.stop < 0 else split.stop - split.start
+    with open_input(split.source, split.start, size) as stream:
+        found = False
+        for raw in read_blocks(stream, split.start, split.stop, job.block_bytes):
+            found = True
+            yield _block(raw.origin(split.file, split.source, job.block_bytes), spool)
+        if not found:
+            yield _block(RawBlock(0, 0, 0, b"", b"").origin(split.file, split.source, job.block_bytes), spool)
+
+
+def _block(origin: Origin, spool: Spool) -> Block:
+    name = spool.name(origin.digest)
+    try:
+        receipt = spool.find(origin.digest)
+    except SpoolError:
+        return Block(origin, None, DAMAGED)
+    if receipt is None:
+        return Block(origin, None, OTHER_FACTS if spool.has_other(origin.digest) else NEW)
+    if not spool.trust.holds(receipt.made):
+        return Block(origin, None, UNTRUSTED)
+    return Block(origin, SpoolReceipt(origin, name, True, receipt, receipt.made))
+
+
+def _shards_that_stay(job: Pipeline, spool: Spool, blocks: list[Block], earlier: EarlierOutput) -> list[str]:
+    """The keys of the shards before the first block that is tokenised, as far as the earlier output has them."""
+    known: list[SpoolReceipt] = []
+    for block in blocks:
+        if block.receipt is None:
+            break
+        known.append(block.receipt)
+    if not known or not len(earlier) or earlier.manifest is None:
+        return []
+    complete = len(known) == len(blocks)
+    if not complete:  # for the plan the last file ends here
+        last = known[-1].origin
+        ends = dataclasses.replace(last.source, size=last.start + last.size)
+        known = [_of_source(each, ends) if each.origin.file == last.file else each for each in known]
+    receipts = Receipts([pack_receipts(known)])
+    sidecars, config = Sidecars(spool.sidecars, receipts), job.config
+    end = input_end(receipts, sidecars, config.preprocessing.max_items)
+    borders = shard_borders(receipts, sidecars, config.output.max_tokens_per_shard, end)
+    if not complete and end.rows < 0:
+        borders = borders[:-1]  # the shard in which the known blocks end gets more rows
+    if not borders:
+        return []
+    layout = recipe.layout(config, job.tokenizer)
+    keys = Keys(spool, tuple(earlier.manifest["formats"]), layout, layout.columns(receipts.columns))
+    cut = bool(receipts.counts("counter", len(receipts)).get(CUT)) or CUT in earlier.manifest["counters"]
+    shards = Shards(receipts, borders)
+    found = (keys.of(dataclasses.replace(shard, cut=cut)) for shard in shards)
+    return [key for key in found if key in earlier]
+
+
+def _of_source(receipt: SpoolReceipt, source: InputFile) -> SpoolReceipt:
+    return dataclasses.replace(receipt, origin=dataclasses.replace(receipt.origin, source=source))
+
+
+def _state(job: Pipeline, blocks: list[Block], earlier: str | None, manifest: Mapping[str, Any] | None) -> str:
+    if earlier is not None and manifest is not None:
+        nodes: dict[int, list[Any]] = {}
+        for block in blocks:
+            nodes.setdefault(block.origin.file, []).extend(block.origin.nodes)
+        inputs = [
+            {"path": file.path, "size": file.size, "digest": tree_digest(nodes[number])}
+            for number, file in enumerate(job.inputs)
+        ]
+        complete = output_at(earlier, job.staging).is_complete(manifest)
+        if same_facts(manifest, job.facts) and manifest["inputs"] == inputs and complete:
+            return "up to date"
+    if job.generations is not None:
+        return "new" if Generations(job.root).problem() is None else "refused"
+    if manifest is None:
+        return "new" if output_at(job.output, job.staging).is_empty() else "refused"
+    return "replaced" if job.overwrite else "refused"
+
+
+def _changes(old: Any, new: Any, place: str = "") -> list[str]:
+    """The facts of a job that differ from those of a manifest, one line each."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        # A manifest has more than facts.
+        names = [*new, *(name for name in old if name not in new and place)]
+        return [
+            line
+            for name in names
+            for line in _changes(old.get(name), new.get(name), f"{place}.{name}" if place else str(name))
+        ]
+    return [] if old == new else [f"{place}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _sizes(job: Pipeline) -> tuple[float, float]:
+    """(bytes in the spool, bytes in the output) for each byte of input, of the first records."""
+    for number, source in enumerate(job.inputs):
+        records = first_records(source, number)
+        if records is None:
+            continue
+        size = records.origin.size
+        batch = recipe.run_steps(recipe.chain(job.config, job.tokenizer), records)
+        layout, eos_id = recipe.layout(job.config, job.tokenizer), job.tokenizer.id_of("eos_token")
+        batch = layout.spooled(batch, eos_id, job.config.preprocessing.untrained, job.config.columns())
+        if not len(batch):
+            continue
+        _, files = encode_block(batch, layout.tokens(batch), job.reject_text, "first")
+        spooled = sum(len(part) for parts in files.values() for part in parts)
+        formats = job.config.output.formats
+        return spooled / size, output_ratio(batch, spooled, formats, layout) * spooled / size
+    return 0.0, 0.0

@@ -1,0 +1,317 @@
+"""Shards of the output that is replaced, which are linked (in a store: copied by the server) and not written again.
+
+A shard's *key* is the digest of everything that its bytes are a function of. The keys of an output are in
+`.slices.json` beside its manifest. A shard of the new output that has the key of an old one has its bytes. They are
+compared with the sha256 in the old manifest while they are linked, so that a damaged file is never carried on.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beam_prep._version import __version__
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.layout import Layout
+from beam_prep.core.shards.slices import ShardPlan
+from beam_prep.errors import FormatError
+from beam_prep.formats import FORMATS
+from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats.manifest import MANIFEST, SLICES, ShardReceipt, WrittenFile, dump, load, receipts_of
+from beam_prep.storage.files import join
+from beam_prep.storage.generations import Generations
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.spool import Spool
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import Changed
+from beam_prep.storage.stores.reader import read_bytes
+
+log = logging.getLogger("beam_prep")
+
+SHARD_VERSION = 1
+"""Rises with every change of what is written for the same rows; older shards are then not linked."""
+
+_WRITING_LIBRARIES = ("numpy", "pyarrow")
+_BY_FORMAT = {"h5": ("h5py",)}
+_READ_BYTES = 1 << 20
+
+
+def earlier_path(root: str, generations: int | None) -> str | None:
+    """The path of the output whose shards are linked: the one that is replaced, or the latest generation."""
+    if generations is None:
+        return root
+    latest = Generations(root).latest()
+    return None if latest is None else Generations(root).path(latest)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierShard:
+    """A shard of the output that is replaced, with the key of a new one.
+
+    Attributes:
+        folder: that output.
+        receipt: of the shard.
+        files: (file of that output, its path in the new one).
+        described: path in the new output -> content of files that say how many shards there are.
+    """
+
+    folder: str
+    receipt: ShardReceipt
+    files: tuple[tuple[WrittenFile, str], ...]
+    described: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedShard:
+    """A shard to write, its key, and the earlier one that has it."""
+
+    plan: ShardPlan
+    key: str
+    earlier: EarlierShard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """A shard that is in its place.
+
+    Attributes:
+        receipt: what the manifest says of it.
+        key: its key.
+        how: `linked`, `written`; `damaged`: written, because the earlier one is not what its manifest says.
+    """
+
+    receipt: ShardReceipt
+    key: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Makes the keys of an output's shards: by its spool, formats, layout and columns.
+
+    What decides how far a block is trusted is part of a key: a shard of blocks that were compared with the reference in
+    full is not replaced by one that was not.
+    """
+
+    spool: Spool
+    formats: tuple[str, ...]
+    layout: Layout
+    columns: tuple[Column, ...]
+
+    def of(self, plan: ShardPlan) -> str:
+        """The key of a shard. The names of blocks are digests of their bytes, in part; and of the recipe."""
+        libraries = [*_WRITING_LIBRARIES, *(name for each in self.formats for name in _BY_FORMAT.get(each, ()))]
+        facts = {
+            "version": SHARD_VERSION,
+            "libraries": {name: _version(name) for name in libraries},
+            "beam_prep": __version__,
+            "python": platform.python_version_tuple()[:2],
+            "recipe": self.spool.recipe,
+            "trust": dataclasses.asdict(self.spool.trust),
+            "formats": self.formats,
+            "layout": dataclasses.asdict(self.layout),
+            "columns": [dataclasses.asdict(column) for column in self.columns],
+            "cut": plan.cut,
+            "slices": plan.slices,
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
+
+
+_version = functools.cache(importlib.metadata.version)
+
+
+def slices_text(shards: Sequence[WrittenShard], manifest: bytes) -> bytes:
+    """The content of `.slices.json`.
+
+    Args:
+        shards: all, in the order of the manifest.
+        manifest: its text.
+    """
+    return dump({"manifest": hashlib.sha256(manifest).hexdigest(), "keys": [shard.key for shard in shards]})
+
+
+class EarlierOutput:
+    """The shards of the output that is replaced, by key. Of an output without `.slices.json`, or of another manifest's,
+    there are none.
+
+    Args:
+        path: of the output; None: there is none.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._folder = path or ""
+        self.manifest: dict[str, Any] | None = None
+        self._by_key: dict[str, ShardReceipt] = {}
+        self._shards: Counter[str] = Counter()
+        if path is None:
+            return
+        try:
+            text = read_bytes(join(path, MANIFEST))
+            self.manifest = load(text, join(path, MANIFEST))
+            found = json.loads(read_bytes(join(path, SLICES)))
+            receipts = receipts_of(self.manifest)
+            if found["manifest"] == hashlib.sha256(text).hexdigest() and len(found["keys"]) == len(receipts):
+                self._by_key = dict(zip(found["keys"], receipts, strict=True))
+                self._shards = Counter(receipt.domain for receipt in receipts)
+        except (OSError, FormatError, ValueError, KeyError, TypeError):
+            return
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._by_key
+
+    def bytes_of(self, keys: Iterable[str]) -> int:
+        """Of the files of these shards."""
+        return sum(file.bytes for key in keys for file in self._by_key[key].files)
+
+    @property
+    def bytes(self) -> int:
+        """Of all of these shards' files."""
+        return self.bytes_of(self._by_key)
+
+    def shard(self, key: str, plan: ShardPlan, keys: Keys) -> EarlierShard | None:
+        """The shard of this key, or None.
+
+        Args:
+            key: as `keys` made it.
+            plan: the new shard.
+            keys: of the new output.
+        """
+        receipt, formats, columns = self._by_key.get(key), keys.formats, keys.columns
+        if receipt is None or self.manifest is None:
+            return None
+        before = _files(formats, columns, receipt.shard, self._shards[receipt.domain])
+        after = _files(formats, columns, plan.shard, plan.shards)
+        if before is None or after is None:
+            return None
+        folder = self.manifest["domains"][receipt.domain]
+        written = {file.path: file for file in receipt.files}
+        old = [written.get(f"{folder}/{name}") for name, content in before.items() if content is None]
+        new = [f"{plan.folder}/{name}" for name, content in after.items() if content is None]
+        if len(old) != len(new) or None in old:
+            return None
+        described = {f"{plan.folder}/{name}": content for name, content in after.items() if content is not None}
+        files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
+        receipt = dataclasses.replace(receipt, domain=plan.domain, shard=plan.shard, files=())
+        return EarlierShard(self._folder, receipt, files, described)
+
+
+def _files(formats: Sequence[str], columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
+    """The files of a shard in all formats; None: a format does not name them."""
+    found: FilesOfShard = {}
+    for name in formats:
+        files = getattr(FORMATS[name], "files", None)
+        if files is None:
+            return None
+        found |= files(columns, shard, shards)
+    return found
+
+
+def keyed(plans: Iterable[ShardPlan], keys: Keys, earlier: EarlierOutput) -> Iterator[KeyedShard]:
+    """Shards with their keys, and the earlier shards that have the same."""
+    for plan in plans:
+        key = keys.of(plan)
+        yield KeyedShard(plan, key, earlier.shard(key, plan, keys))
+
+
+def described_files(earlier: EarlierShard) -> list[WrittenFile]:
+    """The receipts of the files that are written anew for a linked shard."""
+    return [
+        WrittenFile(name, len(content), hashlib.sha256(content).hexdigest())
+        for name, content in earlier.described.items()
+    ]
+
+
+def linked_receipt(earlier: EarlierShard) -> ShardReceipt:
+    """The receipt of the new shard, all of whose files are in their places."""
+    files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files] + described_files(earlier)
+    return dataclasses.replace(earlier.receipt, files=tuple(sorted(files, key=lambda file: file.path)))
+
+
+class Damaged(Exception):
+    """A file of the earlier output is not what its manifest says."""
+
+
+def link_files(earlier: EarlierShard, folder: str) -> bool:
+    """Links the files of a shard into a local folder. False if a link cannot be made, for instance to another disk.
+
+    Raises:
+        Damaged: a file's bytes are not those that the earlier manifest lists.
+    """
+    if not is_local(earlier.folder):
+        return False
+    for file, name in earlier.files:
+        target = os.path.join(folder, name)
+        linked = f"{target}.{uuid.uuid4().hex}"
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.link(os.path.join(earlier.folder, file.path), linked)
+        except FileNotFoundError:
+            raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
+        except OSError:
+            return False
+        try:
+            _check(linked, file)  # of the link: what is at the other path may have been replaced since
+            os.replace(linked, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(linked)  # there after an error; or after a rename onto itself, which does nothing
+    return True
+
+
+def _check(path: str, file: WrittenFile) -> None:
+    digest = hashlib.sha256()
+    try:
+        if os.stat(path).st_size == file.bytes:
+            with open(path, "rb", buffering=0) as stream:
+                while data := stream.read(_READ_BYTES):
+                    digest.update(data)
+    except OSError as error:
+        raise Damaged(f"{file.path} cannot be read: {error}") from None
+    if digest.hexdigest() != file.sha256:
+        raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
+
+
+def copy_objects(earlier: EarlierShard, output: str) -> bool:
+    """Copies the files of a shard to a path of the same store, by its server.
+
+    The store keeps our digests, and checks its own: nothing is read.
+
+    Returns:
+        False if it is another store, or a file is not, or no longer, as the earlier manifest lists it: a new shard may
+        have taken its name already.
+    """
+    if is_local(output) or earlier.folder.partition("://")[0] != output.partition("://")[0]:
+        return False
+    found = objects.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
+    for (file, name), here in zip(earlier.files, found, strict=True):
+        if here is None or (here.size, here.sha256) != (file.bytes, file.sha256):
+            return False
+        target = join(output, name)
+        there = here if here.path == target else objects.find(target)
+        if there is not None and (there.size, there.sha256) == (file.bytes, file.sha256):
+            continue
+        try:
+            objects.copy(here, target, file.sha256)
+        except (Changed, FileNotFoundError):
+            return False
+    return True
+
+
+def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:
+    """What `run.json` says of the shards."""
+    hows = Counter(shard.how for shard in shards)
+    damaged = {"shards_damaged": hows["damaged"]} if hows["damaged"] else {}
+    return {"shards_linked": hows["linked"], "shards_written": hows["written"] + hows["damaged"], **damaged}

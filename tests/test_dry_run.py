@@ -1,0 +1,109 @@
+"""`beam-prep run --dry_run`: says what a run would do, does nothing, and is right."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep import cli
+from beam_prep.dry_run import DAMAGED, NEW, OTHER_FACTS, UNTRUSTED, DryRun, dry_run
+from tests.conftest import tree
+from tests.test_refresh import CONFIG, Jobs, texts
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
+    return Jobs(tmp_path, tokenizer_path)
+
+
+def asked(jobs: Jobs, **options: Any) -> DryRun:
+    """What a dry run says; nothing may change."""
+    before, names = tree(jobs.folder, ()), sorted(jobs.folder.rglob("*"))
+    found = dry_run(jobs.job(**options))
+    assert (tree(jobs.folder, ()), sorted(jobs.folder.rglob("*"))) == (before, names)
+    return found
+
+
+def test_a_new_output(jobs: Jobs) -> None:
+    said = asked(jobs)
+    assert (said.state, said.reused, said.reasons, said.shards) == ("new", 0, {NEW: said.blocks}, None)
+    told = jobs.run()
+    assert said.blocks == told["blocks"]
+    written = sum(path.stat().st_size for path in (jobs.folder / "out" / "__default__").rglob("*") if path.is_file())
+    assert 0.8 * written < said.output_bytes < 1.25 * written
+    spooled = sum(path.stat().st_size for path in (jobs.folder / "spool").rglob("*") if path.is_file())
+    assert 0.7 * spooled < said.spool_bytes < 1.3 * spooled
+    assert asked(jobs).lines() == [f"{jobs.folder}/out is up to date: nothing would be done"]
+
+
+def test_an_added_file(jobs: Jobs) -> None:
+    jobs.run()
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
+    said = asked(jobs)
+    assert (said.state, said.reasons, list(said.files)) == (
+        "replaced",
+        {NEW: said.blocks - said.reused},
+        [str(jobs.inputs / "b.jsonl")],
+    )
+    told = jobs.run()
+    assert (said.blocks, said.reused, said.shards_linked) == (
+        told["blocks"],
+        told["blocks_reused"],
+        told["shards_linked"],
+    )
+
+
+def test_all_blocks_there(jobs: Jobs) -> None:
+    jobs.run()
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
+    jobs.run("other")
+    said = asked(jobs)
+    assert (said.reused, said.spool_bytes) == (said.blocks, 0)
+    assert said.shards_linked == jobs.run()["shards_linked"] > 1
+
+
+def test_which_fact_changed(jobs: Jobs) -> None:
+    jobs.run()
+    config = {**CONFIG, "preprocessing": {"max_seq_len": 40}}
+    said = asked(jobs, config=config)
+    assert said.changed == ["config.preprocessing.max_seq_len: 2048 -> 40"]
+    assert (said.reasons, said.shards_linked) == ({OTHER_FACTS: said.blocks}, 0)
+    layout = asked(jobs, config={**CONFIG, "output": {**CONFIG["output"], "storage_format": ["bin"]}})
+    assert layout.changed == ["config.output.storage_format: ['bin', 'tfrecord', 'arrow', 'h5'] -> ['bin']"]
+    assert layout.reused == layout.blocks
+
+
+def test_blocks_that_may_not_be_used(jobs: Jobs) -> None:
+    jobs.run()
+    block = max((jobs.folder / "spool").rglob("*.arrow"), key=lambda path: path.stat().st_size)
+    data = bytearray(block.read_bytes())
+    data[len(data) // 2] ^= 1
+    block.write_bytes(data)
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
+    assert asked(jobs).reasons == {DAMAGED: 1, NEW: 1}
+    assert asked(jobs, check="full").reasons[UNTRUSTED] > 1
+
+
+def test_the_output_of_another_job(jobs: Jobs) -> None:
+    jobs.run()
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
+    assert asked(jobs, overwrite=False).state == "refused"
+    shutil.rmtree(jobs.folder / "out")
+    (jobs.folder / "out").mkdir()
+    (jobs.folder / "out" / "notes.txt").write_text("mine")
+    assert asked(jobs).state == "refused"
+
+
+def test_the_command(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["-o", str(tmp_path / "made"), "-c", str(tmp_path / "config.json")]
+    source = str(jobs.inputs / "a.jsonl")
+    assert cli.main(["run", source, *arguments, "--tokenizer_path", jobs.tokenizer_path, "--dry_run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"{tmp_path}/made would be made"
+    assert said[1] == "blocks: 1; 0 are in the spool, 1 would be tokenised"
+    assert said[-1].startswith("output: about 0.00 GB would be written (")
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,147 @@
+"""A run that lacks room on a disk stops at its first blocks, with the numbers; one that has it is never stopped."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_prep.config import PipelineConfig
+from beam_prep.errors import StorageError
+from beam_prep.pipeline import Pipeline
+from beam_prep.progress import Counts
+from beam_prep.storage import preflight
+from beam_prep.storage.preflight import Preflight
+
+GB = 10**9
+
+
+def room(**change: Any) -> Preflight:
+    values: dict[str, Any] = {
+        "input_bytes": 4 * GB,
+        "spool": "/spool",
+        "outputs": ("/out",),
+        "spool_is_new": True,
+        "linked": 0,
+        "limited": False,
+        "single_use": False,
+    }
+    return Preflight(**(values | change))
+
+
+def done(size: int, spooled: float = 1.5, made: float = 1.0, ratio: float = 2.0) -> Counts:
+    return Counts(size, 1, 0, 10, int(size * made), int(size * made * spooled), ratio)
+
+
+def test_what_a_run_needs() -> None:
+    found = room().need(done(GB))
+    assert found is not None
+    assert (found.spool, found.output, found.on_one_disk) == (4.5 * GB, 12 * GB, 16.5 * GB)
+
+
+def test_blocks_of_a_single_use_spool_make_room_for_the_output() -> None:
+    found = room(single_use=True).need(done(GB))
+    assert found is not None
+    assert found.on_one_disk == 12 * GB - 1.5 * GB  # what is spooled so far is freed
+    smaller = room(single_use=True).need(done(GB, ratio=0.5))
+    assert smaller is not None
+    assert smaller.on_one_disk == 4.5 * GB
+
+
+def test_what_is_not_known_is_not_counted() -> None:
+    assert room().need(done(GB // 1000)) is None  # too little is done
+    known = [room(spool_is_new=False), room(limited=True), room(linked=12 * GB)]
+    found = [each.need(done(GB)) for each in known]
+    assert [(each.spool > 0, each.output > 0) for each in found if each] == [
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
+
+
+@given(
+    st.integers(2 * GB, 4 * GB), st.floats(0.5, 3), st.floats(0.1, 4), st.booleans(), st.integers(0, 3), st.booleans()
+)
+def test_a_run_that_fits_is_never_stopped(
+    total: int, spooled: float, ratio: float, single_use: bool, quarter: int, one_disk: bool
+) -> None:
+    """Blocks are alike: at any place, what is free is what the run will have used at the end, and not a byte more."""
+    checked = room(input_bytes=total, single_use=single_use)
+    size = max(total * quarter // 4, total // 50)
+    so_far = done(size, spooled, 1.0, ratio)
+    spool, output = spooled * total, spooled * total * ratio
+    most = max(spool, output) if single_use else spool + output
+    used = so_far.spooled
+    free = {"/spool": most - used if one_disk else spool - used, "/out": most - used if one_disk else output}
+    disks = {"/spool": 1, "/out": 1 if one_disk else 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflight, "_disk", disks.__getitem__)
+        patch.setattr(preflight, "free_bytes", lambda folder: int(free[folder]) + 4096)
+        checked.check(so_far)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        ({"/spool": 3 * GB, "/out": 100 * GB}, "the spool in /spool: about 4.50 GB more are needed, 3.00 GB are free"),
+        ({"/spool": 5 * GB, "/out": 9 * GB}, "the output in /out: about 12.00 GB more are needed, 9.00 GB are free"),
+    ],
+)
+def test_a_run_that_lacks_room_is_stopped(free: dict[str, int], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_disk", {"/spool": 1, "/out": 2}.__getitem__)
+    monkeypatch.setattr(preflight, "free_bytes", free.__getitem__)
+    with pytest.raises(StorageError, match=words):
+        room().check(done(GB))
+
+
+def test_one_disk_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_disk", lambda _: 1)
+    monkeypatch.setattr(preflight, "free_bytes", lambda _: 12 * GB)
+    with pytest.raises(StorageError, match=r"the spool in /spool and the output in /out: about 16.50 GB more"):
+        room().check(done(GB))
+
+
+CONFIG: dict[str, Any] = {
+    "input": {"sections": [{"field": "text", "action": "train"}]},
+    "output": {"storage_format": ["bin", "tfrecord", "arrow", "h5"]},
+}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("runner", [["--runner=FnApiRunner"], ["--direct_num_workers=2"]])
+def test_a_disk_that_is_too_small_is_found_early(
+    small_disk: Path, tmp_path: Path, tokenizer_path: str, runner: list[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+
+    def write(rows: int) -> None:
+        lines = (json.dumps({"text": f"{row} " + "the cat sat on the mat " * 20}) + "\n" for row in range(rows))
+        source.write_text("".join(lines))
+
+    def job() -> Pipeline:
+        config, output = PipelineConfig.from_dict(CONFIG), small_disk / "out"
+        return Pipeline(config, str(source), output, tokenizer_path=tokenizer_path, block_bytes=65536)
+
+    write(1500)  # needs about 4 MB
+    job().run(runner)
+    (small_disk / "out" / "manifest.json").unlink()
+    subprocess.run(["rm", "-r", str(small_disk / "out")], check=True)
+    write(15000)
+    with pytest.raises(StorageError, match=r"GB more are needed, 0.0. GB are free"):
+        job().run(runner)

@@ -1,0 +1,207 @@
+"""A run that replaces an output: what did not change is linked, and the bytes are those of a run from scratch."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.config import PipelineConfig
+from beam_prep.formats import Bin
+from beam_prep.formats.manifest import output_columns
+from beam_prep.pipeline import Pipeline
+from beam_prep.storage import reuse
+from tests.conftest import tree
+
+BLOCK = 65536
+CONFIG: dict[str, Any] = {
+    "input": {"sections": [{"field": "text", "action": "train"}]},
+    "output": {"storage_format": ["bin", "tfrecord", "arrow", "h5"], "max_tokens_per_shard": 15_000},
+}
+
+
+def texts(word: str, count: int) -> str:
+    rows = ({"text": f"{word} {number} " + "the cat sat on the mat " * 8} for number in range(count))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+class Jobs:
+    """Runs of one job on a folder of inputs."""
+
+    def __init__(self, folder: Path, tokenizer_path: str) -> None:
+        self.folder, self.tokenizer_path = folder, tokenizer_path
+        self.inputs = folder / "in"
+        self.inputs.mkdir()
+        (self.inputs / "a.jsonl").write_text(texts("first", 1200))
+
+    def job(self, name: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> Pipeline:
+        given: dict[str, Any] = {"spool": str(self.folder / "spool"), "overwrite": True, "block_bytes": BLOCK} | options
+        files = sorted(str(path) for path in self.inputs.iterdir())
+        made = PipelineConfig.from_dict(config)
+        return Pipeline(made, files, self.folder / name, tokenizer_path=self.tokenizer_path, **given)
+
+    def run(self, name: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> dict[str, Any]:
+        """What `run.json` says."""
+        self.job(name, config, **options).run(["--runner=FnApiRunner"])
+        found: dict[str, Any] = json.loads((self.folder / name / "run.json").read_bytes())
+        return found
+
+    def is_as_from_scratch(self, config: dict[str, Any] = CONFIG, **options: Any) -> bool:
+        self.run("scratch", config, spool=None, **options)
+        return tree(self.folder / "out") == tree(self.folder / "scratch")
+
+    def inodes(self) -> dict[str, int]:
+        out = self.folder / "out"
+        return {str(path.relative_to(out)): path.stat().st_ino for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
+    return Jobs(tmp_path, tokenizer_path)
+
+
+def test_shards_that_did_not_change_are_linked(jobs: Jobs) -> None:
+    first = jobs.run()
+    assert first["shards_linked"] == 0
+    assert first["shards_written"] > 3
+    before = jobs.inodes()
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
+    second = jobs.run()
+    assert second["shards_linked"] == first["shards_written"] - 1  # the last one has more rows now
+    same = {name for name, inode in jobs.inodes().items() if before.get(name) == inode}
+    assert {f"__default__/shard_000{name}" for name in ("0.tfrecord", "2.h5", "1/sequence.bin")} <= same
+    assert jobs.is_as_from_scratch()
+
+
+def test_one_shard_becomes_several(jobs: Jobs) -> None:
+    config = {**CONFIG, "output": {**CONFIG["output"], "max_tokens_per_shard": 96_000}}
+    (jobs.inputs / "a.jsonl").write_text(texts("first", 1200))
+    assert jobs.run(config=config)["shards_written"] <= 2
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 2000))
+    jobs.run(config=config)
+    assert jobs.is_as_from_scratch(config)
+
+
+def test_an_edit_in_the_middle_links_what_is_before(jobs: Jobs) -> None:
+    shards = jobs.run()["shards_written"]
+    lines = (jobs.inputs / "a.jsonl").read_text().splitlines(keepends=True)
+    lines[600] = json.dumps({"text": "something else, and shorter"}) + "\n"
+    (jobs.inputs / "a.jsonl").write_text("".join(lines))
+    found = jobs.run()
+    assert 0 < found["shards_linked"] < shards - 1
+    assert jobs.is_as_from_scratch()
+
+
+@pytest.mark.parametrize("name", ["__default__/shard_0001.tfrecord", "__default__/shard_0000/meta.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_file_is_not_carried_on(jobs: Jobs, name: str, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    jobs.run()
+    path = jobs.folder / "out" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data if damage == "flip" else data[:-1])
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 100))
+    found = jobs.run()
+    assert found["shards_damaged"] == 1
+    assert "written anew" in caplog.text
+    assert jobs.is_as_from_scratch()
+
+
+def test_where_no_link_can_be_made_shards_are_written(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.run()
+
+    def refused(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refused)
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 100))
+    found = jobs.run()
+    assert (found["shards_linked"], "shards_damaged" in found) == (0, False)
+    assert jobs.is_as_from_scratch()
+
+
+def without_slices(out: Path) -> None:
+    (out / ".slices.json").unlink()
+
+
+def of_another_manifest(out: Path) -> None:
+    text = (out / "manifest.json").read_text()
+    (out / "manifest.json").write_text(text.replace('"rows"', ' "rows"'))
+
+
+def damaged_slices(out: Path) -> None:
+    (out / ".slices.json").write_text('{"keys": 1}')
+
+
+@pytest.mark.parametrize("change", [without_slices, of_another_manifest, damaged_slices])
+def test_keys_that_are_not_of_this_manifest_are_not_used(jobs: Jobs, change: Callable[[Path], None]) -> None:
+    jobs.run()
+    change(jobs.folder / "out")
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 100))
+    assert jobs.run()["shards_linked"] == 0
+    assert jobs.is_as_from_scratch()
+
+
+def changed(**output: Any) -> dict[str, Any]:
+    return {**CONFIG, "output": {**CONFIG["output"], **output}}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (changed(storage_format=["tfrecord"]), {}),
+        (changed(dtype={"sequence": "int64"}), {}),
+        (changed(names={"sequence": "other"}), {}),
+        ({**CONFIG, "preprocessing": {"packing_strategy": "simple", "max_packed_len": 128}}, {}),
+        ({**CONFIG, "preprocessing": {"max_seq_len": 40}}, {}),
+        (CONFIG, {"tokenizer_backend": "transformers"}),
+        (CONFIG, {"check": "full"}),
+    ],
+)
+def test_what_changes_the_bytes_or_the_trust_links_nothing(
+    jobs: Jobs, config: dict[str, Any], options: dict[str, Any]
+) -> None:
+    jobs.run()
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
+    assert jobs.run(config=config, **options)["shards_linked"] == 0
+    assert jobs.is_as_from_scratch(config)
+
+
+def test_a_format_that_does_not_name_its_files_is_written(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Bin, "files")
+    jobs.run()
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
+    assert jobs.run()["shards_linked"] == 0
+
+
+def test_the_replaced_output_stays_as_it_was(jobs: Jobs) -> None:
+    """Two outputs share files: nothing is ever written through a link."""
+    jobs.run()
+    kept = jobs.folder / "kept"
+    for path in (jobs.folder / "out").rglob("*"):
+        if path.is_file():
+            target = kept / path.relative_to(jobs.folder / "out")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, target)
+    before = tree(kept, ())
+    for night in range(3):
+        (jobs.inputs / f"b{night}.jsonl").write_text(texts(f"night {night}", 300))
+        jobs.run(check="full" if night == 1 else "sample")
+    assert tree(kept, ()) == before
+
+
+def test_every_format_names_its_files(jobs: Jobs) -> None:
+    jobs.run()
+    manifest = json.loads((jobs.folder / "out" / "manifest.json").read_bytes())
+    columns = output_columns(manifest)
+    for shard in manifest["shards"]:
+        named = reuse._files(manifest["formats"], columns, shard["shard"], len(manifest["shards"]))
+        assert named is not None
+        assert sorted(f"__default__/{name}" for name in named) == sorted(file["path"] for file in shard["files"])
+        for name, content in named.items():
+            assert content in (None, (jobs.folder / "out" / "__default__" / name).read_bytes())

@@ -1,0 +1,207 @@
+"""Replays block by block, without Beam: random records, and random pairs of configs."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+
+from beam_prep import recipe
+from beam_prep.config import PipelineConfig
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.errors import ConfigError
+from beam_prep.replay import doubt_of
+from beam_prep.storage.earlier import SMALL, EarlierBlocks
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import read_split, split_file
+from beam_prep.storage.spool import Spool
+from tests.conftest import ROOT
+from tests.test_replay import LOOP, MENDED, config
+
+KB = 1 << 10
+FILLER = "how far is it? " * 40
+RARE = LOOP.replace("CHECK", "{%- if message.content == 'rare' %}!{%- endif %}")
+
+
+def chat(*roles: str, words: int = 0, text: str = "", **more: Any) -> str:
+    messages = [{"role": role, "content": text or f"{role} " + "far " * words} for role in roles]
+    return json.dumps({"topic": "one", "messages": messages, "filler": FILLER, **more})
+
+
+LINES = st.one_of(
+    st.builds(chat, st.sampled_from(["user", "system", "tool"]), st.just("assistant"), words=st.integers(0, 60)),
+    st.builds(chat, st.just("user"), st.just("assistant"), topic=st.sampled_from(["two", "three/four", None, 5])),
+    st.sampled_from(
+        [
+            *("", "  \t", "[1]", '{"messages": 5}', '{"messages": [', '{"messages": [{"role": "user"}]}', "\ufeff{}"),
+            chat("user", "assistant", text="rare"),
+            chat("tool", "tool"),
+            chat("user", "assistant", "tool", "assistant", words=9),
+            chat("assistant", text="<|im_end|>"),
+            json.dumps({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hi"}]}),
+            json.dumps({"conversations": [{"from": "bing", "value": "Hi"}, {"from": "gpt", "value": "Hi"}]}),
+            json.dumps({"messages": []}),
+        ]
+    ),
+)
+CONFIGS = [
+    config(),
+    config(MENDED),
+    config(MENDED, mask={"assistant": "train", "tool": "train"}),
+    config(MENDED, mask={"assistant": "last"}),
+    config(MENDED, mask_default="train", mask={"system": "mask"}),
+    config(preprocessing={"max_seq_len": 128}),
+    config(MENDED, preprocessing={"max_seq_len": 40}),
+    config(MENDED, preprocessing={"truncation_mode": "drop"}),
+    config(MENDED, preprocessing={"untrained": "keep"}),
+    config(MENDED, preprocessing={"untrained": "reject"}),
+    config(MENDED, preprocessing={"packing_strategy": "bfd", "max_packed_len": 50}),
+    config(MENDED, preprocessing={"control_tokens": "reject"}),
+    config(MENDED, input={"adapter": "sharegpt"}),
+    config(MENDED, input={"adapter": {"name": "sharegpt", "roles": {"bing": "user"}}}),
+    config(MENDED, output={"domain_key": None}),
+]
+
+
+class Chain:
+    """The blocks of a config, made without Beam."""
+
+    def __init__(self, text: dict[str, Any], tokenizer: Tokenizer) -> None:
+        self.config = PipelineConfig.from_dict(text)
+        template = self.config.input.chat_template
+        self.tokenizer = tokenizer if template is None else tokenizer.with_template(template)
+        self.facts = recipe.facts(self.config, self.tokenizer, 1000)
+        self.steps = recipe.chain(self.config, self.tokenizer)
+        self.layout = recipe.layout(self.config, self.tokenizer)
+
+    def make(self, path: Path, spool: Spool) -> Iterator[str]:
+        """Writes the blocks of a file; gives their names."""
+        wanted = recipe.wanted_columns(self.config, "auto")
+        for split in split_file((0, list_inputs([path])[0]), 64 * KB):
+            for records in read_split(split, 64 * KB, spool, wanted):
+                name = spool.name(records.origin.digest)
+                batch = recipe.run_steps(self.steps, records)
+                if batch.receipt is None:
+                    eos_id, untrained = self.tokenizer.id_of("eos_token"), self.config.preprocessing.untrained
+                    batch = self.layout.spooled(batch, eos_id, untrained, self.config.columns())
+                    if spool.earlier is not None:
+                        batch = spool.earlier.complete(batch)
+                    spool.write(batch, self.layout.tokens(batch), 1000)
+                yield name
+
+
+def contents(spool: Spool, names: list[str]) -> list[Any]:
+    """All that blocks hold, but for the ways in which they were made: what became of each line, and every number."""
+    found: list[Any] = []
+    for name in names:
+        receipt, (sidecar,) = spool.receipt(name), spool.sidecars([name])
+        rows = [
+            {column: values.to_lists() for column, values in spool.rows(name, place, 0, count).items()}
+            for place, (_, count, _) in enumerate(receipt.domains)
+        ]
+        places = [0] * len(rows)
+        lines: list[Any] = []
+        for status in sidecar.status.tolist():
+            lines.append([None] if status == 0 else list(sidecar.outcomes[status - 1]))
+        for row, (line, domain) in enumerate(zip(sidecar.line.tolist(), sidecar.domain.tolist(), strict=True)):
+            values = {column: each[places[domain]] for column, each in rows[domain].items()}
+            counters = {key: int(counts[row]) for key, counts in sidecar.counters.items() if counts[row]}
+            lines[line] += [receipt.domains[domain][0], values, counters, int(sidecar.tokens[row])]
+            places[domain] += 1
+        roles = [dict[str, list[int]]() for _ in lines]
+        for line, role, counts in zip(sidecar.roles.line, sidecar.roles.role, sidecar.roles.counts.T, strict=True):
+            roles[line][sidecar.roles.names[role]] = counts.tolist()
+        rejects = next(iter(spool.rejects([name]))) if receipt.counts["rejected"] else []
+        counters = {key: count for key, count in receipt.counters.items() if count}
+        receipt = dataclasses.replace(receipt, made={}, counters=counters)
+        found.append((dataclasses.asdict(receipt), [*zip(lines, roles, strict=True)], rejects, sidecar.lost))
+    return found
+
+
+@pytest.fixture(scope="module")
+def chains(tokenizer_path: str) -> list[Chain]:
+    tokenizer = Tokenizer.load(tokenizer_path)
+    return [Chain(text, tokenizer) for text in [*CONFIGS, config(RARE)]]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), lines=st.lists(LINES, min_size=1, max_size=40), times=st.integers(1, 9), small=st.booleans())
+def test_a_replay_gives_what_a_run_from_scratch_gives_or_is_refused(
+    data: st.DataObject, lines: list[str], times: int, small: bool, chains: list[Chain], tmp_path_factory: Any
+) -> None:
+    known = len(chains) if small else len(CONFIGS)  # a sample need not find what a template does to one record
+    old, new = (chains[data.draw(st.integers(0, known - 1))] for _ in range(2))
+    folder: Path = tmp_path_factory.mktemp("blocks")
+    path = folder / "a.jsonl"
+    path.write_text("\n".join(lines * times), encoding="utf-8")
+    before = Spool(str(folder / "old"), recipe.spool_recipe(old.facts))
+    scratch = Spool(str(folder / "scratch"), recipe.spool_recipe(new.facts))
+    was, wanted = contents(before, [*old.make(path, before)]), contents(scratch, [*new.make(path, scratch)])
+    changed = any(
+        mine[0][0] is None and mine != theirs
+        for one, other in zip(was, wanted, strict=True)
+        for mine, theirs in zip(one[1], other[1], strict=True)
+    )
+    earlier = EarlierBlocks(before, "", doubt_of(old.facts, new.facts), SMALL if small else 0)
+    spool = Spool(str(folder / "new"), scratch.recipe, earlier=earlier)
+    event(f"{'changed' if changed else 'unchanged'}, {'all' if small or earlier.doubt is None else 'some'} compared")
+    if changed:
+        with pytest.raises(ConfigError, match="this record was kept, and would change"):
+            list(new.make(path, spool))
+    else:
+        assert contents(spool, [*new.make(path, spool)]) == wanted
+
+
+def test_two_templates_are_no_reason_to_compare_all(chains: list[Chain]) -> None:
+    doubt = doubt_of(chains[0].facts, chains[1].facts)
+    assert doubt is not None
+    assert not doubt.cut
+    assert (doubt.roles, doubt.others) == (frozenset(), False)
+
+
+EXAMPLES = {
+    "dpo": "preference.jsonl",
+    "grpo": "rollouts.jsonl",
+    "pretrain": "text.jsonl",
+    "sft_chat": "chat.jsonl",
+    "sft_conversation": "chat.jsonl",
+    "sft_instruction": "instruction.jsonl",
+    "sft_last_turn_shifted": "chat.jsonl",
+    "sft_packed": "chat.jsonl",
+    "sft_prompt_completion": "more/prompt_completion.jsonl",
+    "sharegpt": "more/sharegpt.jsonl",
+    "tools": "more/tools.jsonl",
+}
+
+
+LIMITS = {"grpo": (25, 35), "sft_prompt_completion": (25, 35), "tools": (150, 600)}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_larger_limit_for_records_of_every_kind(name: str, tokenizer_path: str, tmp_path: Path) -> None:
+    text = json.loads(json.dumps(PipelineConfig.from_json(ROOT / "configs" / f"{name}.json").canonical()))
+    path = tmp_path / "a.jsonl"
+    path.write_bytes((ROOT / "examples" / "data" / EXAMPLES[name]).read_bytes() * 3)
+    chains = []
+    for limit in LIMITS.get(name, (70, 150)):
+        text["preprocessing"].update(max_seq_len=limit, truncation_mode="drop", max_packed_len=None)
+        chains.append(Chain(text, Tokenizer.load(tokenizer_path)))
+    old, new = chains
+    before, scratch, after = (
+        Spool(str(tmp_path / each), recipe.spool_recipe(new.facts)) for each in ("old", "scratch", "new")
+    )
+    list(old.make(path, before))
+    doubt = doubt_of(old.facts, new.facts)
+    assert doubt is not None
+    after = dataclasses.replace(after, earlier=EarlierBlocks(before, "", doubt, 0))
+    found = contents(after, [*new.make(path, after)])
+    assert found == contents(scratch, [*new.make(path, scratch)])
+    dropped = [
+        sum(receipt["counts"]["dropped"].get("too_long", 0) for receipt, *_ in each)
+        for each in (contents(before, [*old.make(path, before)]), found)
+    ]
+    assert dropped[0] > dropped[1]
