@@ -354,8 +354,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `replay` to a parser; what is not given is None. Call `normalise_flags` before parsing."""
     parser.add_argument("output", metavar="OUT", help="the output whose rejected records are run again")
-    shared = (replace(option, required=False, default=None) for option in OPTIONS if option.name != "inputs")
-    _add(parser, [*shared, REPLAY_DRY_RUN])
+    others = [option for option in OPTIONS if option.name not in ("inputs", REPLAY_DRY_RUN.name)]
+    _add(parser, [*(replace(option, required=False, default=None) for option in others), REPLAY_DRY_RUN])
 
 
 def _add(parser: argparse.ArgumentParser, wanted: Iterable[Option]) -> None:
