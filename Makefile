@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test test-long test-faults faults coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo test test-long test-faults faults soak coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -38,6 +38,12 @@ test-faults: $(VENV)/.installed
 
 faults: $(VENV)/.installed
 	@FAULTS=all $(BIN)/python -m pytest tests/faults
+
+# 200 nightly refreshes, a third of them killed, into docs/soak.md (half an hour each).
+SEED ?= 16
+soak: $(VENV)/.installed
+	@$(BIN)/python benchmarks/soak.py --seed $(SEED) --markdown docs/soak.md
+	@$(BIN)/python benchmarks/soak.py --seed $(SEED) --generations 3 --markdown docs/soak.md
 
 # Of the package, by the same tests; `coverage html` in place of `coverage report` shows the lines.
 coverage: $(VENV)/.installed

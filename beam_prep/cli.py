@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import beam_prep
 from beam_prep import options, patches, worker
-from beam_prep.errors import BeamPrepError
+from beam_prep.errors import BeamPrepError, of_the_system
 from beam_prep.stopping import received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
@@ -68,9 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
-    verify = commands.add_parser("verify", help="check every file and every count of an output against its manifest")
+    verify = commands.add_parser("verify", help="check every file, count and row of an output against its manifest")
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
+    verify.add_argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there")
     collect = commands.add_parser("gc", help="remove the blocks of spools that no output and no running job uses")
     collect.add_argument(
         "spools", nargs="+", metavar="SPOOL", help="a folder given as --spool; options of Beam may follow"
@@ -139,6 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
             sys.stderr.close()
             return 0
+        if isinstance(error, OSError) and (found := of_the_system(error)) is not None:
+            print(f"beam-prep: {found}", file=sys.stderr)
+            return found.exit_code
         raise
 
 
@@ -196,7 +200,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         from beam_prep.pipeline import Pipeline
     arguments = options.pipeline_arguments(given)
     if given.config_json is not None:
-        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json")
+        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
     job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
     if given.dry_run:
         from beam_prep.dry_run import dry_run
@@ -330,7 +334,8 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.dataset import open_dataset
-    from beam_prep.verify import LocalFiles, OutputFiles, numbers, problems
+    from beam_prep.verify.files import LocalFiles, OutputFiles
+    from beam_prep.verify.output import numbers, problems
 
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep verify: {problem}", file=sys.stderr)
@@ -354,8 +359,16 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
         else:
             folder = open_dataset(given.output).path
             files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
-        wrong = list(problems(files, load(text, f"{given.output}/{MANIFEST}")))
+        manifest = load(text, f"{given.output}/{MANIFEST}")
+        wrong = list(problems(files, manifest))
         found |= numbers(text)
+        if given.inputs:
+            _import_beam()
+            from beam_prep.storage.input_digests import compare_inputs
+
+            inputs = compare_inputs(manifest["inputs"])
+            wrong += inputs.problems
+            found["inputs"] = {"compared": inputs.compared, "not_found": inputs.not_found}
     except BeamPrepError as error:
         wrong = [str(error)]
     if given.json:
@@ -367,7 +380,12 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
         count = _counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
         return 1
-    print(f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says")
+    line = f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says"
+    if given.inputs:
+        compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
+        line += f"; {_counted(compared, 'input')} read again"
+        line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
+    print(line)
     return 0
 
 

@@ -18,6 +18,10 @@ the command line ends with: 2 usage, config or tokenizer; 3 data; 4 the output i
 may come back; 6 another job holds the output. So a scheduler knows what to run again: 5 and 6, and nothing else.
 """
 
+import errno
+import os
+import re
+
 
 class BeamPrepError(Exception):
     """The base class: ``except BeamPrepError`` catches everything that beam_prep raises on purpose."""
@@ -89,3 +93,49 @@ class UserFunctionError(BeamPrepError):
     """A user's function raised on a record; the message names the file and the offset."""
 
     exit_code = 3
+
+
+_REFUSED = {
+    errno.EACCES: "may not be written",
+    errno.EPERM: "may not be written",
+    errno.EROFS: "is on a file system that is for reading only",
+    errno.ENOTDIR: "is below a file",
+    errno.EEXIST: "is a file",
+    errno.EISDIR: "is a directory",
+    errno.ENAMETOOLONG: "has a name that is too long",
+    errno.ELOOP: "is a link that leads to itself",
+    errno.ENOENT: "cannot be made",
+    errno.EINVAL: "cannot be made",
+    errno.ENOTSUP: "cannot be made",
+}
+"""What is wrong with a path that the user chose; other errors are the disk's, and may pass."""
+_NUMBER = re.compile(r"\[?[Ee]rrno\]?[ =]+(\d+)\]?")
+_PATH = re.compile(r"'([^']*)'(?: -> |$|\n|\\n| \[while)")
+
+
+def of_the_system(error: BaseException) -> BeamPrepError | None:
+    """What an error of the operating system means for a user: a full disk, a path that cannot be written.
+
+    Also of libraries in C, and of workers, of which only the text is known. None if it is no such error.
+
+    >>> of_the_system(OSError(28, "No space left on device", "out/x"))
+    StorageError('out/x: No space left on device: make room, or choose another disk, and run again')
+    """
+    number, path = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
+    words = str(error)
+    if number is None:
+        found = _NUMBER.findall(words)
+        if not found:
+            return None
+        number = int(found[-1])
+    if path is None:
+        paths = _PATH.findall(words)
+        path = paths[-1] if paths else None
+    where = "a file" if path is None else os.fsdecode(path)
+    if number in _REFUSED:
+        return OutputError(f"{where} {_REFUSED[number]} ({os.strerror(number)}): choose another path")
+    advice = "make room, or choose another disk, and run again" if number in _FULL else "run again"
+    return StorageError(f"{where}: {os.strerror(number)}: {advice}")
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

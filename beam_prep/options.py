@@ -221,6 +221,17 @@ OPTIONS = (
         example="0",
     ),
     Option(
+        name="max_line_bytes",
+        label="Largest length of a line",
+        group="Output",
+        kind="integer",
+        help="reject a line that is longer than this number of bytes",
+        default=64 * 1024 * 1024,
+        metavar="N",
+        pattern=r"^[1-9]\d*$",
+        example="1048576",
+    ),
+    Option(
         name="spool",
         label="Spool folder",
         group="Working files",

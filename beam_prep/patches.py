@@ -2,7 +2,8 @@
 
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
-* `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam.
+* `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam;
+* `fail_requests`, there, too: ends requests to a worker process that is no more.
 
 The first two are undone at the end of their `with`. Importing beam_prep, or running a chain in a pipeline of your own,
 changes nothing. Each function says why it is needed, and until when: written for Beam 2.77, to be looked at with every
@@ -80,3 +81,20 @@ def register_environment(urn: str, environment: Any, handler: Any) -> None:
 
     environments.Environment.register_urn(urn, None, lambda payload, *given: environment(*given[:-1]))
     worker_handlers.WorkerHandler.register_environment(urn, bytes)(handler)
+
+
+def fail_requests(connection: Any, message: str) -> None:
+    """Gives all requests to a worker that are without an answer this error as their answer.
+
+    Why: a worker that is killed before it has connected leaves the local runner waiting for ever.
+    Until: Beam notices that. (It notices the end of a worker that has connected.)
+
+    Args:
+        connection: the local runner's `ControlConnection` with the worker.
+        message: the error.
+    """
+    from apache_beam.portability.api import beam_fn_api_pb2
+
+    for number, future in list(connection._futures_by_id.items()):
+        if not future.is_done():
+            future.set(beam_fn_api_pb2.InstructionResponse(instruction_id=number, error=message))

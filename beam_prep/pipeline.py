@@ -20,6 +20,7 @@ from beam_prep import recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
+from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError
@@ -93,6 +94,7 @@ class Pipeline:
         max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
             `untrained`).
         reject_text: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
+        max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
         block_bytes: bytes of input in a block; a multiple of 65536. Changes no byte of the output.
         spool: a folder that keeps tokenised blocks for later runs; without it they are removed when the run succeeds.
         staging: the folder of unfinished files; by default a hidden folder next to the output.
@@ -129,6 +131,7 @@ class Pipeline:
         max_reject_rate: float = MAX_REJECT_RATE,
         max_drop_rate: float = MAX_DROP_RATE,
         reject_text: int = 1000,
+        max_line_bytes: int = MAX_LINE_BYTES,
         block_bytes: int = BLOCK_BYTES,
         spool: str | None = None,
         staging: str | None = None,
@@ -147,6 +150,8 @@ class Pipeline:
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
         if reject_text < 0:
             raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
+        if not 1 <= max_line_bytes < 1 << 31:
+            raise ConfigError(f"max_line_bytes is {max_line_bytes}, wanted 1 or more, below 2 GiB")
         check_rates(max_reject_rate, max_drop_rate)
         self.root = self.output = normalise_path(os.fspath(output_dir))
         if generation is not None:
@@ -181,13 +186,14 @@ class Pipeline:
         self.max_reject_rate = max_reject_rate
         self.max_drop_rate = max_drop_rate
         self.reject_text = reject_text
+        self.max_line_bytes = max_line_bytes
         self.block_bytes = block_bytes
         self.spool = os.path.abspath(spool) if spool and is_local(spool) else spool
         self.staging = Staging.beside(self.output, staging)
         self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
-        self.facts = recipe.facts(self.config, self.tokenizer, reject_text)
+        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes)
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:
         """Runs the job, or finds that its output is up to date.
@@ -385,7 +391,13 @@ class Pipeline:
         spool, config = self.spool_of_run(single_use), self.config
         return (
             pipeline
-            | ReadJSONL(self.inputs, self.block_bytes, spool, recipe.wanted_columns(config, self.render))
+            | ReadJSONL(
+                self.inputs,
+                self.block_bytes,
+                spool,
+                recipe.wanted_columns(config, self.render),
+                self.max_line_bytes,
+            )
             | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check)
             | Shard(
                 self.output,

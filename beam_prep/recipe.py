@@ -15,6 +15,7 @@ import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
+from beam_prep.core.chat.limits import MAX_CHARACTERS, MAX_WORK
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.hashing import CHUNK
@@ -23,7 +24,7 @@ from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice_of import Render, check_voice
-from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.core.shards.layout import Layout
@@ -64,7 +65,7 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
         text = read_bytes(name).decode("utf-8-sig")
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: the config cannot be read: {error}") from None
-    return PipelineConfig.from_text(text, name, read_bytes)
+    return PipelineConfig.from_text(text, name, read_bytes, files="below")
 
 
 @dataclasses.dataclass(eq=False)
@@ -298,12 +299,19 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
     return pad_id
 
 
-def facts(config: PipelineConfig, tokenizer: Tokenizer, reject_text: int) -> dict[str, Any]:
+def facts(
+    config: PipelineConfig, tokenizer: Tokenizer, reject_text: int, max_line_bytes: int = MAX_LINE_BYTES
+) -> dict[str, Any]:
     """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart."""
     versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
     return {
         "config": config.canonical(),
-        "options": {"reject_text": reject_text},
+        "options": {
+            "reject_text": reject_text,
+            "max_line_bytes": max_line_bytes,
+            "template_characters": MAX_CHARACTERS,
+            "template_work": MAX_WORK,
+        },
         "tokenizer": {"fingerprint": tokenizer.fingerprint, "special_tokens": tokenizer.special_tokens},
         "versions": {"beam_prep": __version__, **versions},
     }

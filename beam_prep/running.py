@@ -87,6 +87,14 @@ _DIED = ("Channel closed prematurely", "Process died with exit code", "Worker su
 """Messages about a worker process that died: of the local runner and Beam's job server, of Flink, of subprocesses."""
 
 
+def _root(error: BaseException) -> BaseException:
+    """The error of the operating system that another came from; else the error itself."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    return error if seen is None else seen
+
+
 def raised_by_worker(error: BaseException) -> BaseException:
     """The error that a worker raised, from the error that the runner made of it."""
     seen: BaseException | None = error
@@ -101,6 +109,8 @@ def raised_by_worker(error: BaseException) -> BaseException:
             "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more "
             "memory, or use fewer workers (--direct_num_workers); finished blocks are not made again"
         )
+    elif (of_system := errors.of_the_system(_root(error))) is not None:
+        return of_system
     else:
         return error
     return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))

@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import select
 import shlex
 import signal
 import sys
@@ -28,6 +29,8 @@ _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 _LAUNCHER = "BEAM_PREP_LAUNCHER"
 """Environment variable: the process that started a worker."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_DIED = "Worker subprocess exited in the middle of its work"
+_MILLISECONDS = 100
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_ForkedWorkers | None" = None
 _program = False
@@ -113,7 +116,7 @@ def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
             if logging.getLogger("beam_prep").isEnabledFor(logging.DEBUG):
                 log = self.logging_api_service_descriptor()
                 settings["LOGGING_API_SERVICE_DESCRIPTOR"] = text_format.MessageToString(log)
-            processes.start(settings)
+            processes.start(settings, lambda: patches.fail_requests(self.control_conn, _DIED))
 
         def stop_worker(self) -> None:
             processes.stop()
@@ -135,8 +138,13 @@ class _ForkedWorkers:
         self._at_work = 0
         self._report: int | None
         self._report, reporting = os.pipe()
-        # Held open by every worker: the end of it tells that none is left.
-        self._living, alive = os.pipe()
+        # Each worker holds one of these open, so that its end tells of the worker's.
+        living = [os.pipe() for _ in range(workers)]
+        self._living = [reading for reading, _ in living]
+        alive = [writing for _, writing in living]
+        self._on_death: dict[int, Callable[[], None]] = {}
+        self._watch: threading.Thread | None = None
+        self._ended = os.eventfd(0)
         launcher = os.getpid()
         self._pid: int | None = os.fork()
         if self._pid == 0:
@@ -149,17 +157,25 @@ class _ForkedWorkers:
                 os._exit(0)
         for reading, _ in pipes:
             os.close(reading)
-        os.close(reporting)
-        os.close(alive)
+        for writing in (reporting, *alive):
+            os.close(writing)
 
-    def start(self, settings: Mapping[str, str]) -> None:
+    def start(self, settings: Mapping[str, str], on_death: Callable[[], None]) -> None:
         """Starts the next worker.
+
+        Args:
+            settings: its environment.
+            on_death: called every now and then when the worker is no more.
 
         Raises:
             BeamPrepError: the error of the first worker's preparation.
         """
         self._at_work += 1
         self._check_first_worker()
+        self._on_death[self._living[len(self._settings) - 1]] = on_death
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._watch_workers, daemon=True, name="beam_prep-workers")
+            self._watch.start()
         with open(self._settings.pop(), "wb") as pipe:
             pipe.write(json.dumps(settings).encode())
 
@@ -177,6 +193,22 @@ class _ForkedWorkers:
         if report["words"] is not None:
             log.info("%s", report["words"])
 
+    def _watch_workers(self) -> None:
+        waiting = select.poll()
+        for each in (self._ended, *self._living):
+            waiting.register(each, select.POLLIN)
+        dead: set[int] = set()
+        while True:
+            found = {number for number, _ in waiting.poll(_MILLISECONDS if dead else None)}
+            if self._ended in found:
+                return
+            for number in found:
+                waiting.unregister(number)
+            dead |= found
+            # Again and again: the runner may make its next request only now.
+            for number in dead & self._on_death.keys():
+                self._on_death[number]()
+
     def stop(self) -> None:
         """Counts a worker that has no more to do. After the last one, waits for the end of all."""
         self._at_work -= 1
@@ -191,14 +223,19 @@ class _ForkedWorkers:
             os.close(self._settings.pop())
         if self._pid is not None:
             os.waitpid(self._pid, 0)
-            os.close(self._living)
+            if self._watch is not None:
+                os.eventfd_write(self._ended, 1)
+                self._watch.join()
+            for each in (self._ended, *self._living):
+                os.close(each)
             self._pid = None
 
     def kill(self) -> None:
         """Kills all workers at once, and waits until none is left."""
         if self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)  # the others end with it
-            os.read(self._living, 1)
+            for each in self._living:
+                os.read(each, 1)
 
 
 def end_with_parent(parent: int) -> None:
@@ -214,11 +251,11 @@ def end_with_parent(parent: int) -> None:
 
 
 def _run_first_worker(
-    readings: Sequence[int], reporting: int, alive: int, main: Any, prepare: WorkerSetup | None
+    readings: Sequence[int], reporting: int, alive: Sequence[int], main: Any, prepare: WorkerSetup | None
 ) -> None:
     """Prepares, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
-    _close_all_but([*readings, reporting, alive])
+    _close_all_but([*readings, reporting, *alive])
     report: dict[str, str | None] = {"raised": None, "words": None}
     if prepare is not None:
         try:
@@ -229,15 +266,15 @@ def _run_first_worker(
     first = os.getpid()
     gc.freeze()
     children = []
-    for reading in others:
+    for number, reading in enumerate(others, 1):
         child = os.fork()
         if child == 0:
             end_with_parent(first)
-            _close_all_but([reading, alive])
+            _close_all_but([reading, alive[number]])
             _work_when_told(reading, main)
             os._exit(0)
         children.append(child)
-    _close_all_but([mine, reporting, alive])
+    _close_all_but([mine, reporting, alive[0]])
     with contextlib.suppress(BrokenPipeError):  # the launcher has ended with an error
         os.write(reporting, json.dumps(report).encode())
     os.close(reporting)

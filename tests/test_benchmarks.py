@@ -259,3 +259,16 @@ def test_our_writers_give_the_bytes_of_tensorflow_and_pyarrow() -> None:
     assert done.returncode == 0, done.stderr
     same = {row[0]: row[-1] for row in map(cells, done.stdout.splitlines()) if len(row) > 1}
     assert (same["`tfrecord`"], same["`arrow`"]) == ("yes", "yes")
+
+
+def test_a_few_nights_of_the_soak_are_as_from_scratch(tmp_path: Path) -> None:
+    page = tmp_path / "soak.md"
+    page.write_text("<!-- overwrite: begin -->\n<!-- overwrite: end -->\n")
+    script = FOLDER / "soak.py"
+    done = run_script("--refreshes", "3", "--seed", "1", "--markdown", page, script=script, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    counts = {line[0]: line[1] for line in map(cells, page.read_text().splitlines()) if len(line) == 2}
+    assert counts["refreshes"] == "3"
+    assert counts["kills, all processes of the job"] in ("1", "2")
+    assert counts["refreshes that differ from a run from scratch"] == "0"
+    assert "Nothing was wrong." in page.read_text()

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
 
 from beam_prep import errors
-from beam_prep.config import OutputSpec, PipelineConfig
+from beam_prep.config import OutputSpec, PipelineConfig, json_text
 from beam_prep.errors import BeamPrepError, ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -411,6 +414,112 @@ def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path
     given["input"]["chat_template"] = "nowhere.jinja"
     with pytest.raises(ConfigError, match=r"nowhere\.jinja"):
         load(given)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "../mine.jinja", "a/../../mine.jinja", "file:///etc/passwd", "gs://other/mine.jinja", "a\\b"],
+)
+@pytest.mark.parametrize("files", ["none", "below"])
+def test_a_config_of_others_reads_no_file_outside_its_folder(path: str, files: Any) -> None:
+    def read(path: str) -> bytes:
+        raise AssertionError(path)
+
+    given = json.dumps({"input": {"sections": [CHAT], "chat_template": path}})
+    with pytest.raises(ConfigError, match=r"input\.chat_template: found .*wanted|input\.chat_template: .*must have"):
+        PipelineConfig.from_text(given, "gs://bucket/configs/mine.json", read, files)
+
+
+def test_a_config_in_a_store_may_have_its_template_below_its_folder() -> None:
+    given = json.dumps({"input": {"sections": [CHAT], "chat_template": "templates/mine.jinja"}})
+    files = {"gs://bucket/configs/templates/mine.jinja": b"{{ messages }}"}
+    config = PipelineConfig.from_text(given, "gs://bucket/configs/mine.json", files.__getitem__, "below")
+    assert config.input.chat_template == "{{ messages }}"
+    with pytest.raises(ConfigError, match="must have the template itself"):
+        PipelineConfig.from_text(given, "--config_json", files="none")
+
+
+def test_a_template_s_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "MAX_CONFIG_BYTES", 300)
+    (tmp_path / "c.json").write_text(json.dumps({"input": {"sections": [CHAT], "chat_template": "/dev/zero"}}))
+    with pytest.raises(ConfigError, match=r"'/dev/zero', which cannot be read \(.*more than 300 bytes"):
+        PipelineConfig.from_json(tmp_path / "c.json")
+    with pytest.raises(ConfigError, match="more than 300 bytes"):
+        PipelineConfig.from_json("/dev/zero")
+
+
+@pytest.mark.parametrize("template", ["a\0b", "{{ '\0' }}", "\ud800", "{{ '\udfff' }}"])
+def test_a_template_with_a_nul_or_half_of_a_pair_is_a_problem_with_its_place(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"input\.chat_template: found"):
+        PipelineConfig.from_text(json.dumps({"input": {"sections": [CHAT], "chat_template": template}}))
+
+
+@pytest.mark.parametrize("padding", [5_000_000, 10**9, "max_length"])
+def test_rows_are_not_padded_without_bound(padding: object) -> None:
+    given = sections(TEXT, preprocessing={"padding": padding, "max_seq_len": 10**9})
+    assert "at most 4194304" in the_problem(given, "preprocessing.padding")
+
+
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", "a", "none", "train", "text", "\0", "\ud800", "2026-02-30", "{{ a }}", "/\0", "x" * 200]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "a", "", "field"]), inner),
+    max_leaves=6,
+)
+COMPLETE = [
+    *(json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "configs").glob("*.json"))),
+    {"input": {"adapter": "tokenized"}},
+    {
+        "version": 1,
+        "input": {
+            "sections": [{"field": "a", "action": "$last", "template": "conversation", "add_special_tokens": None}],
+            "adapter": {"name": "sharegpt", "roles": {"gpt": "assistant"}},
+            "chat_template": "{{ messages }}",
+            "date": "2026-11-22",
+            "implicit_prompt": False,
+        },
+        "mask": {"assistant": "train"},
+        "mask_default": "mask",
+        "preprocessing": {"padding": 8, "max_packed_len": 20, "packing_group": 3, "max_items": 2, "bos": "strip"},
+        "output": {"dtype": {"labels": "int32"}, "names": {"labels": "y"}, "columns": "labels", "domain_key": "d"},
+    },
+    {"input": {"adapter": {"name": "alpaca", "to": "messages", "separator": " "}, "sections": [CHAT]}},
+]
+
+
+@st.composite
+def nearly_configs(draw: st.DrawFn) -> Any:
+    """A config in which something else stands at one or two places."""
+    config = json.loads(json.dumps(draw(st.sampled_from(COMPLETE))))
+    for _ in range(draw(st.integers(1, 2))):
+        at: Any = config
+        while True:
+            steps = list(at) if isinstance(at, dict) else list(range(len(at)))
+            step = draw(st.sampled_from(steps)) if steps and draw(st.integers(0, 9)) else draw(st.sampled_from(["x"]))
+            if isinstance(at, list) and step == "x":
+                at.append(draw(ANY))
+                break
+            if not isinstance(at.get(step) if isinstance(at, dict) else at[step], dict | list) or draw(st.booleans()):
+                at[step] = draw(ANY)
+                break
+            at = at[step]
+    return config
+
+
+@settings(max_examples=400, deadline=None)
+@drawn(nearly_configs() | ANY)
+def test_whatever_stands_in_a_config_it_is_one_or_a_config_error(obj: Any) -> None:
+    try:
+        config = PipelineConfig.from_text(json.dumps(obj))
+    except ConfigError as error:
+        str(error).encode()
+    else:
+        json.dumps(config.canonical()).encode()
+        assert config.columns()
+        assert all(config.warnings)
 
 
 @pytest.mark.parametrize("template", [0, 1, "yes", None, ["message"]])

@@ -190,7 +190,7 @@ def test_a_failed_run_moves_nothing_and_reports_beside_the_folder(run: Run, tmp_
         ROOT / "examples/tokenizer",
         generations=2,
     )
-    with pytest.raises(RunError, match=r"see .*/out.failed/rejects"):
+    with pytest.raises(RunError, match=r"see .*/out.failed/failure.json"):
         job.run(["--runner=FnApiRunner"])
     assert names(tmp_path / "out") == ["a", "latest"]
     assert (tmp_path / "out.failed/failure.json").exists()

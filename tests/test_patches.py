@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.runners.worker.statesampler import StateSampler
 
 from beam_prep import cli, patches
@@ -19,6 +21,8 @@ import gc, json, logging, os, sys
 
 import apache_beam as beam
 from apache_beam.runners.portability.fn_api_runner.worker_handlers import WorkerHandler
+from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.runners.worker.statesampler import StateSampler
 from apache_beam.transforms.environments import Environment
 
@@ -92,6 +96,15 @@ def test_frequent_sampling_ends_with_its_scope_however_it_ends() -> None:
 def test_beam_still_has_what_is_patched() -> None:
     """Else `beam_prep/patches.py` is the place to look at."""
     assert "sampling_period_ms" in inspect.signature(StateSampler.__init__).parameters
+    assert worker_handlers.ControlConnection()._futures_by_id == {}
+
+
+def test_requests_to_a_worker_that_is_gone_end_with_an_error() -> None:
+    connection = worker_handlers.ControlConnection()
+    waiting, answered = (connection.push(beam_fn_api_pb2.InstructionRequest()) for _ in range(2))
+    answered.set(beam_fn_api_pb2.InstructionResponse(error="its own"))
+    patches.fail_requests(connection, "it is gone")
+    assert (waiting.get().error, answered.get().error) == ("it is gone", "its own")
 
 
 @pytest.mark.parametrize("raises", [True, False])

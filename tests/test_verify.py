@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -240,6 +241,83 @@ def test_a_path_out_of_the_output_is_refused(name: str, output: Path, told: Told
     assert told(output) == [f"manifest.json: lists {name!r}, which is not a path in the output"]
 
 
+# Links
+
+
+def test_a_file_that_is_a_link_out_of_the_output_is_named(output: Path, told: Told, tmp_path: Path) -> None:
+    name = "near/shard_0000.tfrecord"
+    (output / name).rename(tmp_path / "elsewhere")
+    (output / name).symlink_to(tmp_path / "elsewhere")
+    where = f"a link to '{tmp_path / 'elsewhere'}', which is not in the output: put the files themselves there"
+    assert told(output) == [f"{name}: {where}"]
+    (tmp_path / "elsewhere").write_bytes(b"changed")
+    size = next(file["bytes"] for file in listed(manifest_of(output)) if file["path"] == name)
+    assert told(output) == [f"{name}: {where}", f"{name}: found 7 bytes, manifest.json says {size}"]
+    (tmp_path / "elsewhere").unlink()
+    assert told(output)[:2] == [f"{name}: {where}", f"{name}: no such file, though manifest.json lists it"]
+
+
+def test_a_folder_that_is_a_link_out_of_the_output_is_named(output: Path, told: Told, tmp_path: Path) -> None:
+    (output / "near").rename(tmp_path / "elsewhere")
+    (output / "near").symlink_to("../elsewhere")
+    where = "a link to '../elsewhere', which is not in the output: put the files themselves there"
+    # It stands in the output as a file that is not listed; those that are listed are read through it.
+    assert told(output) == [f"near: {where}", "near: found, though manifest.json does not list it: remove it"]
+
+
+def test_what_is_in_a_linked_folder_is_seen(output: Path, told: Told) -> None:
+    (output / "near").rename(output / ".kept")
+    (output / "near").symlink_to(".kept")
+    assert told(output) == []
+    (output / ".kept" / "shard_0009.tfrecord").write_bytes(b"old")
+    assert told(output) == ["near/shard_0009.tfrecord: found, though manifest.json does not list it: remove it"]
+
+
+def test_links_in_a_circle_end(output: Path, told: Told) -> None:
+    (output / "near" / "again").symlink_to("..")
+    (output / "near" / "far").symlink_to("../far")
+    (output / "far" / "itself").symlink_to("itself")
+    assert told(output) == ["far/itself: found, though manifest.json does not list it: remove it"]
+
+
+def test_an_output_that_is_reached_by_a_link_is_sound(output: Path, told: Told, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to("out")
+    assert told(tmp_path / "latest") == []
+
+
+def test_a_pipe_does_not_block(output: Path, told: Told) -> None:
+    (output / "features.json").unlink()
+    os.mkfifo(output / "features.json")
+    size = next(file["bytes"] for file in listed(manifest_of(output)) if file["path"] == "features.json")
+    assert told(output) == [
+        f"features.json: found a folder, a pipe or a device, manifest.json says a file of {size} bytes"
+    ]
+
+
+# Inputs
+
+
+def test_inputs_are_read_again_where_they_are(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = sound.parent / "in.jsonl"
+    text = source.read_bytes()
+    assert cli.main(["verify", str(sound), "--inputs"]) == 0
+    assert capsys.readouterr().out.endswith(", all as manifest.json says; 1 input read again\n")
+    source.write_bytes(text.replace(b"miles", b"MILES", 1))
+    assert cli.main(["verify", str(sound), "--inputs"]) == 1
+    digest = manifest_of(sound)["inputs"][0]["digest"]
+    problem = capsys.readouterr().err.splitlines()[0]
+    assert re.fullmatch(rf"input {source}: found digest \w{{64}}, manifest.json says {digest}", problem)
+    source.write_bytes(text + b"\n")
+    assert cli.main(["verify", str(sound), "--inputs"]) == 1
+    wanted = f"input {source}: found {len(text) + 1} bytes, manifest.json says {len(text)}"
+    assert capsys.readouterr().err.splitlines()[0] == wanted
+    source.unlink()
+    assert cli.main(["verify", str(sound), "--inputs", "--json"]) == 0
+    (why,) = json.loads(capsys.readouterr().out)["inputs"]["not_found"]
+    assert f"no such input: '{source}'" in why
+    source.write_bytes(text)
+
+
 # Counts
 
 
@@ -326,7 +404,14 @@ def test_a_ledger_that_does_not_add_up_is_told(key: str, output: Path, told: Tol
     records = f"but kept + dropped + rejected are {ledger['records']}"
     read = f"manifest.json: the ledger says read {ledger['read']}, {records}"
     kept = "manifest.json: totals say rows 24, the ledger says kept 25"
-    wanted = {"lines": [lines], "blank": [lines], "read": [read], "kept": [read, lines, kept], "not_read": [lines]}
+    items = "manifest.json: the ledger says kept 24 and not_read 1, max_items is None"
+    wanted = {
+        "lines": [lines],
+        "blank": [lines],
+        "read": [read],
+        "kept": [read, lines, kept],
+        "not_read": [lines, items],
+    }
     assert found == wanted[key]
 
 
@@ -371,5 +456,7 @@ def test_packs_are_counted_as_packs(tmp_path: Path, told: Told) -> None:
     assert manifest["totals"]["rows"] < manifest["totals"]["packing"]["rows"] == manifest["ledger"]["kept"]
     manifest["shards"][0]["packing"]["rows"] -= 1
     write(output, manifest)
-    (problem,) = told(output)
+    problem, *others = told(output)
     assert problem.startswith("manifest.json: totals say packing {'capacity'")
+    assert len(others) == 1
+    assert "documents in packed rows, manifest.json says" in others[0]

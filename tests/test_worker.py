@@ -139,8 +139,8 @@ def work(_):  # has no connection, whose end would tell it that the launcher is 
     time.sleep(600)
 
 workers = worker._ForkedWorkers(2, work, None)
-workers.start({"WORKER_ID": "1"})
-workers.start({"WORKER_ID": "2"})
+workers.start({"WORKER_ID": "1"}, int)
+workers.start({"WORKER_ID": "2"}, int)
 print("started", flush=True)
 time.sleep(600)
 """
@@ -280,3 +280,23 @@ def test_cores_are_known_where_no_process_can_be_bound_to_them(
     monkeypatch.setattr(os, "cpu_count", lambda: counted)
     monkeypatch.setattr(os, "process_cpu_count", lambda: counted, raising=False)
     assert worker.cores() == cores
+
+
+@pytest.mark.parametrize("which", ["the first", "another"])
+def test_a_worker_that_is_killed_before_it_connects_ends_the_run(
+    source: Path, tokenizer: Path, tmp_path: Path, which: str
+) -> None:
+    killed = "==" if which == "the first" else "!="
+    code = (
+        "import os, signal, sys; from beam_prep import cli, worker; cli._import_beam(); launcher = os.getpid(); "
+        "work = worker._work; worker._work = lambda main: "
+        f"os.kill(os.getpid(), signal.SIGKILL) if os.getppid() {killed} launcher else work(main); sys.exit(cli.main())"
+    )
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"input": {"sections": [{"field": "text", "action": "train"}]}}))
+    run = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
+    run.append("--direct_num_workers=2")
+    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 5, done.stderr
+    assert "a worker process was killed" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -11,6 +11,9 @@ from beam_prep.config.sections import prompt_first
 from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.core.data.schema import name_problems
 
+MAX_PADDED = 1 << 22
+"""Tokens that rows are padded to: a row is in memory with its padding."""
+
 
 def joint_problems(
     given: InputConfig | None, preprocessing: PreprocessingConfig | None, output: OutputConfig
@@ -49,6 +52,10 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
             yield place, f"found {value!r}; it works only with input.sections, whose rows are one sequence"
     if preprocessing.padding != "none" and preprocessing.packing_strategy != "none":
         text = f"found {preprocessing.padding!r} beside packing_strategy; packed rows are padded by the trainer"
+        yield ("preprocessing", "padding"), text
+    padded = preprocessing.max_seq_len if preprocessing.padding == "max_length" else preprocessing.padding
+    if isinstance(padded, int) and padded > MAX_PADDED:
+        text = f"found {preprocessing.padding!r}, which pads every row to {padded} tokens; at most {MAX_PADDED}"
         yield ("preprocessing", "padding"), text
 
 

@@ -116,6 +116,8 @@ class InputConfig(Strict):
             yield ("sections",), "found no section that can train; give one the action 'train' or '$role'"
         else:
             yield from conversation_problems(self.sections)
+        if "\0" in (self.chat_template or ""):
+            yield ("chat_template",), "found a NUL in the template; take it out"
         if self.implicit_prompt and not self.sources:
             yield ("implicit_prompt",), "found true; it works only with input.sources (chosen and rejected)"
 

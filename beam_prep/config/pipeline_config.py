@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from beam_prep.config.columns import column_dtypes, contents_of, position_ids_mode_of
 from beam_prep.config.combinations import joint_problems
 from beam_prep.config.input import InputConfig, specs_of
-from beam_prep.config.json_text import JSONObject, repeated_keys, with_template
+from beam_prep.config.json_text import JSONObject, TemplateFiles, read_file, repeated_keys, with_template
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import ProblemsError, validated
@@ -58,8 +58,7 @@ class PipelineConfig(Strict):
         """Reads a config file. Raises `ConfigError` if it cannot be read or is wrong."""
         name = os.fspath(path)
         try:
-            with open(name, encoding="utf-8-sig") as file:
-                text = file.read()
+            text = read_file(name).decode("utf-8-sig")
         except OSError as error:
             raise ConfigError(f"{name}: the config cannot be read: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
@@ -67,10 +66,21 @@ class PipelineConfig(Strict):
         return cls.from_text(text, name)
 
     @classmethod
-    def from_text(cls, text: str, name: str = "config", read: Callable[[str], bytes] | None = None) -> "PipelineConfig":
-        """Builds a config from JSON text; `name` is its name in error messages.
+    def from_text(
+        cls,
+        text: str,
+        name: str = "config",
+        read: Callable[[str], bytes] | None = None,
+        files: TemplateFiles = "beside",
+    ) -> "PipelineConfig":
+        """Builds a config from JSON text.
 
-        The file of a chat template is expected beside `name`. `read` reads it, if given.
+        Args:
+            text: the JSON.
+            name: its name in error messages. The file of a chat template is expected beside it.
+            read: reads that file.
+            files: `none`: a chat template must be the template itself; `below`: or a file in the folder of `name`, or
+                in one within it. For configs of others.
         """
         try:
             obj = json.loads(text, object_pairs_hook=JSONObject)
@@ -79,7 +89,7 @@ class PipelineConfig(Strict):
             raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
             raise ConfigError(f"{name}: not usable as JSON: {error}") from error
-        return validated(PipelineConfig, with_template(obj, os.path.dirname(name), read), name, repeated)
+        return validated(PipelineConfig, with_template(obj, os.path.dirname(name), read, files), name, repeated)
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":

@@ -3,7 +3,7 @@
 import difflib
 import json
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -36,6 +36,7 @@ def validated(model: type[Model], obj: object, name: str, problems: list[Problem
     Raises:
         ConfigError: with all problems, one per line.
     """
+    problems = [*problems, *_half_pairs(obj)]
     try:
         config = model.model_validate(obj)
     except ValidationError as error:
@@ -45,6 +46,20 @@ def validated(model: type[Model], obj: object, name: str, problems: list[Problem
         lines = [f"  {path_of(at)}: {text}" for at, text in problems]
         raise ConfigError("\n".join([f"{name}: {count} in the config", *lines]))
     return config
+
+
+def _half_pairs(value: object, at: Location = ()) -> Iterator[Problem]:
+    """Finds texts with half of a surrogate pair, which no file can hold."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            yield at, f"found {ascii(value)[:80]}, which has half of a surrogate pair"
+    for step, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        yield from _half_pairs(step, (*at, "[key]"))
+        yield from _half_pairs(inner, (*at, step))
 
 
 WANTED = {
@@ -63,6 +78,8 @@ WANTED = {
 def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
     """The problems in one entry of pydantic's `ValidationError.errors()`."""
     at, kind, context = details["loc"], details["type"], details.get("ctx", {})
+    if at and str(at[-1]).startswith(("literal[", "constrained-")):  # pydantic's marks for the parts of a union
+        at = at[:-1]
     found = f"found {shown(details['input'])}; "
     if isinstance(error := context.get("error"), ProblemsError):
         return [(place if error.rooted else (*at, *place), text) for place, text in error.problems]
@@ -81,8 +98,8 @@ def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
         allowed = context["expected"].replace(" or ", ", ")
         return [(at, f"{found}{_hint(details['input'], allowed.replace(chr(39), '').split(', '))}allowed: {allowed}")]
     wanted = f"must be {WANTED[kind]}" if kind in WANTED else details["msg"].replace("Input should", "must")
-    about = f". {_fields(model, at[:-1])[at[-1]].description}" if kind.startswith("greater_than") else ""
-    return [(at, f"{found}{wanted}{about}")]
+    field = _fields(model, at[:-1]).get(str(at[-1])) if kind.startswith("greater_than") else None
+    return [(at, f"{found}{wanted}{'' if field is None else f'. {field.description}'}")]
 
 
 def _fields(model: type[BaseModel], at: Location) -> Mapping[str, Any]:
@@ -92,8 +109,10 @@ def _fields(model: type[BaseModel], at: Location) -> Mapping[str, Any]:
     for step in steps:
         annotation = found.model_fields[step].annotation
         found = _model_in(annotation)
+        if found is None:
+            return {}
         if found is not annotation:
-            next(steps)  # the index of a section, the name of a source
+            next(steps, None)  # the index of a section, the name of a source
     fields: Mapping[str, Any] = found.model_fields
     return fields
 

@@ -26,7 +26,8 @@ from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
 from beam_prep.formats.generation import ReaderLease, followed
 from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, load, output_columns
-from beam_prep.verify import LocalFiles, problems
+from beam_prep.verify.files import LocalFiles
+from beam_prep.verify.output import problems
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -349,7 +350,7 @@ class Dataset:
         return name
 
     def verify(self) -> None:
-        """Reads every file of the entire output and compares files and counts with the manifest: see `verify.problems`.
+        """Reads every file of the entire output and compares it with the manifest: see `verify.output.problems`.
 
         Raises:
             FormatError: something is not as the manifest says; the message has one line for each difference.

@@ -274,9 +274,20 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     made = f"{path}.{uuid.uuid4().hex}"
-    with open(made, "wb") as file:
+    with naming(path), open(made, "wb") as file:
         file.writelines(parts)
     os.replace(made, path)
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Adds the path to an error of the system that names none, as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
 
 
 def set_aside(path: str) -> None:

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.hashing import Node, tree_digest, tree_nodes
-from beam_prep.storage.files import open_input
+from beam_prep.errors import InputError, StorageError
+from beam_prep.formats.manifest import MANIFEST
+from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.splits import BLOCK_BYTES
 
 
@@ -31,3 +34,42 @@ def digest_of_input(source: InputFile) -> str:
                 start, buffer = start + len(buffer), b""
         nodes += tree_nodes(buffer, start)
     return tree_digest(nodes)
+
+
+class ComparedInputs(NamedTuple):
+    """The inputs of a manifest, read again.
+
+    Attributes:
+        compared: how many were found.
+        not_found: why others were not, one line each.
+        problems: one line for each that is another file now.
+    """
+
+    compared: int
+    not_found: list[str]
+    problems: list[str]
+
+
+def compare_inputs(inputs: Iterable[Mapping[str, Any]]) -> ComparedInputs:
+    """Reads the inputs of a manifest that can be reached from here, and compares size and digest.
+
+    Args:
+        inputs: as the manifest lists them. Relative paths are looked up in the current folder.
+    """
+    compared, not_found, problems = 0, [], []
+    for entry in inputs:
+        path = str(entry["path"])
+        try:
+            (file,) = list_inputs([path])
+        except (InputError, StorageError) as error:
+            not_found.append(str(error))
+            continue
+        compared += 1
+        try:
+            if file.size != entry["size"]:
+                problems.append(f"input {path}: found {file.size} bytes, {MANIFEST} says {entry['size']}")
+            elif (digest := digest_of_input(file)) != entry["digest"]:
+                problems.append(f"input {path}: found digest {digest}, {MANIFEST} says {entry['digest']}")
+        except (InputError, StorageError) as error:
+            problems.append(f"input {path}: {error}")
+    return ComparedInputs(compared, not_found, problems)

@@ -3,9 +3,10 @@
 import os
 
 from beam_prep.errors import OutputError
+from beam_prep.storage.files import join
 from beam_prep.storage.local_output import LocalOutput
 from beam_prep.storage.output_target import OutputTarget
-from beam_prep.storage.paths import is_local
+from beam_prep.storage.paths import is_local, shortened
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stored_output import StoredOutput
 
@@ -16,10 +17,16 @@ def output_at(path: str, staging: Staging, failed: str | None = None) -> OutputT
     Args:
         path: the output.
         staging: the launch that makes it.
-        failed: where a failed run leaves its report and rejects; by default `<path>.failed`.
+        failed: where a failed run leaves its report and rejects; by default see `failed_at`.
     """
     made = LocalOutput if is_local(path) else StoredOutput
-    return made(path, staging, failed or f"{path}.failed")
+    return made(path, staging, failed or failed_at(path))
+
+
+def failed_at(output: str) -> str:
+    """Where a failed run leaves its report and its rejects: `OUTPUT.failed`, next to the output."""
+    folder, _, name = output.rpartition("/")
+    return join(folder, f"{shortened(name)}.failed")
 
 
 def normalise_path(path: str) -> str:

@@ -38,7 +38,7 @@ from beam_prep.formats.manifest import (
 from beam_prep.formats.tfrecord import features
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.generations import Generations
-from beam_prep.storage.output import output_at
+from beam_prep.storage.output import failed_at, output_at
 from beam_prep.storage.output_target import OutputTarget, is_manifest
 from beam_prep.storage.reuse import (
     Damaged,
@@ -173,7 +173,7 @@ class Publisher:
     def target(self) -> OutputTarget:
         """The output, as it is made on a disk or in a store."""
         root = self.output if self.generations is None else folder_above(self.output)
-        return output_at(self.output, self.staging, f"{root}.failed")
+        return output_at(self.output, self.staging, failed_at(root))
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""

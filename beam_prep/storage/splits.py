@@ -9,7 +9,7 @@ import numpy as np
 
 from beam_prep.core.data.block import InputFile, Ledger, Split
 from beam_prep.core.data.columns import Wanted
-from beam_prep.core.reading.blocks import RawBlock, read_blocks
+from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError, SpoolError
@@ -45,7 +45,11 @@ def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split
 
 
 def read_split(
-    split: Split, block_bytes: int, spool: Spool | None = None, columns: Wanted | None = None
+    split: Split,
+    block_bytes: int,
+    spool: Spool | None = None,
+    columns: Wanted | None = None,
+    max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterable[Records]:
     """The blocks of a split. A block that is in the spool already has its receipt and no rows.
 
@@ -55,9 +59,9 @@ def read_split(
     end = split.start
     size = None if split.stop < 0 else split.stop - split.start
     with open_input(split.source, split.start, size) as stream:
-        for raw in read_blocks(stream, split.start, split.stop, block_bytes):
+        for raw in read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes):
             end = raw.start + raw.size
-            yield _block(split, raw, block_bytes, spool, columns)
+            yield _block(split, raw, block_bytes, spool, columns, max_line_bytes)
     if end < split.stop:
         raise InputError(f"{split.source.path!r} became shorter while the job ran: run again when nobody writes to it")
     if end == 0:  # an empty file has a block, too: the manifest lists it
@@ -96,9 +100,14 @@ def records_at(source: InputFile, file: int, start: int, size: int) -> Records |
 
 
 def _block(
-    split: Split, raw: RawBlock, block_bytes: int, spool: Spool | None, columns: Wanted | None = None
+    split: Split,
+    raw: RawBlock,
+    block_bytes: int,
+    spool: Spool | None,
+    columns: Wanted | None = None,
+    max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Records:
-    origin = raw.origin(split.file, split.source, block_bytes)
+    origin = raw.origin(split.file, split.source, block_bytes, max_line_bytes)
     receipt, made = None, {}
     try:
         receipt = spool.find(origin.digest) if spool is not None else None

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 from beam_prep.formats.manifest import WrittenFile
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import join
-from beam_prep.storage.paths import is_local
+from beam_prep.storage.files import join, naming
+from beam_prep.storage.paths import is_local, shortened
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
 
@@ -47,6 +47,7 @@ class Staging:
         output = os.path.realpath(output) if is_local(output) else output
         folder, name = os.path.split(output)
         digest = hashlib.sha256(output.encode()).hexdigest()[:12]
+        name = shortened(name)
         home = join(folder, ".beam_prep", f"{name}-{digest}")
         if staging is None:
             return cls(home, uuid.uuid4().hex, home=home)
@@ -184,13 +185,15 @@ class HashedFile:
         return size
 
     def _wait(self) -> None:
-        for future in self._pending:
-            future.result()
+        with naming(self.path):
+            for future in self._pending:
+                future.result()
         self._pending = []
 
     def close(self) -> None:
         self._wait()
-        self._file.close()
+        with naming(self.path):
+            self._file.close()
         os.replace(self._made, self.path)
 
     def written(self, name: str) -> WrittenFile:

@@ -13,7 +13,7 @@ from beam_prep.storage.stores.reader import parts
 
 
 class StoredFiles:
-    """See `verify.OutputFiles`. The objects are listed once, when this is made.
+    """See `verify.files.OutputFiles`. The objects are listed once, when this is made.
 
     Args:
         output: on `gs://` or `s3://`.
@@ -42,12 +42,12 @@ class StoredFiles:
             return (folder / MANIFEST).read_bytes()
 
     def names(self) -> Iterable[str]:
-        """See `verify.OutputFiles`."""
+        """See `verify.files.OutputFiles`."""
         return self._found
 
     @contextlib.contextmanager
     def local(self, names: Sequence[str]) -> Iterator[Path]:
-        """See `verify.OutputFiles`. The copies are in the folder of temporary files (`TMPDIR`).
+        """See `verify.files.OutputFiles`. The copies are in the folder of temporary files (`TMPDIR`).
 
         Raises:
             FormatError: a file was replaced or removed meanwhile.

@@ -9,6 +9,7 @@ import apache_beam as beam
 from beam_prep.core.data.block import InputFile, Split
 from beam_prep.core.data.columns import RecordKind, Wanted
 from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.reading.records import Records
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import BLOCK_BYTES, pack_files, read_split, split_files
@@ -22,13 +23,14 @@ class ReadSplits(beam.DoFn):
     block_bytes: int
     spool: Spool | None
     columns: Wanted | None
+    max_line_bytes: int = MAX_LINE_BYTES
 
     def setup(self) -> None:
         if self.spool is not None:
             self.spool.options.activate()
 
     def process(self, split: Split) -> Iterable[Records]:
-        return read_split(split, self.block_bytes, self.spool, self.columns)
+        return read_split(split, self.block_bytes, self.spool, self.columns, self.max_line_bytes)
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,6 +48,7 @@ class ReadJSONL(beam.PTransform):
         columns: `("chats", FIELD)` or `("texts", FIELD)`: blocks whose records are chats of roles and contents alone,
             or texts, are parsed as columns, which `ApplyTemplate` renders several times faster. Every other step still
             gets the records.
+        max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
 
     >>> with beam.Pipeline("FnApiRunner") as pipeline:
     ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl") | bp.testing.rows()
@@ -57,11 +60,14 @@ class ReadJSONL(beam.PTransform):
     block_bytes: int = BLOCK_BYTES
     spool: Spool | None = None
     columns: tuple[RecordKind, str] | None = None
+    max_line_bytes: int = MAX_LINE_BYTES
 
     def __post_init__(self) -> None:
         super().__init__()
         if not CHUNK <= self.block_bytes < 1 << 31 or self.block_bytes % CHUNK:
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK} below 2 GiB")
+        if not 1 <= self.max_line_bytes < 1 << 31:
+            raise ValueError(f"max_line_bytes is {self.max_line_bytes}, wanted 1 or more, below 2 GiB")
         if self.columns is not None:
             if self.columns[0] not in get_args(RecordKind):
                 kinds = " or ".join(get_args(RecordKind))
@@ -76,7 +82,12 @@ class ReadJSONL(beam.PTransform):
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]
-        read = ReadSplits(block_bytes=self.block_bytes, spool=self.spool, columns=self.columns)  # type: ignore[arg-type]
+        read = ReadSplits(
+            block_bytes=self.block_bytes,
+            spool=self.spool,
+            columns=self.columns,  # type: ignore[arg-type]
+            max_line_bytes=self.max_line_bytes,
+        )
         return (
             start
             | "Once" >> beam.Impulse()

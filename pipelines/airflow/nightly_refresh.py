@@ -1,6 +1,6 @@
-"""Every night: the files of all days so far become training data, which is verified, and `latest.json` points to it.
+"""Every night: the files of all days so far become a generation of training data, to which `latest` points.
 
-    list_inputs -> prepare -> verify -> publish
+    list_inputs -> prepare -> verify -> tell
 
 docs/airflow.md says how to install it, what each task does, and what retries and backfills do.
 """
@@ -10,14 +10,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, Param, task
-from nightly_refresh_tasks import TellsRejects, day_inputs, keep_list, move_latest, verified
+from nightly_refresh_tasks import KnowsExitCodes, day_inputs, keep_list, still_latest, verified
 
 # An Airflow variable from the environment: the only kind that costs nothing when the file is parsed.
 RUNNER = os.environ.get("AIRFLOW_VAR_BEAM_PREP_RUNNER", "direct")
 PYTHON = "{{ var.value.get('beam_prep_python', 'python3') }}"  # has beam_prep; Airflow's own Python need not
 OUTPUTS = "{{ var.value.beam_prep_outputs }}"
 DAY = "{{ params.day or data_interval_start | ds }}"
-OUTPUT = OUTPUTS + "/{{ (params.day or data_interval_start | ds) | replace('-', '') }}"
+DATA = f"{OUTPUTS}/data"
+# The same for all tries of a task, another when a day is run again.
+GENERATION = "{{ (params.day or data_interval_start | ds) | replace('-', '') }}T{{ dag_run.start_date | ts_nodash }}"
+KEEP = 7  # generations
 TRAINING_DATA = Asset("beam_prep_training_data")
 
 DIRECT = {"direct_running_mode": "multi_processing", "direct_num_workers": "0"}  # one worker process per core
@@ -36,7 +39,7 @@ def prepare(options: dict[str, Any]) -> Any:
     if RUNNER == "dataflow":
         from airflow.providers.google.cloud.operators.dataflow import DataflowStartFlexTemplateOperator
 
-        class PrepareOnDataflow(TellsRejects, DataflowStartFlexTemplateOperator):
+        class PrepareOnDataflow(KnowsExitCodes, DataflowStartFlexTemplateOperator):
             @property
             def options(self) -> dict[str, Any]:
                 return self.body["launchParameter"]["parameters"]
@@ -57,7 +60,7 @@ def prepare(options: dict[str, Any]) -> Any:
 
     from airflow.providers.apache.beam.operators.beam import BeamRunPythonPipelineOperator
 
-    class Prepare(TellsRejects, BeamRunPythonPipelineOperator):
+    class Prepare(KnowsExitCodes, BeamRunPythonPipelineOperator):
         template_fields = (*BeamRunPythonPipelineOperator.template_fields, "py_interpreter")
 
         @property
@@ -96,24 +99,24 @@ with DAG(
         return keep_list(outputs, day, day_inputs(root, day))
 
     @task
-    def verify(python: str, output: str) -> dict[str, Any]:
-        return verified(python, output)
+    def verify(python: str, data: str, generation: str) -> dict[str, Any]:
+        return verified(python, data, generation)
 
-    # One at a time, backfills too: it reads the pointer before it writes it.
-    @task(outlets=[TRAINING_DATA], max_active_tis_per_dag=1)
-    def publish(outputs: str, day: str, found: dict[str, Any], *, outlet_events: Any) -> None:
-        outlet_events[TRAINING_DATA].extra = move_latest(outputs, {"day": day, **found})
+    @task(outlets=[TRAINING_DATA])
+    def tell(data: str, day: str, found: dict[str, Any], *, outlet_events: Any) -> None:
+        outlet_events[TRAINING_DATA].extra = {"day": day, **still_latest(data, found)}
 
     prepared = prepare(
         {
             "inputs": list_inputs("{{ var.value.beam_prep_inputs }}", OUTPUTS, DAY),
-            "output_dir": OUTPUT,
+            "output_dir": DATA,
+            "generations": str(KEEP),
+            "generation": GENERATION,
             "config": "{{ var.value.beam_prep_config }}",
             "tokenizer_path": "{{ var.value.beam_prep_tokenizer }}",
             "spool": f"{OUTPUTS}/spool",  # kept: the next night tokenises only what is new
-            "overwrite": "true",  # a day that is run again with other files replaces its output
         }
     )
-    found = verify(PYTHON, OUTPUT)
+    found = verify(PYTHON, DATA, GENERATION)
     prepared >> found
-    publish(OUTPUTS, DAY, found)
+    tell(DATA, DAY, found)

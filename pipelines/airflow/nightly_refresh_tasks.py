@@ -15,7 +15,8 @@ from airflow.sdk import ObjectStoragePath
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 ENDINGS = (".jsonl", ".json", ".gz", ".bz2", ".zst")
-LATEST = "latest.json"
+PERMANENT = (2, 3, 4)
+"""Exit codes of jobs that would end in the same way if they were run again."""
 
 
 def day_inputs(root: str, day: str) -> list[str]:
@@ -62,10 +63,11 @@ def _plain(path: ObjectStoragePath) -> str:
     return path.path if path.protocol in ("", "file") else f"{path.protocol}://{path.path}"
 
 
-class TellsRejects:
-    """For an operator that runs the job: its failure says what the job rejected.
+class KnowsExitCodes:
+    """For an operator that runs the job: its failure says what the job rejected, and is retried only if that may help.
 
-    Such a failure is not retried: the same records would be rejected again.
+    Exit code 2 is a wrong config, 3 are the data, 4 is an output that is refused: the next try would end in the same
+    way. Others (5: storage or engine, 6: another job holds the output, signals) are tried again.
     """
 
     options: dict[str, Any]
@@ -89,8 +91,9 @@ class TellsRejects:
 
     def _tell(self, context: Any, error: AirflowException) -> None:
         report = reject_summary(self.options["output_dir"], context["ti"].start_date)
-        if report is not None:
-            raise AirflowFailException(f"{error}\n{report}") from error
+        code = re.search(r"return code (\d+)", str(error))
+        if report is not None or (code is not None and int(code[1]) in PERMANENT):
+            raise AirflowFailException(f"{error}\n{report}" if report else str(error)) from error
 
 
 def reject_summary(output: str, since: datetime) -> str | None:
@@ -115,16 +118,19 @@ def reject_summary(output: str, since: datetime) -> str | None:
     return "\n".join(lines)
 
 
-def verified(python: str, output: str) -> dict[str, Any]:
+def verified(python: str, data: str, generation: str) -> dict[str, Any]:
     """Compares every file and count of an output with its manifest; returns the result of `beam-prep verify --json`.
 
     Args:
         python: an interpreter that has beam_prep.
-        output: the job's output.
+        data: the folder of generations.
+        generation: the one that was to be made. If the latest one was up to date it was not: then that is verified.
 
     Raises:
         AirflowException: the message has every problem.
     """
+    made = ObjectStoragePath(f"{data}/{generation}/manifest.json").exists()
+    output = f"{data}/{generation if made else latest(data)}"
     command = [python, "-m", "beam_prep.cli", "verify", output, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout.startswith("{"):
@@ -136,21 +142,30 @@ def verified(python: str, output: str) -> dict[str, Any]:
     return found
 
 
-def move_latest(outputs: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Writes `found` to `<outputs>/latest.json`, unless that names a later day. Readers see either the old or the new.
-
-    Returns:
-        `found`, also if the file held the same already, so that a retry after a crash emits the event once more.
+def latest(data: str) -> str:
+    """The name of the latest generation.
 
     Raises:
-        AirflowSkipException: the file names a later day, as in a backfill.
+        AirflowException: there is none.
     """
-    path = ObjectStoragePath(f"{outputs}/{LATEST}")
-    latest = json.loads(path.read_text()) if path.exists() else {"day": ""}
-    if latest["day"] > found["day"]:
-        raise AirflowSkipException(f"{path} stays at {latest['day']}: {found['day']} is older")
-    if latest != found:
-        _put(path, json.dumps(found, indent=1) + "\n")
+    path = ObjectStoragePath(f"{data}/latest.json")
+    if path.protocol in ("", "file"):
+        link = f"{path.path.removesuffix('.json')}"
+        if os.path.islink(link):
+            return os.readlink(link)
+    elif path.exists():
+        return str(json.loads(path.read_text())["generation"])
+    raise AirflowException(f"{data} has no latest generation: clear the task `prepare`")
+
+
+def still_latest(data: str, found: dict[str, Any]) -> dict[str, Any]:
+    """`found`, if it is of the generation that `latest` names.
+
+    Raises:
+        AirflowSkipException: it names a later one, as in a backfill.
+    """
+    if found["output"] != f"{data}/{(name := latest(data))}":
+        raise AirflowSkipException(f"latest stays at {name}: {found['output']} is older")
     return found
 
 

@@ -29,6 +29,7 @@ def rendered(dag: DAG, value: Any) -> Any:
     context = {
         "params": {"day": None},
         "data_interval_start": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
+        "dag_run": SimpleNamespace(start_date=datetime.datetime(2026, 1, 3, 0, 10, tzinfo=datetime.UTC)),
         "var": {"value": VariableAccessor(deserialize_json=False)},
     }
     return dag.get_template_env().from_string(value).render(context)
@@ -53,7 +54,7 @@ def show(folder: str) -> dict[str, Any]:
     }
 
 
-def resumed(output: str, started: float) -> None:
+def resumed(output: str, started: float, message: str = "the job has failed") -> None:
     """What happens when the trigger of a deferred job, which began at `started`, tells that it failed."""
     import nightly_refresh_tasks as tasks
 
@@ -61,13 +62,13 @@ def resumed(output: str, started: float) -> None:
         def execute_complete(self, context: Any, event: dict[str, str]) -> None:
             raise AirflowException(event["message"])
 
-    class Prepare(tasks.TellsRejects, Operator):
+    class Prepare(tasks.KnowsExitCodes, Operator):
         @property
         def options(self) -> dict[str, Any]:
             return {"output_dir": output}
 
     began = datetime.datetime.fromtimestamp(started, datetime.UTC)
-    Prepare().execute_complete({"ti": SimpleNamespace(start_date=began)}, {"message": "the job has failed"})
+    Prepare().execute_complete({"ti": SimpleNamespace(start_date=began)}, {"message": message})
 
 
 def call(name: str, arguments: list[Any]) -> list[Any]:

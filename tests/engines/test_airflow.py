@@ -91,11 +91,18 @@ class Airflow:
         ((kind, value),) = self.checks("call", str(DAGS), json.dumps([[name, [*map(_jsonable, arguments)]]]))
         return kind, value
 
-    def latest(self) -> dict[str, Any]:
-        return dict(json.loads((self.outputs / "latest.json").read_bytes()))
+    @property
+    def latest(self) -> str:
+        """The name of the latest generation."""
+        return os.readlink(self.outputs / "data" / "latest")
+
+    def of_day(self, day: str) -> Path:
+        """The generation of a day, as 20260101."""
+        (found,) = (self.outputs / "data").glob(f"{day}T*")
+        return found
 
     def told(self, day: str) -> dict[str, Any]:
-        return dict(json.loads((self.outputs / day / "run.json").read_bytes()))
+        return dict(json.loads((self.of_day(day) / "run.json").read_bytes()))
 
     def events(self) -> list[dict[str, Any]]:
         """What the asset's events carry, in order."""
@@ -123,7 +130,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
 def two_days(airflow: Airflow) -> Airflow:
     """After the nights in which the first and the second of January were refreshed. `latest` is not to be moved."""
     airflow.run("2026-01-02")
-    assert airflow.latest()["day"] == "2026-01-01"
+    assert airflow.latest.startswith("20260101T")
     airflow.run("2026-01-03")
     return airflow
 
@@ -145,13 +152,13 @@ def test_the_second_day_is_what_a_run_from_scratch_gives(two_days: Airflow, tmp_
     files = [str(two_days.inputs / name) for name in FILES if not name.startswith("2026-01-03")]
     job = ["-c", str(two_days.variables["config"]), "--tokenizer_path", str(two_days.variables["tokenizer"])]
     assert cli.main(["run", *files, "-o", str(tmp_path / "out"), *job]) == 0
-    assert tree(two_days.outputs / "20260102") == tree(tmp_path / "out")
+    assert tree(two_days.of_day("20260102")) == tree(tmp_path / "out")
 
 
 def test_latest_is_the_second_day_and_each_day_has_its_event(two_days: Airflow) -> None:
-    manifests = [two_days.outputs / day / "manifest.json" for day in ("20260101", "20260102")]
+    manifests = [two_days.of_day(day) / "manifest.json" for day in ("20260101", "20260102")]
     first, second = two_days.events()[:2]
-    assert two_days.latest() == second
+    assert two_days.latest == Path(second["output"]).name
     assert [first["day"], second["day"]] == ["2026-01-01", "2026-01-02"]
     for event, path in zip((first, second), manifests, strict=True):
         manifest = json.loads(path.read_bytes())
@@ -161,30 +168,31 @@ def test_latest_is_the_second_day_and_each_day_has_its_event(two_days: Airflow) 
 
 
 def test_a_day_that_is_run_again_is_left_as_it_is(two_days: Airflow) -> None:
-    before, latest = state(two_days.outputs / "20260102"), state(two_days.outputs)[two_days.outputs / "latest.json"]
+    before = state(two_days.outputs / "data")
     log = two_days.run("2026-01-03")
-    assert f"{two_days.outputs}/20260102 is up to date: nothing to do" in log
-    assert state(two_days.outputs / "20260102") == before
-    assert state(two_days.outputs)[two_days.outputs / "latest.json"] == latest
+    assert f"{two_days.of_day('20260102')} is up to date: nothing to do" in log
+    assert state(two_days.outputs / "data") == before
+    assert two_days.events()[-1] == two_days.events()[-2]
 
 
 def test_a_backfill_leaves_latest_where_it_is(two_days: Airflow) -> None:
     """And tells nobody: who trains on `latest` has nothing new."""
-    before, events = two_days.latest(), len(two_days.events())
+    before, events = two_days.latest, len(two_days.events())
+    shutil.rmtree(two_days.of_day("20260101"))
     log = two_days.run("-c", json.dumps({"day": "2026-01-01"}))
-    assert "latest.json stays at 2026-01-02: 2026-01-01 is older" in log
-    assert two_days.latest() == before
+    assert f"latest stays at {before}: {two_days.of_day('20260101')} is older" in log
+    assert two_days.latest == before
     assert len(two_days.events()) == events
 
 
 def test_a_day_with_too_many_rejects_fails_with_their_summary(two_days: Airflow) -> None:
-    before = two_days.latest()
+    before = two_days.latest
     done = two_days.call("airflow", "dags", "test", "nightly_refresh", "2026-01-04")
     assert done.returncode != 0
     log = done.stdout + done.stderr
-    failed = f"{two_days.outputs}/20260103.failed"
+    failed = f"{two_days.outputs}/data.failed"
     # Not tried again: this is the kind of failure that ends a task at once.
-    _, found, rest = log.partition("AirflowFailException: Apache Beam process failed with return code 1\n")
+    _, found, rest = log.partition("AirflowFailException: Apache Beam process failed with return code 3\n")
     assert found
     problem, *more = rest.splitlines()
     assert problem.startswith(
@@ -196,9 +204,9 @@ def test_a_day_with_too_many_rejects_fails_with_their_summary(two_days: Airflow)
         f"each of them, with file, line and reason: {failed}/rejects/",
     ]
     assert Path(failed, "rejects", "rejects-00000.jsonl").is_file()
-    assert two_days.latest() == before
+    assert two_days.latest == before
     # The same job, deferred to its trigger; and a failure of a later try that left no report.
-    output, wanted = two_days.outputs / "20260103", "\n".join(["the job has failed", *rest.splitlines()[:4]])
+    output, wanted = two_days.outputs / "data", "\n".join(["the job has failed", *rest.splitlines()[:4]])
     assert two_days.task("resumed", output, 0) == ("AirflowFailException", wanted)
     assert two_days.task("resumed", output, time.time()) == ("AirflowException", "the job has failed")
 
@@ -239,34 +247,36 @@ def test_the_inputs_of_a_day_are_kept_in_a_list(airflow: Airflow, tmp_path: Path
 
 
 def test_an_output_that_is_damaged_is_not_published(two_days: Airflow, tmp_path: Path) -> None:
-    output = Path(shutil.copytree(two_days.outputs / "20260102", tmp_path / "out"))
+    output = Path(shutil.copytree(two_days.of_day("20260102"), tmp_path / "data" / "a"))
     path = next(output.rglob("sequence.bin"))
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     name = path.relative_to(output)
-    kind, message = two_days.task("verified", two_days.python, output)
+    kind, message = two_days.task("verified", two_days.python, tmp_path / "data", "a")
     assert kind == "AirflowException"
     assert f"\n{name} is damaged: found sha256 " in message
     assert message.endswith(f"remove {output} and clear the task `prepare`: the spool still has its blocks")
-    kind, message = two_days.task("verified", "/bin/false", output)
+    kind, message = two_days.task("verified", "/bin/false", tmp_path / "data", "a")
     assert (kind, message) == (
         "AirflowException",
         f"/bin/false -m beam_prep.cli verify {output} --json ended with code 1:\n",
     )
 
 
-def test_the_pointer_moves_forwards_only(airflow: Airflow, tmp_path: Path) -> None:
-    first, second = {"day": "2026-01-01", "rows": 1}, {"day": "2026-01-02", "rows": 2}
-    mended = {**second, "rows": 3}
-    calls = [["move_latest", [str(tmp_path), found]] for found in (second, first, mended, mended)]
-    found = airflow.checks("call", str(DAGS), json.dumps(calls))
-    assert found == [
-        ["gave", second],
-        ["AirflowSkipException", f"{tmp_path}/latest.json stays at 2026-01-02: 2026-01-01 is older"],
-        ["gave", mended],
-        ["gave", mended],
-    ]
-    assert json.loads((tmp_path / "latest.json").read_bytes()) == mended
-    assert [path.name for path in tmp_path.iterdir()] == ["latest.json"]
+def test_a_generation_that_was_not_made_is_the_latest(two_days: Airflow) -> None:
+    """A run whose latest generation is up to date makes none."""
+    kind, found = two_days.task("verified", two_days.python, two_days.outputs / "data", "20260102T000000")
+    assert (kind, found["output"]) == ("gave", str(two_days.of_day("20260102")))
+    kind, message = two_days.task("verified", two_days.python, two_days.outputs / "none", "a")
+    assert kind == "AirflowException"
+    assert "has no latest generation: clear the task `prepare`" in message
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(2, "Fail"), (3, "Fail"), (4, "Fail"), (5, ""), (6, ""), (1, ""), (143, "")]
+)
+def test_only_what_may_help_is_tried_again(airflow: Airflow, tmp_path: Path, code: int, kind: str) -> None:
+    message = f"Apache Beam process failed with return code {code}"
+    assert airflow.task("resumed", tmp_path / "none", 0, message) == (f"Airflow{kind}Exception", message)
 
 
 def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None:
@@ -274,34 +284,37 @@ def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None
     with gcs_server(tmp_path) as store:
         for name in ("in/2026-01-01/b.jsonl", "in/2026-01-01/a.jsonl", "in/2026-01-02/a.jsonl"):
             objects.put(f"{store.url}/{name}", b"{}")
-        objects.put(f"{store.url}/prepared/20260101.failed/failure.json", json.dumps(failure).encode())
+        objects.put(f"{store.url}/prepared/data/latest.json", b'{"generation": "b", "generations": ["a", "b"]}')
+        objects.put(f"{store.url}/prepared/data.failed/failure.json", json.dumps(failure).encode())
         calls = [
             ["day_inputs", [f"{store.url}/in", "2026-01-01"]],
             ["keep_list", [f"{store.url}/prepared", "2026-01-01", [f"{store.url}/in/2026-01-01/a.jsonl"]]],
-            ["move_latest", [f"{store.url}/prepared", {"day": "2026-01-02"}]],
-            ["move_latest", [f"{store.url}/prepared", {"day": "2026-01-01"}]],
-            ["resumed", [f"{store.url}/prepared/20260101", 0]],
-            ["resumed", [f"{store.url}/prepared/20260101", time.time() + 60]],
+            ["latest", [f"{store.url}/prepared/data"]],
+            ["still_latest", [f"{store.url}/prepared/data", {"output": f"{store.url}/prepared/data/b"}]],
+            ["still_latest", [f"{store.url}/prepared/data", {"output": f"{store.url}/prepared/data/a"}]],
+            ["resumed", [f"{store.url}/prepared/data", 0]],
+            ["resumed", [f"{store.url}/prepared/data", time.time() + 60]],
         ]
         found = airflow.checks("call", str(DAGS), json.dumps(calls))
-        assert json.loads(read_bytes(f"{store.url}/prepared/latest.json")) == {"day": "2026-01-02"}
         kept = read_bytes(f"{store.url}/prepared/inputs/2026-01-01.txt")
     assert kept.decode() == f"{store.url}/in/2026-01-01/a.jsonl\n"
     assert found.pop(1) == ["gave", f"@{store.url}/prepared/inputs/2026-01-01.txt"]
-    assert found[:3] == [
+    data = f"{store.url}/prepared/data"
+    assert found[:4] == [
         ["gave", [f"{store.url}/in/2026-01-01/a.jsonl", f"{store.url}/in/2026-01-01/b.jsonl"]],
-        ["gave", {"day": "2026-01-02"}],
-        ["AirflowSkipException", f"{store.url}/prepared/latest.json stays at 2026-01-02: 2026-01-01 is older"],
+        ["gave", "b"],
+        ["gave", {"output": f"{data}/b"}],
+        ["AirflowSkipException", f"latest stays at b: {data}/a is older"],
     ]
-    assert found[3][0] == "AirflowFailException"
-    assert found[3][1].splitlines() == [
+    assert found[4][0] == "AirflowFailException"
+    assert found[4][1].splitlines() == [
         "the job has failed",
         "too many",
         "records read: 9, kept: 7",
         "rejected: 2 bad_json",
-        f"each of them, with file, line and reason: {store.url}/prepared/20260101.failed/rejects/",
+        f"each of them, with file, line and reason: {store.url}/prepared/data.failed/rejects/",
     ]
-    assert found[4] == ["AirflowException", "the job has failed"]
+    assert found[5] == ["AirflowException", "the job has failed"]
 
 
 # The choice of the runner
@@ -319,11 +332,12 @@ STORE = {
 }
 JOB = {
     "inputs": "@gs://bucket/prepared/inputs/2026-01-02.txt",
-    "output_dir": "gs://bucket/prepared/20260102",
+    "output_dir": "gs://bucket/prepared/data",
+    "generations": "7",
+    "generation": "20260102T20260103T001000",
     "config": "gs://bucket/sft_chat.json",
     "tokenizer_path": "gs://bucket/tokenizer",
     "spool": "gs://bucket/prepared/spool",
-    "overwrite": "true",
 }
 
 
@@ -341,7 +355,7 @@ def test_every_choice_of_a_runner_gives_the_same_four_tasks(dag: tuple[str, dict
         "list_inputs": [],
         "prepare": ["list_inputs"],
         "verify": ["prepare"],
-        "publish": ["verify"],
+        "tell": ["verify"],
     }
     assert (found["catchup"], found["max_active_runs"]) == (False, 1)
     operator = "DataflowStartFlexTemplateOperator" if runner == "dataflow" else "BeamRunPythonPipelineOperator"
@@ -402,4 +416,5 @@ def test_flink_gives_the_same_bytes(two_days: Airflow, tmp_path: Path) -> None:
         }
         log = two_days.run("-c", json.dumps({"day": "2026-01-01"}), **settings)
     assert "--runner=FlinkRunner" in log
-    assert tree(tmp_path / "prepared" / "20260101") == tree(two_days.outputs / "20260101")
+    (made,) = (tmp_path / "prepared" / "data").glob("20260101T*")
+    assert tree(made) == tree(two_days.of_day("20260101"))

@@ -1,4 +1,4 @@
-/* Counts what a program changes below a folder, and fails or kills it at the N-th change.
+/* Counts what a program changes below a folder, and fails, kills or signals it at the N-th change.
  *
  * Loaded with LD_PRELOAD into a job and all its processes. They share one counter, in the file FAULTS_STATE.
  * A change is a call that creates, writes, renames, links or removes something below FAULTS_ROOT, or syncs it.
@@ -21,7 +21,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { COUNT, KILL_ALL, KILL_ONE, DISK_FULL, INPUT_OUTPUT };
+enum { COUNT, KILL_ALL, KILL_ONE, DISK_FULL, INPUT_OUTPUT, INTERRUPT, TERMINATE };
 
 static struct state {
     _Atomic long count;  /* changes so far */
@@ -95,6 +95,12 @@ static int fails(int grows) {
     case INPUT_OUTPUT:
         if (place == at) errno = EIO;
         return place == at;
+    case INTERRUPT: /* as Ctrl-C: to all processes of the job */
+        if (place == at) kill(0, SIGINT);
+        return 0;
+    case TERMINATE: /* to the launcher, which leads the group */
+        if (place == at) kill(getpgrp(), SIGTERM);
+        return 0;
     }
     return 0;
 }

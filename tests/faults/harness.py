@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, get_args
 
 SOURCE = Path(__file__).with_name("events.c")
-Fault = Literal["none", "kill all", "kill one", "disk full", "input/output error"]
-_ACTIONS: tuple[Fault, ...] = ("none", "kill all", "kill one", "disk full", "input/output error")  # as in events.c
+Fault = Literal["none", "kill all", "kill one", "disk full", "input/output error", "SIGINT", "SIGTERM"]
+_ACTIONS: tuple[Fault, ...] = get_args(Fault)  # in the order of events.c
 _STATE = struct.Struct("@lll")
 _SECONDS = 60
 """A job of the harness takes one or two."""
@@ -31,11 +31,13 @@ class Ended:
         code: its exit code; below zero: the signal that killed it.
         changes: changes of files below the root, of all its processes.
         words: what it wrote to standard error.
+        memory: bytes of its largest process, at most.
     """
 
     code: int
     changes: int
     words: str
+    memory: int
 
 
 class Jobs:
@@ -81,7 +83,7 @@ class Jobs:
         answer = self._answer()
         _wait_for_group(int(answer["group"]))
         changes, *_ = _STATE.unpack(self._state.read_bytes())
-        return Ended(int(answer["code"]), changes, (self._work / "stderr").read_text())
+        return Ended(int(answer["code"]), changes, (self._work / "stderr").read_text(), int(answer["memory"]))
 
     def _answer(self) -> dict[str, int]:
         assert self._server.stdout is not None

@@ -21,9 +21,10 @@ def main() -> None:
         if child == 0:
             os.setpgid(0, 0)
             _run(job)
-        _, status = os.waitpid(child, 0)
+        _, status, used = os.wait4(child, 0)
         # Workers whose launcher is gone end by themselves: `harness` looks whether they do.
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status), "group": child}), flush=True)
+        answer = {"code": os.waitstatus_to_exitcode(status), "group": child, "memory": used.ru_maxrss * 1024}
+        print(json.dumps(answer), flush=True)
 
 
 def _run(job: dict[str, object]) -> None:

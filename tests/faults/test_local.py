@@ -1,22 +1,24 @@
-"""A job on a local disk that is killed, or meets an error, at any change that it makes to a file.
+"""A job on a local disk that is killed, stopped, or meets an error, at any change that it makes to a file.
 
 Whatever the change is: a reader sees the output of before or the new one, entire; the next run gives the bytes of a run
-that nothing disturbed, and leaves nothing else behind. `make faults` tries every change; without `FAULTS=all`, some are
+that nothing disturbed, and leaves nothing else. `make faults` tries every change; without `FAULTS=all`, some are
 drawn, others for each commit.
 """
 
 import json
 import os
 import random
+import signal
 import subprocess
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.faults.harness import Fault, Jobs, contents, names, restore
 
-DRAWN = 4
+DRAWN = 3
 """Changes of each case that are tried where not all are."""
 CONFIG = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
@@ -57,35 +59,40 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         yield found
 
 
+OUTPUTS = ("new", "overwrite", "generations")
+
+
 class Case:
     """A job, from a folder in which an older output is, or none."""
 
-    def __init__(self, jobs: Jobs, runner: str, replaces: bool) -> None:
+    def __init__(self, jobs: Jobs, runner: str, output: str) -> None:
         self.jobs, self.root = jobs, jobs.root
         folder = self.root.parent
         tokenizer = str(ROOT / "examples" / "tokenizer")
         common = ["-o", str(self.root / "out"), "-c", str(folder / "config.json"), "--tokenizer_path", tokenizer]
         common += ["--block_bytes", "65536", "--max_reject_rate", "1"]
-        self.arguments = ["run", str(folder / "new.jsonl"), *common, *RUNNERS[runner]]
-        if replaces:
-            self.arguments += ["--overwrite"]
-        self.saved = folder / f"before-{replaces}"
+        of_generations = output == "generations"
+        # With one that is kept the old one is removed, too.
+        options = {"new": [], "overwrite": ["--overwrite"], "generations": ["--generations=1", "--generation=new"]}
+        self.arguments = ["run", str(folder / "new.jsonl"), *common, *RUNNERS[runner], *options[output]]
+        self.seen = self.root / "out" / "latest" if of_generations else self.root / "out"
+        self.saved = folder / f"before-{output}"
         if not self.saved.exists():
             (folder / "nothing").mkdir(exist_ok=True)
             restore(self.root, folder / "nothing")
-            if replaces:
-                assert jobs.run("run", str(folder / "old.jsonl"), *common).code == 0
+            before = ["--generations=1", "--generation=a"] if of_generations else []
+            if output != "new":
+                assert jobs.run("run", str(folder / "old.jsonl"), *common, *before).code == 0
             restore(self.saved, self.root)
         restore(self.root, self.saved)
-        self.old = contents(self.root / "out") if replaces else None
+        self.old = contents(self.seen) if output != "new" else None
         ended = jobs.run(*self.arguments)
         assert ended.code == 0, ended.words
-        self.changes, self.new, self.left = ended.changes, contents(self.root / "out"), names(self.root)
+        self.changes, self.new, self.left = ended.changes, contents(self.seen), names(self.root)
 
     def is_as_a_reader_may_see_it(self) -> bool:
         """The output of before, or the new one."""
-        out = self.root / "out"
-        return (contents(out) if out.exists() else None) in (self.old, self.new)
+        return (contents(self.seen) if self.seen.exists() else None) in (self.old, self.new)
 
     def try_at(self, change: int, fault: Fault) -> None:
         restore(self.root, self.saved)
@@ -93,20 +100,26 @@ class Case:
         where = f"{fault} at change {change} of {self.changes}"
         assert self.is_as_a_reader_may_see_it(), f"{where}: a reader sees a part"
         if fault in ("disk full", "input/output error"):
-            assert ended.code >= 0, where
+            assert ended.code in (0, 4, 5), where
             assert "Traceback" not in ended.words, f"{where}: {ended.words}"
+        if fault in ("SIGINT", "SIGTERM") and ended.code != 0:  # it may have been done
+            assert ended.code == 128 + getattr(signal, fault), f"{where}: {ended}"
+            assert ended.words.splitlines()[-1].startswith(f"beam-prep: stopped by {fault}"), f"{where}: {ended.words}"
+            assert "Traceback" not in ended.words, f"{where}: {ended.words}"
+            folders = [path for path in self.root.glob(".beam_prep/*/*") if path.is_dir()]
+            assert {path.name for path in folders} <= {"spool"}, f"{where}: {folders}"
         again = self.jobs.run(*self.arguments)
         assert again.code == 0, f"{where}, and then: {again.words}"
-        assert contents(self.root / "out") == self.new, f"{where}: the next run gives other bytes"
+        assert contents(self.seen) == self.new, f"{where}: the next run gives other bytes"
         assert names(self.root) == self.left, f"{where}: left after the next run: {names(self.root) ^ self.left}"
 
 
-@pytest.mark.parametrize("fault", ["kill all", "kill one", "disk full", "input/output error"])
-@pytest.mark.parametrize("replaces", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize("fault", [fault for fault in get_args(Fault) if fault != "none"])
+@pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_no_fault_loses_or_shows_a_part(jobs: Jobs, runner: str, replaces: bool, fault: Fault) -> None:
-    case = Case(jobs, runner, replaces)
+def test_no_fault_loses_or_shows_a_part(jobs: Jobs, runner: str, output: str, fault: Fault) -> None:
+    case = Case(jobs, runner, output)
     every = range(1, case.changes + 1)
-    drawn = random.Random(f"{commit()} {runner} {replaces} {fault}").sample(every, min(DRAWN, len(every)))
+    drawn = random.Random(f"{commit()} {runner} {output} {fault}").sample(every, min(DRAWN, len(every)))
     for change in every if os.environ.get("FAULTS") == "all" else drawn:
         case.try_at(change, fault)

@@ -12,25 +12,34 @@ import jinja2
 import jinja2.ext
 import jinja2.parser
 import jinja2.sandbox
+import markupsafe
 from jinja2 import nodes
 
 from beam_prep.core.chat.clock import Clock
+from beam_prep.core.chat.limits import NODE, as_text, joining, made, weigh
 from beam_prep.core.chat.sandbox import (
-    LAZY_FILTERS,
     DictMaker,
     Namespace,
     Sandbox,
     UnwritableCallable,
     UnwritableCycler,
     UnwritableJoiner,
+    limited_filter,
     raise_exception,
-    sealed,
     tojson,
 )
 from beam_prep.errors import TokenizerError
 
 MARK, ENTER, LEAVE, GENERATION = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
 """Variables that a template calls: a loop comes to an item, begins, or ends; a generation block is written."""
+_RAISED_BY_COMPILER = (
+    jinja2.exceptions.SecurityError,
+    SyntaxError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+)
 _CAPTURES = (nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)
 
 
@@ -71,7 +80,8 @@ class CompiledTemplate:
 def compile_template(source: str, date: str | None) -> CompiledTemplate:
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     del environment.filters["random"]
-    environment.filters.update({name: sealed(environment.filters[name]) for name in LAZY_FILTERS}, tojson=tojson)
+    environment.filters["tojson"] = tojson
+    environment.filters.update({name: limited_filter(name, made) for name, made in environment.filters.items()})
     environment.globals = {
         "range": UnwritableCallable(jinja2.sandbox.safe_range),
         "cycler": UnwritableCycler,
@@ -89,15 +99,25 @@ def compile_template(source: str, date: str | None) -> CompiledTemplate:
         code = environment.compile(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
-    except jinja2.exceptions.SecurityError as error:  # raised by what jinja computes when it compiles
-        raise TokenizerError(f"the chat template does not compile: {error}") from None
+    except _RAISED_BY_COMPILER as error:
+        # SecurityError: of what jinja computes. The others: of Python (a NUL, `{% break %}` outside of a loop).
+        text = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+        raise TokenizerError(f"the chat template does not compile: {text}") from None
     # A plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
     template = jinja2.Template.from_code(environment, code, dict(environment.globals))
+    module = template.root_render_func.__globals__
+    module["str"], module["escape"] = as_text, _escaped
+    module["str_join"], module["markup_join"] = joining(module["str_join"]), joining(module["markup_join"])
     blocks = list(_generation_blocks(tree))
     captured = {
         id(block) for outer in tree.find_all(_CAPTURES) for block in _generation_blocks(outer) if block is not outer
     }
     return CompiledTemplate(source, tree, code, template, bool(blocks), any(id(block) in captured for block in blocks))
+
+
+def _escaped(value: Any) -> markupsafe.Markup:
+    weigh(value)
+    return made(markupsafe.escape(value))  # type: ignore[no-any-return]
 
 
 def _no_date(*_: Any) -> Any:
@@ -127,17 +147,31 @@ def _check_steady(tree: nodes.Template, date: str | None) -> None:
 def _mark_loops(tree: nodes.Template) -> None:
     """Makes every loop report its items, at the top of its body, and when it begins and ends.
 
-    Nothing that is written changes.
+    With an item, it reports what the body costs: so much is paid for each round, and for each call of a macro. Nothing
+    that is written changes.
     """
     captured = {id(loop) for outer in tree.find_all(_CAPTURES) for loop in outer.find_all(nodes.For)}
+    costs = {id(node): nodes.Const(_cost(node)) for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))}
     for parent in [tree, *tree.find_all(nodes.Node)]:  # a list: what is put in is not visited
         for _, statements in parent.iter_fields():
             if isinstance(statements, list) and any(isinstance(node, nodes.For) for node in statements):
                 statements[:] = [node for statement in statements for node in _reporting_loop(statement)]
+    nothing, uncaptured = nodes.Const(None), nodes.Const(False)
     for loop in tree.find_all(nodes.For):
-        if isinstance(loop.target, nodes.Name):
-            item = nodes.Name(loop.target.name, "load")
-            loop.body.insert(0, _call(MARK, loop.lineno, item, nodes.Const(id(loop) in captured)))
+        item = nodes.Name(loop.target.name, "load") if isinstance(loop.target, nodes.Name) else nothing
+        cost = costs[id(loop)]
+        loop.body.insert(0, _call(MARK, loop.lineno, item, nodes.Const(id(loop) in captured), cost))
+        if loop.test is not None:  # of an item that fails it, the body does not run
+            paid = _call(MARK, loop.lineno, nothing, uncaptured, cost).node
+            loop.test = nodes.And(nodes.Not(paid), loop.test).set_lineno(loop.lineno)
+    bodies: list[Any] = [*tree.find_all((nodes.Macro, nodes.CallBlock))]
+    for node in bodies:
+        node.body.insert(0, _call(MARK, node.lineno, nothing, uncaptured, costs[id(node)]))
+
+
+def _cost(node: nodes.Node) -> int:
+    """Units of work that running the code in a node costs, without what its steps give."""
+    return NODE * sum(1 for _ in node.find_all(nodes.Node))
 
 
 def _reporting_loop(statement: nodes.Node) -> list[nodes.Node]:
@@ -146,8 +180,9 @@ def _reporting_loop(statement: nodes.Node) -> list[nodes.Node]:
     return [_call(ENTER, statement.lineno), statement, _call(LEAVE, statement.lineno)]
 
 
-def _call(name: str, lineno: int, *args: nodes.Expr) -> nodes.Node:
-    return nodes.ExprStmt(nodes.Call(nodes.Name(name, "load"), list(args), [], None, None)).set_lineno(lineno)
+def _call(name: str, lineno: int, *args: nodes.Expr) -> nodes.ExprStmt:
+    call = nodes.Call(nodes.Name(name, "load"), list(args), [], None, None)
+    return nodes.ExprStmt(call, lineno=lineno)
 
 
 def _generation_blocks(tree: nodes.Node) -> Iterator[nodes.CallBlock]:

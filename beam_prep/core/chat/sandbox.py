@@ -1,8 +1,7 @@
 """The environment of chat templates: transformers' sandbox, without what gives another text in another run."""
 
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -10,6 +9,9 @@ import jinja2
 import jinja2.sandbox
 import jinja2.utils
 from jinja2.runtime import BlockReference
+
+from beam_prep.core.chat.growth import expect_method, expect_operator, measured_filter, measured_format
+from beam_prep.core.chat.limits import active_budget, concatenated, made
 
 
 class Namespace(jinja2.utils.Namespace):
@@ -54,6 +56,10 @@ class UnwritableCallable(Unwritable):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self._function
+
 
 class _Stream(Unwritable):
     __slots__ = ("_items",)
@@ -74,26 +80,46 @@ class UnwritableJoiner(Unwritable, jinja2.utils.Joiner):
 
 
 _ADDRESSED = {BuiltinMethodType, MethodType, FunctionType, BlockReference}
-LAZY_FILTERS = ("map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "slice", "items", "reverse")
-"""Filters that give iterators."""
 
 
-def sealed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose iterators cannot be written. `unsealed` is the filter itself."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        return _Stream(found) if isinstance(found, Iterator) else found
-
-    run.unsealed = function  # type: ignore[attr-defined]
-    return run
+def limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that is measured, and whose iterators cannot be written."""
+    measured: Callable[..., Any] = measured_filter(name, function, _Stream)
+    return measured
 
 
-class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, with limits on what a rendering costs: see `limits`."""
+
+    intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
+
+    def concat(self, parts: Iterable[str]) -> str:
+        return concatenated(parts)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        return None if super().wrap_str_format(value) is None else measured_format(self, value)
+
+    def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
+        called: Any = function.function if type(function) is UnwritableCallable else function
+        kind = type(called)
+        if kind is BuiltinMethodType or kind is MethodType:
+            args = expect_method(called.__self__, called.__name__, args, options)
+        budget = active_budget()
+        if budget is None:  # jinja computes constants
+            return made(super().call(context, function, *args, **options))
+        budget.enter()
+        try:
+            return made(super().call(context, function, *args, **options))
+        finally:
+            budget.leave()
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        expect_operator(operator, left, right)
+        return made(super().call_binop(context, operator, left, right))
+
+
+class Sandbox(LimitedEnvironment):
     """The sandbox, without what gives another text in another run: addresses, and the order of sets."""
-
-    intercepted_binops = frozenset("-")
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         found = super().getattr(obj, attribute)

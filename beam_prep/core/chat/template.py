@@ -15,15 +15,16 @@ from jinja2 import nodes
 
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, compile_template
 from beam_prep.core.chat.fences import FENCES, NUMBERED_FENCE, content_ranges, generation_ranges, put_between_fences
+from beam_prep.core.chat.limits import TemplateLimit, expect, limited
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
 from beam_prep.core.chat.recorded.plans import Plans
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.regions import regions_of
-from beam_prep.core.chat.tracker import Tracker, ignore, pass_on
+from beam_prep.core.chat.tracker import Tracker, ignore, pass_on, pay
 from beam_prep.core.data.block import Reject
 
-# What data can make a template's own code raise. Anything else is a defect of ours and ends the run.
+# What a template's own code can raise, by jinja and by its filters. Of our own errors it is none.
 _RAISED_BY_TEMPLATES = (
     jinja2.TemplateError,
     TypeError,
@@ -31,7 +32,12 @@ _RAISED_BY_TEMPLATES = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+    NameError,
+    BufferError,
+    StopIteration,
 )
 
 
@@ -114,7 +120,8 @@ class ChatTemplate:
             variables: `tools`, and whatever the template takes besides.
 
         Raises:
-            Reject: `template_error`: the template refuses the messages, or fails on them.
+            Reject: `template_error`: the template refuses the messages, or fails on them; `template_limit`: it gives
+                too much text, or takes too many steps.
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         planned = self._plans.render(messages, variables) if self._plans is not None else None
@@ -147,7 +154,7 @@ class ChatTemplate:
         """The conversation as text, in one rendering, with the places of its messages and generation blocks.
 
         Raises:
-            Reject: `template_error`.
+            Reject: `template_error`, `template_limit`.
         """
         variables = {**variables, "add_generation_prompt": False}
         planned = self._plans.render(messages, variables) if self._plans is not None else None
@@ -275,18 +282,22 @@ class ChatTemplate:
             **self._tokens,
             **variables,
             "messages": messages,
-            MARK: ignore if tracker is None else tracker.mark,
+            MARK: pay if tracker is None else tracker.mark,
             ENTER: ignore if tracker is None else tracker.enter,
             LEAVE: ignore if tracker is None else tracker.leave,
             GENERATION: pass_on if tracker is None else tracker.generation,
         }
-        parts = []
+        parts, written = [], 0
         try:
-            if tracker is None:
-                return self._compiled.template.render(given)
-            for part in self._compiled.template.generate(given):
-                parts.append(part)
-                tracker.written += len(part)
+            with limited():
+                for part in self._compiled.template.generate(given):
+                    parts.append(part)
+                    written += len(part)
+                    expect(written)
+                    if tracker is not None:
+                        tracker.written = written
+        except TemplateLimit as error:
+            raise Reject("template_limit", f"the chat template is stopped: {error}") from None
         except _RAISED_BY_TEMPLATES as error:
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             raise Reject("template_error", f"the chat template raised: {kind}{error}") from None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beam_prep.core.chat.fences import FENCES
+from beam_prep.core.chat.limits import charge
 from beam_prep.core.chat.regions import NO_MESSAGE
 
 
@@ -34,7 +35,8 @@ class Tracker:
     def place(self) -> int:
         return self.marks[-1][1] if self.marks else NO_MESSAGE
 
-    def mark(self, item: Any, captured: bool) -> None:
+    def mark(self, item: Any, captured: bool, cost: int) -> None:
+        charge(cost)
         place = self.places.get(id(item))
         if place is not None:
             self.marks.append((self.written, place))
@@ -56,6 +58,11 @@ class Tracker:
 
 def ignore(*_: Any) -> None:
     """Takes the reports of loops in a rendering that is not tracked."""
+
+
+def pay(_: Any, __: bool, cost: int) -> None:
+    """Takes the report of an item in a rendering that is not tracked."""
+    charge(cost)
 
 
 def pass_on(caller: Any) -> Any:

@@ -178,6 +178,8 @@ class Origin:
         size: bytes of content covered, from `start` on, without what the last line has beyond the range.
         nodes: the digests of that range, see `hashing`.
         digest: hex digest of all bytes that the block's lines come from; names it in the spool.
+        max_line_bytes: a longer line is rejected.
+        cut: the last line is such a one, and its end was not read.
     """
 
     file: int
@@ -187,6 +189,8 @@ class Origin:
     size: int
     nodes: tuple[Node, ...]
     digest: str
+    max_line_bytes: int = 1 << 31
+    cut: bool = False
 
     @property
     def first_byte(self) -> int:

@@ -57,7 +57,7 @@ def tree_digest(nodes: Iterable[Node]) -> str:
     return digest.hex()
 
 
-def block_digest(nodes: Collection[Node], skip: int, bom: bool, tail: bytes) -> str:
+def block_digest(nodes: Collection[Node], skip: int, bom: bool, tail: bytes | memoryview, cut: bool = False) -> str:
     """Names a block, by all that its lines depend on.
 
     Args:
@@ -65,8 +65,9 @@ def block_digest(nodes: Collection[Node], skip: int, bom: bool, tail: bytes) -> 
         skip: bytes at its head that belong to a line before.
         bom: whether it begins with a byte order mark that is skipped; elsewhere in a file the same bytes are no JSON.
         tail: what its last line has beyond the range.
+        cut: that line has more, which is not read.
     """
-    state = hashlib.sha256(f"{skip} {bom:d} {len(nodes)}\n".encode())
+    state = hashlib.sha256(f"{skip} {bom:d} {len(nodes)}{' cut' if cut else ''}\n".encode())
     for node in nodes:
         state.update(bytes([node.level]) + node.digest)
     state.update(tail)

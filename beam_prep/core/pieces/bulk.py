@@ -104,6 +104,7 @@ class BulkChats(_Bulk):
         chats = self._columns
         alone = ~chats.plain | (np.diff(chats.offsets) == 0) | self._doubtful()
         begins, ends = chats.ends()
+        until = np.concatenate([[0], np.cumsum(chats.text.characters)])
         for rows in chats.patterns():
             rows = rows[~alone[rows]]
             found = self._layout(rows) if len(rows) >= _FEW else None
@@ -114,6 +115,8 @@ class BulkChats(_Bulk):
             first = chats.offsets[rows][:, None]
             stripped = np.array(sorted(layout.stripped), np.int64)
             clear = begins[first + stripped].all(axis=1) & ends[first + stripped].all(axis=1)
+            # A plan measures contents twice: as they are, and stripped.
+            clear &= 2 * (until[chats.offsets[rows + 1]] - until[chats.offsets[rows]]) <= layout.largest
             alone[rows[~clear]] = True
             self._groups.append((layout, table, rows[clear]))
         yield from self._each(alone)

@@ -12,7 +12,7 @@ from beam_prep.core.data.block import ALIVE, Block, Ledger, Origin, Reject
 from beam_prep.core.data.columns import Columns, Wanted, read_columns
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array
-from beam_prep.core.reading.blocks import BOM, RawBlock
+from beam_prep.core.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.core.reading.json_line import describe, parse_carefully
 
 Record = dict[str, Any]
@@ -79,9 +79,10 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
         wanted: blocks in which all records are plain ones of that kind are parsed as columns.
 
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
-    (beyond a double), `too_deep`, `not_an_object`. Integers beyond 64 bits stay exact.
+    (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
     """
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
+    _reject_long(ledger, origin)
     _mark_blank(ledger)
     lines = np.flatnonzero(ledger.status == ALIVE)
     if wanted is not None:
@@ -130,10 +131,25 @@ def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
     return starts, ends
 
 
+def _reject_long(ledger: Ledger, origin: Origin) -> None:
+    """Rejects the lines that are longer than allowed, and keeps their beginning only."""
+    most = origin.max_line_bytes
+    # With what does not belong to a line's text: a byte order mark, a carriage return.
+    borders = np.concatenate([ledger.starts[1:], [len(ledger.raw) + (not ledger.raw.endswith(b"\n"))]])
+    long = borders[: len(ledger.starts)] - 1 - ledger.starts > most
+    if len(long) and ledger.starts[0]:
+        long[0] |= ledger.ends[0] > most
+    if origin.cut:
+        long[-1] = True
+    for line in np.flatnonzero(long).tolist():
+        ledger.reject(line, "line_too_long", f"the line has more than {most} bytes (max_line_bytes)")
+        ledger.ends[line] = min(ledger.ends[line], ledger.starts[line] + SHOWN_BYTES)
+
+
 def _mark_blank(ledger: Ledger) -> None:
     view = np.frombuffer(ledger.raw, np.uint8)
-    empty = ledger.starts >= ledger.ends
-    maybe = np.flatnonzero(~empty)
+    empty = (ledger.starts >= ledger.ends) & (ledger.status == ALIVE)
+    maybe = np.flatnonzero(~empty & (ledger.status == ALIVE))
     maybe = maybe[np.isin(view[ledger.starts[maybe]], np.frombuffer(b" \t\r\v\f", np.uint8))]
     for line in maybe.tolist():
         empty[line] = not ledger.raw[ledger.starts[line] : ledger.ends[line]].strip()

@@ -9,6 +9,8 @@ _LOOKS_HASHED = re.compile(r".*-[0-9a-f]{16}")
 _TAKEN = {
     "rejects",
     "tokenizer",
+    "latest",
+    "latest.json",
     "manifest.json",
     "run.json",
     "features.json",

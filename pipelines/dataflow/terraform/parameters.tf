@@ -96,6 +96,17 @@ variable "reject_text" {
   }
 }
 
+variable "max_line_bytes" {
+  description = "Reject a line that is longer than this number of bytes. Example: 1048576"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.max_line_bytes == null || can(regex("^[1-9]\\d*$", var.max_line_bytes))
+    error_message = "Wanted a value like 1048576."
+  }
+}
+
 variable "spool" {
   description = "Keep tokenised blocks here for later runs; without it they are kept until this run succeeds. Example: gs://bucket/spool"
   type        = string
@@ -186,6 +197,7 @@ locals {
       max_reject_rate   = var.max_reject_rate
       max_drop_rate     = var.max_drop_rate
       reject_text       = var.reject_text
+      max_line_bytes    = var.max_line_bytes
       spool             = var.spool
       staging           = var.staging
       staging_ttl       = var.staging_ttl

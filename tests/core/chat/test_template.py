@@ -105,7 +105,8 @@ def tried(render: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     try:
         return render(*arguments, **options)
     except Reject as reject:
-        if reject.reason != "template_error" or not reject.message.startswith("the chat template raised: "):
+        begins = {"template_error": "the chat template raised: ", "template_limit": "the chat template is stopped: "}
+        if not reject.message.startswith(begins[reject.reason]):
             raise
         return None
 

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -668,3 +669,62 @@ def test_a_step_after_a_step_keeps_lines_and_rows_together() -> None:
     assert found.rows == [{"n": n} for n in (4, 6, 8, 10, 14)]
     assert found.line.tolist() == [4, 6, 8, 10, 14]
     assert sum(outcome == "kept" for outcome in outcomes(found)) == 5
+
+
+LONG_LINES = b"".join(
+    [
+        b'{"a": 1}\n',
+        b'{"b": "' + b"x" * 40 + b'"}\r\n',  # 50 bytes before the line feed, 49 without the carriage return
+        b" " * 300 + b"\n",
+        b"\n",
+        b'{"c": "' + b"y" * 70_000 + b'"}\n',
+        b'{"d": "' + b"z" * 39 + b'"}\r\n',  # 49 and 48
+        b'{"e": 2}\n',
+        b"w" * 70_000,
+    ]
+)
+
+
+@pytest.mark.parametrize("cut", [split, stream])
+@pytest.mark.parametrize("block_bytes", [7, 64, 300, 4096, 65_536, 1 << 20])
+def test_a_line_that_is_too_long_is_the_same_reject_at_every_block_size(cut: Cut, block_bytes: int) -> None:
+    def read(data: bytes, block_bytes: int, cut: Any) -> list[Any]:
+        found = []
+        for start in range(0, len(data), block_bytes) if cut is split else [0]:
+            stream = io.BytesIO(data)
+            stream.seek(max(0, start - 1))
+            stop = min(start + block_bytes, len(data)) if cut is split else -1
+            for raw in read_blocks(stream, start, stop, block_bytes, 49):
+                records = parse(raw, raw.origin(0, SOURCE, block_bytes, 49))
+                ledger, rows = records.ledger, dict(zip(records.line.tolist(), records.rows, strict=True))
+                for line in range(len(ledger.starts)):
+                    place = records.origin.first_byte + int(ledger.starts[line])
+                    what = ledger.outcomes[ledger.status[line] - 1] if ledger.status[line] else rows[line]
+                    found.append((place, what, ledger.messages.get(line), ledger.text(line, 1 << 20)))
+        return found
+
+    found = read(LONG_LINES, block_bytes, cut)
+    assert found == read(LONG_LINES, WHOLE, stream)
+    outcomes = [what for _, what, _, _ in found]
+    long = ("rejected", "line_too_long")
+    assert outcomes == [{"a": 1}, long, long, ("blank", "blank"), long, {"d": "z" * 39}, {"e": 2}, long]
+    assert [len(text) for _, what, _, text in found if what == long] == [49, 300, 65_536, 65_536]
+
+
+@pytest.mark.parametrize("filler", [b" ", b"x", b"\0"])
+def test_of_a_line_that_is_too_long_little_is_held(filler: bytes) -> None:
+    class Endless:
+        read_so_far = 0
+
+        def read(self, size: int, /) -> bytes:
+            Endless.read_so_far += size
+            return filler * size
+
+    tracemalloc.start()
+    blocks = read_blocks(Endless(), 0, -1, 65_536, 1 << 20)
+    sizes = [len(raw.data) for raw, _ in zip(blocks, range(100), strict=False)]
+    assert sizes[0] == 65_536
+    assert set(sizes[1:]) == {0}
+    assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    tracemalloc.stop()
+    assert Endless.read_so_far < 10 << 20  # a line is not read on to find its end

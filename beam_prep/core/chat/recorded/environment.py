@@ -6,11 +6,11 @@ from types import BuiltinMethodType, CodeType, GeneratorType, MethodType
 from typing import Any
 
 import jinja2
-import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.runtime import LoopContext, Macro
 from jinja2.utils import _PassArg
 
+from beam_prep.core.chat.growth import unmeasured
 from beam_prep.core.chat.recorded.models import (
     DICT_METHODS,
     FILTER_MODELS,
@@ -39,6 +39,7 @@ from beam_prep.core.chat.recorded.tracer import (
     holds_tracers,
     names_in,
 )
+from beam_prep.core.chat.sandbox import LimitedEnvironment
 
 _ALLOWED_GLOBALS = {"range", "namespace", "dict", "raise_exception", "strftime_now"}
 _ALLOWED_NODES = names_in(
@@ -86,7 +87,7 @@ def globals_of(code: CodeType) -> Iterator[str]:
             yield from globals_of(constant)
 
 
-class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+class TracingEnvironment(LimitedEnvironment):
     """Runs a template's compiled code on tracers: the hooks that it calls, with tracers modelled."""
 
     trace: Trace
@@ -97,7 +98,6 @@ class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Takes filters, tests and globals of the environment that compiled the template."""
         self.globals = other.globals
         filters = {name: other.filters[name] for name in FILTER_MODELS if name in other.filters}
-        filters = {name: getattr(found, "unsealed", found) for name, found in filters.items()}
         self.filters = {name: self._filter(name, found) for name, found in filters.items()}
         tests: dict[str, Any] = dict(other.tests)
         self.tests = {name: self._test(name, tests[name]) for name in TEST_MODELS}
@@ -107,8 +107,13 @@ class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.clock = other.globals["strftime_now"]
         self.namespace = other.globals["namespace"]
 
-    def _filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        model, passed = FILTER_MODELS[name], _PassArg.from_obj(function)
+    def _filter(self, name: str, measured: Callable[..., Any]) -> Callable[..., Any]:
+        model, passed, function = FILTER_MODELS[name], _PassArg.from_obj(measured), unmeasured(measured)
+
+        def paid(*arguments: Any, **options: Any) -> Any:
+            found = run(*arguments, **options)
+            self.trace.pay(*(arguments if passed is None else arguments[1:]), *options.values(), found)
+            return found
 
         def run(*arguments: Any, **options: Any) -> Any:
             values = arguments if passed is None else arguments[1:]
@@ -123,9 +128,10 @@ class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                     raise Refusal
                 return function(*arguments, **options)
             if not holds_tracers(*values, *others):
-                result = function(*arguments, **options)
-                if type(result) is not GeneratorType or name != "items":
-                    holds_tracers(result)
+                if name == "items":
+                    return function(*arguments, **options)
+                result = measured(*arguments, **options)
+                holds_tracers(result)
                 return result
             if name == "items" and len(arguments) == 1 and kind is Tracer and values[0].kind is dict:
                 view = view_of(values[0], "items")
@@ -137,8 +143,8 @@ class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return model(self.trace, *values, **options)
 
         if passed is not None:  # `map` looks for it
-            run.jinja_pass_arg = passed  # type: ignore[attr-defined]
-        return run
+            paid.jinja_pass_arg = passed  # type: ignore[attr-defined]
+        return paid
 
     def _test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         model = TEST_MODELS[name]
@@ -197,7 +203,20 @@ class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if kind not in SCALAR_KINDS and kind not in (list, dict, tuple, jinja2.Undefined, LoopContext, self.namespace):
             raise Refusal
 
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        traced = type(left) is Tracer or type(right) is Tracer
+        found = (
+            self.binop_table[operator](left, right) if traced else super().call_binop(context, operator, left, right)
+        )
+        self.trace.pay(left, right, found)
+        return found
+
     def call(self, context: Any, function: Any, /, *arguments: Any, **options: Any) -> Any:
+        found = self._called(context, function, *arguments, **options)
+        self.trace.pay(*arguments, *options.values(), found)
+        return found
+
+    def _called(self, context: Any, function: Any, /, *arguments: Any, **options: Any) -> Any:
         if any(function is hook for hook in self.hooks):
             options.pop("_loop_vars", None)
             options.pop("_block_vars", None)
@@ -213,6 +232,7 @@ class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self._now(arguments, given)
         if kind is UncalledMethod:
             owner = function.owner
+            self.trace.pay(owner)
             if owner.kind is str:
                 return text_method(self.trace, owner, function.name, arguments, given)
             return dict_method(owner, function.name, arguments, given)
@@ -238,7 +258,9 @@ class TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.trace.joined(tuple(parts))
 
     def text(self, value: Any) -> Any:
-        return as_text(self.trace, value)
+        found = as_text(self.trace, value)
+        self.trace.pay(found)
+        return found
 
     def joined(self, values: Any) -> Any:
         return self.trace.joined(tuple(as_text(self.trace, value) for value in values))

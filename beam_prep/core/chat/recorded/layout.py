@@ -29,6 +29,7 @@ class PieceLayout:
         simple: the text is constants and contents, and nothing else is looked at.
         stripped: messages whose content is stripped of white space, where the layout is simple.
         assumed: only contents are traced. All other text is taken for constant, and may not be.
+        largest: see `Trace.largest`.
     """
 
     constants: tuple[str | None, ...]
@@ -44,6 +45,7 @@ class PieceLayout:
     simple: bool
     stripped: frozenset[int]
     assumed: bool = False
+    largest: int = 0
 
 
 class RenderedPieces(NamedTuple):

@@ -7,6 +7,8 @@ from typing import Any
 
 import jinja2
 
+from beam_prep.core.chat.growth import expect_method, replaced_size, unmeasured
+from beam_prep.core.chat.limits import MAX_PLANNED
 from beam_prep.core.chat.recorded.tracer import (
     SCALAR_KINDS,
     SIZED_KINDS,
@@ -44,14 +46,18 @@ def text_method(trace: Trace, owner: Any, name: str, arguments: tuple[Any, ...],
     given = [expression_of(argument) for argument in arguments]
     given += [f"{key}={expression_of(value)}" for key, value in options.items()]
     method = getattr(real_value(owner), name)
-    real = method(*map(real_value, arguments), **{k: real_value(v) for k, v in options.items()})
+    values = tuple(map(real_value, arguments))
+    expect_method(real_value(owner), name, values, {})
+    real = method(*values, **{k: real_value(v) for k, v in options.items()})
     sources = sources_of(owner, *arguments, *options.values())
     stripped = name == "strip" and not arguments and type(owner) is Tracer
     content = owner.content if stripped else -1
     # Only these write what they are given.
     mixed = is_mixed(owner, *((*arguments, *options.values()) if name in ("replace", "join") else ()))
-    expression = f"{expression_of(owner)}.{name}({', '.join(given)})"
-    found = trace.computed(expression, real, kind, sources, content, mixed=mixed)
+    growing = name in ("replace", "join")
+    called = f"{name}_text({', '.join((expression_of(owner), *given))})"
+    expression = called if growing else f"{expression_of(owner)}.{name}({', '.join(given)})"
+    found = trace.computed(expression, real, kind, sources, content, mixed=mixed, growing=growing)
     if stripped:
         trace.stripped.add(found.name)
     return found
@@ -146,7 +152,12 @@ def as_text(trace: Trace, value: Any) -> Any:
     if not holds_tracers(value):
         return str(value)
     return trace.computed(
-        f"str({expression_of(value)})", str(real_value(value)), str, sources_of(value), mixed=is_mixed(value)
+        f"str({expression_of(value)})",
+        str(real_value(value)),
+        str,
+        sources_of(value),
+        mixed=is_mixed(value),
+        growing=True,
     )
 
 
@@ -229,10 +240,32 @@ TEST_MODELS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def replace_text(text: str, *given: Any) -> str:
+    """`text.replace`; an OverflowError where the result is too long for a plan."""
+    if replaced_size(text, *given) > MAX_PLANNED:
+        raise OverflowError
+    return text.replace(*given)
+
+
+def join_text(text: str, items: Any) -> str:
+    """`text.join`; an OverflowError where the result is too long for a plan."""
+    if len(text) * len(items) + sum(map(len, items)) > MAX_PLANNED:
+        raise OverflowError
+    return text.join(items)
+
+
+def repeat_text(text: str, times: int) -> str:
+    """`text * times`; an OverflowError where the result is too long for a plan."""
+    if len(text) * times > MAX_PLANNED:
+        raise OverflowError
+    return text * times
+
+
 def plan_functions(environment: jinja2.Environment) -> dict[str, Any]:
     """The functions that plans call, by name."""
-    functions = {f"filter_{name}": environment.filters[name] for name in ("upper", "lower", "capitalize", "title")}
-    tojson = environment.filters["tojson"]
+    filters: dict[str, Any] = {name: unmeasured(made) for name, made in environment.filters.items()}
+    functions = {f"filter_{name}": filters[name] for name in ("upper", "lower", "capitalize", "title")}
+    tojson = filters["tojson"]
 
     @functools.lru_cache(maxsize=1024)
     def unpacked(packed: bytes) -> str:
@@ -248,7 +281,10 @@ def plan_functions(environment: jinja2.Environment) -> dict[str, Any]:
 
     return {
         **functions,
-        "filter_indent": environment.filters["indent"],
+        "filter_indent": filters["indent"],
+        "replace_text": replace_text,
+        "join_text": join_text,
+        "repeat_text": repeat_text,
         "tojson": tojson,
         "tool_json": tool_json,
     }

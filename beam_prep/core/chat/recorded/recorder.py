@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, CompiledTemplate
+from beam_prep.core.chat.limits import MAX_TRACED, limited
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.environment import CODE_GLOBALS, TracingEnvironment, globals_of, is_allowed
 from beam_prep.core.chat.recorded.layout import NO_SOURCES, RenderedPieces
@@ -191,9 +192,10 @@ class Recorder:
             **dict(zip((MARK, ENTER, LEAVE, GENERATION), environment.hooks, strict=True)),
         }
         try:
-            for part in template.root_render_func(template.new_context(given)):
-                recording.write(part)
-            return recording.planned(len(messages), self.compiled.captured)
+            with limited(MAX_TRACED) as budget:
+                for part in template.root_render_func(template.new_context(given)):
+                    recording.write(part)
+            return recording.planned(len(messages), self.compiled.captured, budget.work)
         finally:
             environment.trace, environment.hooks = Trace({}), ()  # they hold the conversation
 

@@ -57,11 +57,18 @@ class Recording:
         if self._awaited is not None and part is not self._awaited:
             raise Refusal  # a generation block is not written where it was rendered
         self._awaited = None
+        self.trace.pay(part)
         self._pieces += parts_of(part)
         self.tracker.written = len(self._pieces)
 
-    def planned(self, messages: int, captured: bool) -> tuple[RenderedPieces, Callable[[], RenderPlan]]:
-        """The pieces (constants side by side are one, unless a mark is between them), and what compiles a plan."""
+    def planned(self, messages: int, captured: bool, work: int) -> tuple[RenderedPieces, Callable[[], RenderPlan]]:
+        """The pieces (constants side by side are one, unless a mark is between them), and what compiles a plan.
+
+        Args:
+            messages: how many there are.
+            captured: a generation block is inside a capture or macro.
+            work: see `Trace.largest`.
+        """
         tracker = self.tracker
         if self._awaited is not None:
             raise Refusal
@@ -91,13 +98,16 @@ class Recording:
             messages,
             self.trace.simple,
             frozenset(content for content, cut in zip(contents, stripped, strict=True) if cut),
+            largest=self.trace.largest(work),
         )
         trace = self.trace
 
         def compiled() -> RenderPlan:
             written = f"return ({''.join(expression_of(piece) + ', ' for piece in pieces)})"
             names = dict(trace.functions)
-            exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, written]), names)
+            size = " + ".join(sorted(trace.measured)) or "0"
+            too_large = f"if {size} > {layout.largest}: raise OverflowError"
+            exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, too_large, written]), names)
             return RenderPlan(names["plan"], layout)
 
         return RenderedPieces(tuple(map(real_value, pieces)), layout), compiled

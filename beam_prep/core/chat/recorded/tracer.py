@@ -7,6 +7,7 @@ filters, tests and calls.
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
@@ -14,6 +15,8 @@ from typing import Any, NoReturn
 
 import jinja2
 
+from beam_prep.core.chat.growth import expect_operator
+from beam_prep.core.chat.limits import ITEM, MAX_BITS, MAX_CHARACTERS, MAX_PLANNED, STEP, charge
 from beam_prep.core.chat.recorded.layout import Source
 
 Outcomes = tuple[bool, ...]
@@ -135,11 +138,18 @@ def _arithmetic(sign: str, left: Any, right: Any) -> Any:
     kinds = kind_of(left), kind_of(right)
     if sign == "+" and kinds == (str, str):
         return trace.joined((left, right))
-    if kinds == (int, int) or (sign == "*" and kinds in ((str, int), (int, str))):
+    if kinds == (int, int):
         real = _OPERATORS[sign](real_value(left), real_value(right))
-        kind = str if str in kinds else int
         expression = f"{expression_of(left)} {sign} {expression_of(right)}"
-        return trace.computed(expression, real, kind, sources_of(left, right), mixed=is_mixed(left, right))
+        found = trace.computed(expression, real, int, sources_of(left, right), mixed=is_mixed(left, right))
+        trace.measured.add(f"({found.name}.bit_length() >> {MAX_BITS.bit_length() - 1} << 40)")
+        return found
+    if sign == "*" and kinds in ((str, int), (int, str)):
+        text, times = (left, right) if kinds[0] is str else (right, left)
+        expect_operator(sign, real_value(text), real_value(times))
+        real = real_value(text) * real_value(times)
+        expression = f"repeat_text({expression_of(text)}, {expression_of(times)})"
+        return trace.computed(expression, real, str, sources_of(left, right), mixed=is_mixed(left, right), growing=True)
     raise Refusal
 
 
@@ -308,6 +318,10 @@ def element_of(owner: Tracer, key: Any) -> Any:
     return found
 
 
+MAX_GROWING = 1024  # texts of a plan that may be much longer than what they are made of
+MIN_LARGEST = 4096  # characters that a plan is worth while for
+
+
 class Trace:
     """The recording of one rendering.
 
@@ -329,6 +343,9 @@ class Trace:
         self._known: dict[str, Tracer] = {}
         self._guarded: set[str] = set()
         self._names = 0
+        self.measured: set[str] = set()  # expressions of the sizes of what the plan computes
+        self._weights: Counter[str] = Counter()  # variable -> how often something is made of it
+        self._growing = 0
 
     def tracer(
         self,
@@ -358,6 +375,7 @@ class Trace:
         content: int = -1,
         element: bool = False,
         mixed: bool = False,
+        growing: bool = False,
     ) -> Tracer:
         """A line that computes something; once for each expression.
 
@@ -368,6 +386,7 @@ class Trace:
             content: see `Tracer`.
             element: it is a value of the data, not computed from one. (A computed number is no text of a message.)
             mixed: see `Tracer`.
+            growing: it may be much longer than what it is made of.
         """
         self.simple &= content >= 0
         if kind in (int, float, bool) and not element:
@@ -375,8 +394,55 @@ class Trace:
         if type(real) is not kind:
             raise Refusal
         if expression not in self._known:
-            self._known[expression] = self.tracer(self._line(expression), real, kind, sources, content, mixed=mixed)
+            name = self._line(expression)
+            self._known[expression] = self.tracer(name, real, kind, sources, content, mixed=mixed)
+            if kind in SIZED_KINDS:
+                self.measured.add(f"len({name})" if kind is str else f"{ITEM + 1} * len({name})")
+            if growing:
+                self._grows(name, real)
         return self._known[expression]
+
+    def _grows(self, name: str, real: Any) -> None:
+        self._growing += 1
+        if self._growing > MAX_GROWING or len(real) > MAX_PLANNED:
+            raise Refusal
+        self.lines.append(f"if len({name}) > {MAX_PLANNED}: raise OverflowError")
+
+    def pay(self, *values: Any) -> None:
+        """Counts a step of the template, and the values that it takes and gives."""
+        charge(STEP)
+        for value in values:
+            self._pay(value)
+
+    def _pay(self, value: Any) -> None:
+        kind = type(value)
+        if kind is Tracer:
+            charge(ITEM * len(value.parts))
+            for part in value.parts:
+                self._pay(part)
+            if not value.parts and value.name:
+                self._weights[value.name] += 1
+        elif kind is str:
+            charge(len(value))
+        elif kind in (list, tuple, dict):
+            charge(ITEM * (len(value) + 4))
+            for item in value if kind is not dict else chain(value, value.values()):
+                self._pay(item)
+
+    def largest(self, work: int) -> int:
+        """The characters that a plan may read and compute: with no more, jinja is certain to be within its limits.
+
+        Args:
+            work: what the traced rendering cost, without what it computes of the conversation.
+
+        Raises:
+            Refusal: there are next to none.
+        """
+        # A step is paid for what it takes and gives, so an item of a list, and JSON as an object, are in this, too.
+        found = (MAX_CHARACTERS - work) // ((ITEM + 4) * max(self._weights.values(), default=1))
+        if found < MIN_LARGEST:
+            raise Refusal
+        return found
 
     def _line(self, expression: str) -> str:
         self._names += 1
@@ -408,6 +474,7 @@ class Trace:
     def joined(self, values: tuple[Any, ...]) -> Any:
         """Texts, one after the other; each is a constant or a tracer of a text."""
         parts = tuple(part for value in values for part in parts_of(value))
+        self.pay(*parts)
         if not any(type(part) is Tracer for part in parts):
             return "".join(parts)
         if len(parts) == 1:
@@ -418,16 +485,29 @@ class Trace:
         """The variable of a text that is computed from parts."""
         inside = ", ".join(map(expression_of, parts))
         real = "".join(map(real_value, parts))
-        return self.computed(f"''.join(({inside}))", real, str, sources_of(*parts), mixed=is_mixed(*parts)).name
+        return self.computed(
+            f"''.join(({inside}))", real, str, sources_of(*parts), mixed=is_mixed(*parts), growing=True
+        ).name
 
     def called(self, function: str, arguments: tuple[Any, ...], kind: type, **options: Any) -> Tracer:
         """A call of one of the pure functions that the plan is given."""
+        if not all(map(_is_small, (*arguments[1:], *options.values()))):
+            raise Refusal  # an indent, say: jinja knows the size before it is made
         given = [expression_of(argument) for argument in arguments]
         given += [f"{name}={expression_of(value)}" for name, value in options.items()]
         real = self.functions[function](*map(real_value, arguments), **{k: real_value(v) for k, v in options.items()})
         sources = sources_of(*arguments, *options.values())
         written = (*arguments, *options.values()) if function == "filter_indent" else arguments[:1]
-        return self.computed(f"{function}({', '.join(given)})", real, kind, sources, mixed=is_mixed(*written))
+        return self.computed(
+            f"{function}({', '.join(given)})", real, kind, sources, mixed=is_mixed(*written), growing=True
+        )
+
+
+def _is_small(value: Any) -> bool:
+    """True if a constant that says how something is written does not make it long."""
+    if type(value) in (list, tuple):
+        return all(map(_is_small, value))
+    return type(value) is not Tracer and (value is None or (len(value) if type(value) is str else value) <= 64)
 
 
 def parts_of(value: Any) -> tuple[Any, ...]:

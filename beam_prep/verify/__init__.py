@@ -1,0 +1,1 @@
+"""Compares an output with its manifest: every file, every count. Needs no Beam and no tokenizer library."""

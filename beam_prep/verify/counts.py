@@ -1,0 +1,216 @@
+"""What a manifest says of itself: whether its numbers add up, and fit its config."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from beam_prep.core.data.schema import CUTTING
+from beam_prep.core.shards.domains import folder_of
+from beam_prep.core.shards.plan import LedgerTotals
+from beam_prep.formats.manifest import MANIFEST, ShardReceipt, sum_shards
+
+_CUT_COUNTERS = ("truncated_rows", "truncated_tokens", "truncated_eos", "truncated_to_pack")
+
+
+def count_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
+    """Checks the manifest's own numbers."""
+    for place, number in _numbers("", {key: manifest[key] for key in ("ledger", "counters", "totals")}):
+        if number < 0 or (isinstance(number, float) and not place.endswith("fill_rate")):
+            yield f"{MANIFEST}: found {place} {number}, wanted a count"
+    yield from _sums(manifest, shards)
+    yield from _numbering(manifest, shards)
+    yield from _counters(manifest, shards)
+    yield from _roles(manifest)
+    yield from _inputs(manifest["inputs"])
+    yield from _columns(manifest)
+    for shard in shards:
+        if shard.packing is not None:
+            for problem in _packing(shard, shard.packing, manifest.get("config")):
+                yield f"{MANIFEST}: shard {shard.shard} of {shard.domain!r}: {problem}"
+
+
+def _numbers(place: str, found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(f"{place}{key}: ", value)
+        else:
+            yield f"{place}{key}", value
+
+
+def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
+    """Checks that numbers add up."""
+    totals, counts = manifest["totals"], dict(manifest["ledger"])
+    read = counts.pop("read")
+    ledger = LedgerTotals(**counts)
+    if ledger.read != read:
+        yield f"{MANIFEST}: the ledger says read {read}, but kept + dropped + rejected are {ledger.read}"
+    if (lines := ledger.blank + ledger.read + ledger.not_read) != ledger.lines:
+        yield (
+            f"{MANIFEST}: the ledger says lines {ledger.lines}, "
+            f"but blank + kept + dropped + rejected + not_read are {lines}"
+        )
+    summed = sum_shards(shards)
+    for key in {**summed, **totals}:
+        if totals.get(key) != summed.get(key):
+            yield f"{MANIFEST}: totals say {key} {totals.get(key)}, the shards add up to {summed.get(key)}"
+    # Packing joins records, and counts those that it was given.
+    rows, where = (totals["packing"]["rows"], "packing: rows") if "packing" in totals else (totals["rows"], "rows")
+    if rows != ledger.kept:
+        yield f"{MANIFEST}: totals say {where} {rows}, the ledger says kept {ledger.kept}"
+    for shard in shards:
+        for column, count in shard.trained.items():
+            of = next((c["of"] for c in manifest["columns"] if c["name"] == column), None)
+            if of in shard.tokens and count > shard.tokens[of]:
+                where = f"{MANIFEST}: shard {shard.shard} of {shard.domain!r}"
+                yield f"{where}: found trained {count} of {column!r}, wanted at most {shard.tokens[of]}"
+    if "config" in manifest:
+        most = manifest["config"]["preprocessing"]["max_items"]
+        if (most is not None and ledger.kept > most) or (ledger.not_read and ledger.kept != most):
+            yield f"{MANIFEST}: the ledger says kept {ledger.kept} and not_read {ledger.not_read}, max_items is {most}"
+
+
+def _numbering(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
+    """Shards are numbered from 0, in order of their domains; each file is listed once, each domain in its folder."""
+    numbers: dict[str, list[int]] = {}
+    for shard in shards:
+        numbers.setdefault(shard.domain, []).append(shard.shard)
+    in_order = True
+    for domain, found in numbers.items():
+        if sorted(found) != list(range(len(found))):
+            yield f"{MANIFEST}: the shards of {domain!r} are numbered {sorted(found)}, wanted 0 to {len(found) - 1}"
+        in_order &= found == sorted(found)
+    if not in_order or list(numbers) != sorted(numbers) or _changes(shards) > len(numbers):
+        yield f"{MANIFEST}: the shards are not in order of domain and number, which is the order of rows"
+    for domain, folder in manifest["domains"].items():
+        if folder != folder_of(domain):
+            yield f"{MANIFEST}: found the folder {folder!r} of {domain!r}, wanted {folder_of(domain)!r}"
+    if sorted(numbers) != sorted(manifest["domains"]):
+        yield f"{MANIFEST}: found the domains {sorted(manifest['domains'])}, the shards are of {sorted(numbers)}"
+    listed = [file.path for shard in shards for file in shard.files]
+    listed += [file["path"] for file in [*manifest["rejects"], *manifest["files"]]]
+    for path, count in Counter(listed).items():
+        if count > 1:
+            yield f"{MANIFEST}: lists {path!r} {count} times, wanted once"
+
+
+def _changes(shards: Sequence[ShardReceipt]) -> int:
+    """How often the domain changes, from none on."""
+    domains = [shard.domain for shard in shards]
+    return sum(one != other for one, other in zip([None, *domains], domains, strict=False))
+
+
+def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
+    """Counters of kept rows are not more than these."""
+    counters, kept = manifest["counters"], manifest["ledger"]["kept"]
+    rows, tokens, eos, to_pack = (counters.get(name, 0) for name in _CUT_COUNTERS)
+    for what, found, most in (
+        ("truncated_rows", rows, kept),
+        ("truncated_rows", rows, tokens),
+        ("truncated_eos", eos, rows),
+        ("truncated_to_pack", to_pack, tokens),
+    ):
+        if found > most:
+            yield f"{MANIFEST}: counters say {what} {found}, wanted at most {most}"
+    if tokens and not rows:
+        yield f"{MANIFEST}: counters say truncated_tokens {tokens}, and no truncated_rows"
+    if "config" not in manifest:
+        return
+    rules = manifest["config"]["preprocessing"]
+    if rules["truncation_mode"] in ("drop", "error") and rows + tokens + eos + to_pack:
+        yield f"{MANIFEST}: counters say truncated_rows {rows}, truncation_mode is {rules['truncation_mode']!r}"
+    packing = rules["packing_strategy"]
+    cut = sum(shard.packing["tokens_cut"] for shard in shards if shard.packing is not None)
+    if to_pack != (cut if packing in CUTTING else 0):
+        yield f"{MANIFEST}: counters say truncated_to_pack {to_pack}, the shards' tokens_cut add up to {cut}"
+
+
+def cut_problems(manifest: Mapping[str, Any], full: int) -> Iterator[str]:
+    """Compares the counter of rows that were cut with those that are as long as rows may be."""
+    rows = manifest["counters"].get("truncated_rows", 0)
+    if rows > full:
+        yield f"{MANIFEST}: counters say truncated_rows {rows}, found {full} rows of the greatest length"
+
+
+def _roles(manifest: Mapping[str, Any]) -> Iterator[str]:
+    # Labels that are shifted lose a token of each row.
+    tokens = sum(manifest["totals"]["tokens"].values())
+    tokens += manifest["ledger"]["kept"] * any(column["shifted"] for column in manifest["columns"])
+    roles = manifest.get("roles", {})
+    for role, counts in roles.items():
+        if min(counts.values()) < 0 or counts["trained"] > counts["tokens"]:
+            yield f"{MANIFEST}: found of the role {role!r} trained {counts['trained']} of {counts['tokens']} tokens"
+    if (found := sum(counts["tokens"] for counts in roles.values())) > tokens:
+        yield f"{MANIFEST}: the roles' tokens add up to {found}, wanted at most {tokens}"
+
+
+def _inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    nothing = hashlib.sha256().hexdigest()
+    for entry in inputs:
+        path, size, digest = entry["path"], entry["size"], entry["digest"]
+        if not isinstance(path, str) or not path or not isinstance(size, int) or size < 0:
+            yield f"{MANIFEST}: inputs: found the path {path!r} and the size {size!r}"
+        elif not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+            yield f"{MANIFEST}: inputs: {path}: found the digest {digest!r}, wanted 64 hexadecimal digits"
+        elif size == 0 and digest != nothing:
+            yield f"{MANIFEST}: inputs: {path}: found the digest {digest} of a file of 0 bytes, wanted {nothing}"
+    for path, count in Counter(entry["path"] for entry in inputs).items():
+        if count > 1:
+            yield f"{MANIFEST}: inputs: lists {path!r} {count} times, wanted once"
+
+
+def _columns(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """The columns fit each other, and the config."""
+    columns = {column["name"]: column for column in manifest["columns"]}
+    if len(columns) != len(manifest["columns"]):
+        yield f"{MANIFEST}: columns: found {[column['name'] for column in manifest['columns']]}, wanted each once"
+    for name, column in columns.items():
+        of = columns.get(column["of"])
+        if column["of"] is not None and (of is None or of["role"] != "ids" or (of["depth"] != column["depth"])):
+            yield f"{MANIFEST}: columns: {name!r} is of {column['of']!r}, which is no column of ids of its depth"
+        if column["role"] in ("mask", "labels") and of is None:
+            yield f"{MANIFEST}: columns: {name!r} has the role {column['role']!r}, wanted the ids that it belongs to"
+    if "config" not in manifest:
+        return
+    output, rules = manifest["config"]["output"], manifest["config"]["preprocessing"]
+    names = output.get("names", {})
+    wanted = {names.get(name, name): dtype for name, dtype in output["dtype"].items()}
+    found = {name: column["dtype"] for name, column in columns.items()}
+    if list(found.items()) != list(wanted.items()):
+        yield f"{MANIFEST}: columns: found {found}, the config says {wanted}"
+    if (formats := manifest["formats"]) != output["storage_format"]:
+        yield f"{MANIFEST}: found the formats {formats}, the config says {output['storage_format']}"
+    for column in columns.values():
+        if column["role"] == "labels" and column["shifted"] != rules["shift"]:
+            name, shifted = column["name"], column["shifted"]
+            yield f"{MANIFEST}: columns: found shifted {shifted} of {name!r}, the config says {rules['shift']}"
+
+
+def _packing(shard: ShardReceipt, packing: Mapping[str, int], config: Mapping[str, Any] | None) -> Iterator[str]:
+    """The counts of packing fit each other."""
+    rows, capacity = packing["rows"], packing["capacity"]
+    if min(packing.values()) < 0:
+        yield f"found packing {dict(packing)}, wanted counts"
+    if packing["packs"] != shard.rows:
+        yield f"found packs {packing['packs']}, wanted its rows, {shard.rows}"
+    if any(packing["tokens"] != count for count in shard.tokens.values()):
+        yield f"found packing: tokens {packing['tokens']}, wanted {dict(shard.tokens)}"
+    for name, most in (
+        ("rows_empty", rows),
+        ("rows_cut", min(rows, packing["tokens_cut"])),
+        ("rows_split", rows - packing["rows_empty"]),
+        ("packs_untrained", packing["packs"]),
+        ("tokens", packing["packs"] * capacity),
+    ):
+        if packing.get(name, 0) > most:
+            yield f"found packing: {name} {packing[name]}, wanted at most {most}"
+    if config is not None:
+        rules = config["preprocessing"]
+        wanted = rules["max_packed_len"] or rules["max_seq_len"]
+        never = ("rows_split",) if rules["packing_strategy"] in CUTTING else ("rows_cut", "tokens_cut")
+        if capacity != wanted:
+            yield f"found packing: capacity {capacity}, the config says {wanted}"
+        for name in never:
+            if packing[name]:
+                yield f"found packing: {name} {packing[name]}, wanted 0 with {rules['packing_strategy']!r}"

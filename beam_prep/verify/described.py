@@ -1,0 +1,63 @@
+"""The files that describe shards to other libraries: whether they say what the manifest says."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from beam_prep.core.data.schema import Column
+from beam_prep.formats.arrow import INFO, STATE, Arrow, dataset_dict
+from beam_prep.formats.manifest import DATASET_DICT, FEATURES, MANIFEST
+from beam_prep.formats.tfrecord import features
+
+
+def described_problems(
+    folder: Path, name: str, manifest: Mapping[str, Any], columns: Sequence[Column]
+) -> Iterator[str]:
+    """Compares `features.json` and `dataset_dict.json`; other files are none of these."""
+    if name == FEATURES:
+        yield from _compared(folder, name, features(columns))
+    elif name == DATASET_DICT:
+        yield from _compared(folder, name, dataset_dict(sorted(manifest["domains"].values())))
+
+
+def arrow_problems(folder: Path, place: str, columns: Sequence[Column], shards: int) -> Iterator[str]:
+    """Compares what `datasets.load_from_disk` reads of a domain before its shards."""
+    wanted: dict[str, _Kept] = {}
+
+    def kept(name: str) -> Any:
+        wanted[name] = _Kept()
+        return wanted[name]
+
+    Arrow().writer(kept, columns, 0, shards).close()  # the writer describes; without rows it is soon done
+    for name in (STATE, INFO):
+        yield from _compared(folder, f"{place}/{name}", json.loads(wanted[name].text))
+
+
+class _Kept(io.BytesIO):
+    text = b""
+
+    def close(self) -> None:
+        self.text = self.getvalue()
+        super().close()
+
+
+def _compared(folder: Path, name: str, wanted: Any) -> Iterator[str]:
+    try:
+        found = json.loads((folder / name).read_bytes())
+    except (OSError, ValueError) as error:
+        yield f"{name}: cannot be read: {error}"
+        return
+    if found != wanted:
+        parts = [
+            key
+            for key in {**wanted, **(found if isinstance(found, dict) else {})}
+            if _at(found, key) != wanted.get(key)
+        ]
+        key = parts[0] if parts else ""
+        yield f"{name}: found {key!r}: {_at(found, key)!r}, {MANIFEST} gives {wanted.get(key)!r}"
+
+
+def _at(found: Any, key: str) -> Any:
+    return found.get(key) if isinstance(found, dict) else found

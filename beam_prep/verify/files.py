@@ -1,0 +1,104 @@
+"""The files of an output: which are there, and whether each is as the manifest lists it."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from beam_prep.formats.manifest import MANIFEST, WrittenFile
+
+
+class OutputFiles(Protocol):
+    """The files of an output, on a disk or in a store."""
+
+    def names(self) -> Iterable[str]:
+        """Every file that is there, relative to the output; "/" separates."""
+        ...
+
+    def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
+        """A folder on this machine with those of these files that exist. It is there as long as the context."""
+        ...
+
+
+class LocalFiles:
+    """An output on this machine's disk."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+
+    def names(self) -> Iterator[str]:
+        """See `OutputFiles.names`. Links to folders of the output are followed, once; others are names, as files."""
+        for path in self._entries([]):
+            if not os.path.isdir(path) or not self._is_inside(path):
+                yield self._name(path)
+
+    def folder_problems(self) -> Iterator[str]:
+        """One line for every link that leads out of the output, and every folder that cannot be read."""
+        closed: list[str] = []
+        for path in self._entries(closed):
+            if os.path.islink(path) and not self._is_inside(path):
+                where = f"a link to {os.readlink(path)!r}, which is not in the output"
+                yield f"{self._name(path)}: {where}: put the files themselves there"
+        yield from (f"{self._name(path)}: cannot be read: make it readable (chmod u+rx)" for path in closed)
+
+    def _entries(self, closed: list[str]) -> Iterator[str]:
+        """All that is in the output and not hidden. A folder is entered once, however many links lead to it.
+
+        Args:
+            closed: takes the folders that cannot be read.
+        """
+        seen = {os.path.realpath(self._folder)}
+        folders = [os.fspath(self._folder)]
+        linked: list[str] = []
+        while folders or linked:
+            # Links last: a folder's own name comes before those that links give it.
+            folder = (folders or linked).pop()
+            try:
+                names = sorted(os.listdir(folder))
+            except PermissionError:
+                closed.append(folder)
+                continue
+            for path in (os.path.join(folder, name) for name in names if not name.startswith(".")):
+                yield path
+                if os.path.isdir(path) and self._is_inside(path) and (real := os.path.realpath(path)) not in seen:
+                    seen.add(real)
+                    (linked if os.path.islink(path) else folders).append(path)
+
+    def _is_inside(self, path: str) -> bool:
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._folder))
+
+    def _name(self, path: str) -> str:
+        return Path(path).relative_to(self._folder).as_posix()
+
+    def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
+        """See `OutputFiles.local`."""
+        return nullcontext(self._folder)
+
+
+def is_outside(name: str) -> bool:
+    return PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts
+
+
+def file_problems(folder: Path, file: WrittenFile) -> Iterator[str]:
+    """Compares the size and the sha256 of a file."""
+    path = folder / file.path
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would block
+            yield f"{file.path}: found a folder, a pipe or a device, {MANIFEST} says a file of {file.bytes} bytes"
+            return
+        if found.st_size != file.bytes:
+            yield f"{file.path}: found {found.st_size} bytes, {MANIFEST} says {file.bytes}"
+            return
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except FileNotFoundError:
+        yield f"{file.path}: no such file, though {MANIFEST} lists it"
+    except OSError as error:
+        yield f"{file.path}: cannot be read: {error.strerror}"
+    else:
+        if digest != file.sha256:
+            yield f"{file.path} is damaged: found sha256 {digest}, {MANIFEST} says {file.sha256}"

@@ -1,0 +1,139 @@
+"""A shard in one format: its rows and tokens against the manifest, and against the same shard in another format."""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats import FORMATS
+from beam_prep.formats.manifest import MANIFEST, ShardReceipt
+from beam_prep.verify.parts import parts_of
+from beam_prep.verify.promises import Promises
+from beam_prep.verify.rows import RowChecks, trained_of
+
+
+class FoundShard:
+    """A shard as a format's reader finds it.
+
+    Args:
+        columns: the columns of every row.
+        promises: what the manifest says of its rows.
+        formats: in which the shard is written.
+
+    Attributes:
+        rows: how many.
+        tokens, trained: as a `ShardReceipt` has them.
+        untrained: rows without a trained token.
+        checks: what is impossible in the rows.
+        sums: checksums of every column's values and lengths; empty if there is one format.
+    """
+
+    def __init__(self, columns: Sequence[Column], promises: Promises, formats: Sequence[str]) -> None:
+        self._columns, self._formats = columns, formats
+        self.rows = self.untrained = 0
+        self.tokens = {column.name: 0 for column in columns if column.role == "ids"}
+        self.trained = {column.name: 0 for column in columns if column.role in ("mask", "labels")}
+        self.checks = RowChecks(columns, promises)
+        self.sums: dict[str, tuple[int, ...]] = {}
+
+    def add(self, part: Mapping[str, Ragged]) -> None:
+        """Counts and checks the next rows."""
+        rows = len(next(iter(part.values())))
+        trained = {c.name: trained_of(c, part[c.name]) for c in self._columns if c.name in self.trained}
+        self.rows += rows
+        for name in self.tokens:
+            self.tokens[name] += len(part[name].flat)
+        for name, counts in trained.items():
+            self.trained[name] += int(counts.sum())
+        if trained:
+            self.untrained += rows - int(np.count_nonzero(np.all([counts > 0 for counts in trained.values()], axis=0)))
+        self.checks.add(part, trained)
+        if len(self._formats) > 1:
+            for column in self._columns:
+                before = self.sums.get(column.name, (0, 0, 0))
+                arrays = self._arrays(column, part[column.name])
+                self.sums[column.name] = tuple(map(_crc, arrays, before))
+
+    def _arrays(self, column: Column, rows: Ragged) -> tuple[Array, Array, Array]:
+        # A tfrecord rounds to float32.
+        narrow = column.dtype == "float64" and "tfrecord" in self._formats
+        with np.errstate(over="ignore"):
+            values = rows.flat.astype(np.float32) if narrow else rows.flat
+        inner = rows.values.lengths if isinstance(rows.values, Ragged) else np.zeros(0, np.int64)
+        return values, rows.lengths, inner
+
+
+def _crc(values: Array, before: int) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data, before) if len(values) else before
+
+
+def read_shard(
+    folder: Path,
+    name: str,
+    columns: Sequence[Column],
+    shard: int,
+    shards: int,
+    promises: Promises,
+    formats: Sequence[str],
+) -> FoundShard:
+    """Reads a shard in one format.
+
+    Args:
+        folder: the folder of the domain.
+        name: the format.
+        columns: the columns of every row.
+        shard, shards: its number, and how many its domain has.
+        promises: what the manifest says of every row.
+        formats: all in which the shard is written.
+
+    Raises:
+        FormatError: it cannot be read.
+        ImportError: a library for the format is missing.
+    """
+    if name not in FORMATS:
+        raise ImportError("this version cannot read the format: pip install --upgrade beam-prep")
+    found = FoundShard(columns, promises, formats)
+    reader = FORMATS[name].read(folder, columns, shard, shards)
+    try:
+        for part in parts_of(reader, columns):
+            found.add(part)
+    except ValueError as error:  # borders that a reader takes, and that are none
+        raise FormatError(f"its rows cannot be read: {error}") from None
+    return found
+
+
+def shard_problems(found: FoundShard, shard: ShardReceipt) -> Iterator[str]:
+    """Compares the rows and tokens of a shard with the manifest."""
+    if found.rows != shard.rows:
+        yield f"found {found.rows} rows, {MANIFEST} says {shard.rows}"
+    listed = found.untrained if shard.packing is None else shard.packing.get("packs_untrained", found.untrained)
+    if shard.packing is not None and found.untrained != listed:
+        yield f"found {found.untrained} packed rows without a trained token, {MANIFEST} says {listed}"
+    for kind, counts, wanted in (("tokens", found.tokens, shard.tokens), ("trained", found.trained, shard.trained)):
+        for column, count in counts.items():
+            if count != wanted.get(column):
+                yield f"found {kind} {count} of {column!r}, {MANIFEST} says {wanted.get(column)}"
+    yield from found.checks.problems()
+    if shard.packing is not None:
+        yield from _piece_problems(found.checks.documents, shard.packing)
+
+
+def _piece_problems(pieces: int, packing: Mapping[str, int]) -> Iterator[str]:
+    """The documents in the packs are the rows that came in, or parts of them."""
+    filled = packing["rows"] - packing["rows_empty"]
+    if not filled + packing["rows_split"] <= pieces or (packing["rows_split"] == 0 and pieces != filled):
+        yield (
+            f"found {pieces} documents in packed rows, {MANIFEST} says {filled} rows with tokens, "
+            f"of which {packing['rows_split']} are split"
+        )
+
+
+def content_problems(found: FoundShard, other: FoundShard, name: str) -> Iterator[str]:
+    """Compares a shard with itself in another format, which is called `name`."""
+    for column in found.sums:
+        if found.sums[column] != other.sums.get(column):
+            yield f"found other values of {column!r}, or another order of rows, than in {name}"

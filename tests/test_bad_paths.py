@@ -1,0 +1,104 @@
+"""Paths that cannot be written, and disks that are full: one line that says which and what to do, and an exit code."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from beam_prep import cli
+from beam_prep.errors import OutputError, StorageError, of_the_system
+from tests.conftest import ROOT
+
+SAMPLE = ["run", str(ROOT / "examples/data/text.jsonl"), "-c", str(ROOT / "configs/pretrain.json")]
+SAMPLE += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
+Start = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Runs the sample job in a folder, with more options; returns the exit code and the last line of the log."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(*options: str) -> tuple[int, str]:
+        code = cli.main([*SAMPLE, "--runner=FnApiRunner", *options])
+        lines = capsys.readouterr().err.splitlines()
+        return code, lines[-1] if lines else ""
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-o", "file/out"], "file/.beam_prep is below a file (Not a directory): choose another path"),
+        (["-o", "file"], "file exists and is no output of beam_prep"),
+        (["-o", "loop/out"], "loop/.beam_prep is a link that leads to itself"),
+        (["-o", "a" * 256], "a/manifest.json has a name that is too long (File name too long): choose another path"),
+        (["-o", "out", "--spool", "file"], " is below a file (Not a directory): choose another path"),
+        (["-o", "out", "--staging", "file"], " is below a file (Not a directory): choose another path"),
+        (["-o", "out", "--spool", "loop"], "is a link that leads to itself"),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
+)
+def test_a_path_that_cannot_be_written_is_named(start: Start, options: list[str], words: str) -> None:
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    code, said = start(*options)
+    assert code == 4
+    assert said.startswith("beam-prep: ")
+    assert words in said
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc here")
+@pytest.mark.parametrize("option", ["-o", "--spool", "--staging"])
+def test_a_file_system_in_which_nothing_can_be_made_is_named(start: Start, option: str) -> None:
+    code, said = start("-o", "out", option, "/proc/beam_prep")
+    assert code == 4
+    assert "cannot be made" in said
+
+
+def test_an_output_may_have_the_longest_name_that_a_file_can_have(start: Start) -> None:
+    name = "é" * 127 + "e"
+    assert len(os.fsencode(name)) == 255
+    assert start("-o", name)[0] == 0
+    Path("bad.jsonl").write_text("{\n")
+    assert cli.main(["run", "bad.jsonl", *SAMPLE[2:], "-o", name, "--overwrite"]) == 3
+    assert Path(f"{'é' * 100}.failed/failure.json").exists()
+
+
+@pytest.mark.parametrize("workers", [[], ["--direct_num_workers=2"]], ids=["in-process", "two workers"])
+def test_a_full_disk_is_one_line_with_the_file(tmp_path: Path, workers: list[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        command = [sys.executable, "-m", "beam_prep.cli", *SAMPLE, "-o", str(disk / "out"), *workers]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert done.returncode == 5
+    assert "Traceback" not in done.stderr
+    assert f"{disk}/" in done.stderr
+    assert "make room" in done.stderr
+
+
+def test_errors_of_the_system_are_known_from_their_text() -> None:
+    """Libraries in C and workers give no more than that."""
+    cases = {
+        "OSError: [Errno 28] No space left on device: '/a/b'": ("/a/b: No space left on device: make room", 5),
+        "OSError: [Errno 5] Input/output error [while running 'Write']": ("a file: Input/output error: run again", 5),
+        "Can't write (file write failed: errno = 28, error message = 'No space left on device')": ("make room", 5),
+        "PermissionError: [Errno 13] Permission denied: '/a/b'\\n": ("/a/b may not be written", 4),
+        "[Errno 20] Not a directory: '/a' -> '/b'": ("is below a file", 4),
+    }
+    for text, (words, code) in cases.items():
+        found = of_the_system(RuntimeError(text))
+        assert found is not None, text
+        assert words in str(found)
+        assert (found.exit_code, type(found)) == (code, {4: OutputError, 5: StorageError}[code])
+    assert of_the_system(RuntimeError("something else 28")) is None
+    assert of_the_system(OSError("cannot identify")) is None

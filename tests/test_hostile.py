@@ -1,0 +1,192 @@
+"""Hostile inputs, small ones: rejects and clear errors, and the rest of the run as without them.
+
+`benchmarks/hostile.py` runs large ones as processes, and measures their memory.
+"""
+
+import bz2
+import gzip
+import json
+import os
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import beam_prep as bp
+from beam_prep.config import PipelineConfig
+from beam_prep.errors import ConfigError, InputError, TokenizerError
+from beam_prep.pipeline import Pipeline
+from tests.conftest import ROOT
+
+TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
+GOOD = b"".join(b'{"text": "good %d"}\n' % number for number in range(50))
+
+
+def zstd(path: Path, _: str) -> Any:
+    return pa.CompressedOutputStream(str(path), "zstd")
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tokenizer_path: str) -> Callable[..., bp.Dataset]:
+    """Runs a config over files; gives the output, verified."""
+
+    def _prepared(config: dict[str, Any], *files: Path, name: str = "out", **options: Any) -> bp.Dataset:
+        options = {"max_reject_rate": 1, "max_drop_rate": 1, **options}
+        job = Pipeline(PipelineConfig.from_dict(config), [*map(str, files)], tmp_path / name, tokenizer_path, **options)
+        job.run(["--runner=FnApiRunner"])
+        found = bp.open(tmp_path / name)
+        found.verify()
+        return found
+
+    return _prepared
+
+
+@pytest.mark.parametrize(("ending", "opened"), [("", open), (".gz", gzip.open), (".bz2", bz2.open), (".zst", zstd)])
+@pytest.mark.parametrize("filler", [b" ", b"\0", b'{"text": "long"'])
+def test_a_line_that_is_too_long_is_one_reject(
+    prepared: Callable[..., bp.Dataset], tmp_path: Path, ending: str, opened: Any, filler: bytes
+) -> None:
+    """In a file of several blocks, some of which begin within the line; the same bytes at another block size."""
+    path = tmp_path / f"in.jsonl{ending}"
+    with opened(path, "wb") as file:
+        file.write(GOOD + filler * (600_000 // len(filler)) + b"\n" + GOOD)
+    outputs = [
+        prepared(TEXT, path, name=str(size), max_line_bytes=100_000, block_bytes=size, reject_text=7)
+        for size in (65_536, 1 << 20)
+    ]
+    for output in outputs:
+        assert output.manifest["ledger"]["rejected"] == {"line_too_long": 1}
+        assert output.manifest["totals"]["rows"] == 100
+        assert output.manifest["options"]["max_line_bytes"] == 100_000
+        (file,) = (Path(output.path) / "rejects").iterdir()
+        (reject,) = map(json.loads, file.read_text("utf-8").splitlines())
+        text = (filler * 7)[:7].decode()
+        assert (reject["offset"], reject["line"], reject["text"]) == (len(GOOD), 51, text)
+    assert outputs[0].manifest == outputs[1].manifest
+
+
+def test_blocks_that_were_spooled_with_another_limit_are_not_used(
+    prepared: Callable[..., bp.Dataset], tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(GOOD + b'{"text": "' + b"long " * 100 + b'"}\n')
+    spool = str(tmp_path / "spool")
+    rows = [
+        prepared(TEXT, path, name=str(limit), spool=spool, max_line_bytes=limit).manifest["totals"]["rows"]
+        for limit in (100, 1000)
+    ]
+    assert rows == [50, 51]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1 << 31])
+def test_the_limit_of_lines_is_a_number_of_bytes(limit: int, tmp_path: Path, tokenizer_path: str) -> None:
+    config = PipelineConfig.from_dict(TEXT)
+    with pytest.raises(ConfigError, match=f"max_line_bytes is {limit}, wanted 1 or more"):
+        Pipeline(config, str(ROOT / "examples/data/text.jsonl"), tmp_path, tokenizer_path, max_line_bytes=limit)
+
+
+CHAT = {
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+    "mask": {"assistant": "train"},
+    "output": {"columns": "labels"},
+}
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def test_a_rendering_that_costs_too_much_is_a_reject(prepared: Callable[..., bp.Dataset], tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    chats = [["hello", "yes"], ["width", "a"], ["times", "b"], ["failing", "c"], ["hello again", "d"]] * 8
+    rows = [
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        for question, answer in chats
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tests = (
+        "{% if messages[0].content == 'width' %}{{ '%3000000000s' % 'a' }}"
+        "{% elif messages[0].content == 'times' %}{{ messages[1].content * 10**10 }}"
+        "{% elif messages[0].content == 'failing' %}{{ 'abcdef' | truncate(2) }}{% endif %}"
+    )
+    config = {**CHAT, "input": {**CHAT["input"], "chat_template": tests + PLAIN}}  # type: ignore[dict-item]
+    outputs = [prepared(config, path, name=render, render=render) for render in ("auto", "jinja")]
+    for output in outputs:
+        assert output.manifest["ledger"]["rejected"] == {"template_limit": 16, "template_error": 8}
+        assert output.manifest["totals"]["rows"] == 16
+    assert outputs[0].manifest == outputs[1].manifest
+
+
+def test_a_template_that_does_not_compile_ends_the_run_before_it_begins(
+    prepared: Callable[..., bp.Dataset], tmp_path: Path
+) -> None:
+    config = {**CHAT, "input": {**CHAT["input"], "chat_template": "{% break %}" + PLAIN}}  # type: ignore[dict-item]
+    with pytest.raises((ConfigError, TokenizerError), match="'break' outside loop"):
+        prepared(config, ROOT / "examples/data/chat.jsonl")
+
+
+def test_deep_wide_and_foreign_lines_are_rejects(prepared: Callable[..., bp.Dataset], tmp_path: Path) -> None:
+    path, other = tmp_path / "in.jsonl", tmp_path / "utf16.jsonl"
+    keys = b", ".join(b'"k%d": 0' % number for number in range(20_000))
+    lines = [b'{"text": "a", ' + keys + b"}", b'{"text": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", b"[" * 20_000]
+    path.write_bytes(GOOD + b"\n".join([*lines, b'{"a":' * 20_000]) + b"\n")
+    other.write_bytes(GOOD.decode().encode("utf-16"))
+    found = prepared(TEXT, path, other).manifest
+    assert found["totals"]["rows"] == 51
+    assert found["ledger"]["rejected"].keys() <= {"bad_json", "too_deep", "invalid_utf8"}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "link to nothing"])
+def test_what_is_no_regular_file_is_refused_before_anything_runs(
+    prepared: Callable[..., bp.Dataset], tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "in.jsonl"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    with pytest.raises(InputError, match=r"is a pipe or a device|is a directory|which is not there"):
+        prepared(TEXT, path)
+    assert not (tmp_path / "out").exists()
+
+
+NAMES = [
+    "line\nfeed",
+    "quotes'\"",
+    "-o",
+    "a..b",
+    "x" * 244,
+    "\u00e9",
+    unicodedata.normalize("NFD", "\u00e9"),
+    "{{ a }}",
+]
+
+
+def test_files_may_have_any_names(prepared: Callable[..., bp.Dataset], tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.jsonl").write_bytes(GOOD + b"bad\n")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.jsonl")).write_bytes(GOOD)
+    found = prepared(TEXT, folder / "*.jsonl").manifest
+    assert found["totals"]["rows"] == 50 * (len(NAMES) + 1)
+    assert found["ledger"]["rejected"] == {"bad_json": len(NAMES)}
+
+
+DOMAINS = [
+    *("latest", "latest.json", ".beam_prep", "..", "../../etc", "/etc", "a/b", "a\\b", "", " ", "\n", "x" * 250),
+    *("NUL", "A", "a", "\u00e9", unicodedata.normalize("NFD", "\u00e9"), "manifest.json", "rejects", "'\"", "\0"),
+]
+
+
+def test_domains_may_have_any_names(prepared: Callable[..., bp.Dataset], tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": "good", "domain": name}) + "\n" for name in DOMAINS))
+    output = prepared({**TEXT, "output": {"domain_key": "domain"}}, path)
+    assert output.manifest["totals"]["rows"] == len(DOMAINS)
+    folders = {path.name for path in Path(output.path).iterdir() if path.is_dir()} - {"tokenizer", "rejects"}
+    assert len(folders) == len(DOMAINS)
+    assert not folders & {"latest", "latest.json", ".beam_prep", "..", "manifest.json", ""}
+    assert {path.name for path in tmp_path.iterdir()} <= {"in.jsonl", "out", ".beam_prep"}
