@@ -115,8 +115,7 @@ class BulkChats(_Bulk):
             first = chats.offsets[rows][:, None]
             stripped = np.array(sorted(layout.stripped), np.int64)
             clear = begins[first + stripped].all(axis=1) & ends[first + stripped].all(axis=1)
-            # A plan measures contents twice: as they are, and stripped.
-            clear &= 2 * (until[chats.offsets[rows + 1]] - until[chats.offsets[rows]]) <= layout.largest
+            clear &= until[chats.offsets[rows + 1]] - until[chats.offsets[rows]] <= layout.largest
             alone[rows[~clear]] = True
             self._groups.append((layout, table, rows[clear]))
         yield from self._each(alone)
