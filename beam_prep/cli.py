@@ -8,6 +8,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -87,8 +88,44 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
     verify.add_argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there")
+    collect = commands.add_parser("gc", help="remove the blocks of spools that no output and no running job uses")
+    collect.add_argument(
+        "spools", nargs="+", metavar="SPOOL", help="a folder given as --spool; options of Beam may follow"
+    )
+    collect.add_argument(
+        "--older_than",
+        type=_seconds,
+        default=_seconds("7d"),
+        metavar="TIME",
+        help="only blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
+    )
+    collect.add_argument(
+        "--max_bytes",
+        type=_bytes,
+        metavar="SIZE",
+        help="remove younger ones, too, the oldest first, while the spool is larger: 500MB, 2.5GB, 1TB",
+    )
+    collect.add_argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing")
     commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
     return parser
+
+
+_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a time such as 90s, 30m, 12h or 7d")
+    return float(match[1]) * _TIMES[match[2] or "s"]
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]B|)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a size such as 500MB, 2.5GB or 1TB")
+    return int(float(match[1]) * _SIZES[match[2]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,8 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     words = sys.argv[1:] if arguments is None else arguments
-    given, beam_options = parser.parse_known_args(options.normalise_flags(words))
-    if beam_options and given.command not in ("run", "replay", "verify"):
+    given, beam_options = parser.parse_known_args(
+        options.normalise_flags(words) if list(words[:1]) in (["run"], ["replay"]) else words
+    )
+    if beam_options and given.command not in ("run", "replay", "verify", "gc"):
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
     if given.command == "run" and (problem := options.complete(given)):
         given.parser.error(problem)
@@ -398,7 +437,32 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "replay": _replay, "inspect": _inspect, "cat": _cat, "verify": _verify, "schema": _schema}
+def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
+    if problem := unknown_beam_options(beam_options):
+        print(f"beam-prep gc: {problem}", file=sys.stderr)
+        return 2
+    _import_beam()
+    from apache_beam.io.filesystems import FileSystems
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from beam_prep.storage import gc as collector
+
+    FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
+    for path in given.spools:
+        found = collector.collect(collector.spool_of(path), given.older_than, given.max_bytes, given.dry_run)
+        print(found.line(given.dry_run))
+    return 0
+
+
+_COMMANDS = {
+    "run": _run,
+    "replay": _replay,
+    "gc": _gc,
+    "inspect": _inspect,
+    "cat": _cat,
+    "verify": _verify,
+    "schema": _schema,
+}
 
 
 if __name__ == "__main__":

@@ -151,11 +151,13 @@ def _blocks(split: Split, job: Pipeline, spool: Spool) -> Iterator[Block]:
     size = None if split.stop < 0 else split.stop - split.start
     with open_input(split.source, split.start, size) as stream:
         found = False
-        for raw in read_blocks(stream, split.start, split.stop, job.block_bytes):
+        for raw in read_blocks(stream, split.start, split.stop, job.block_bytes, job.max_line_bytes):
             found = True
-            yield _block(raw.origin(split.file, split.source, job.block_bytes), spool)
+            yield _block(raw.origin(split.file, split.source, job.block_bytes, job.max_line_bytes), spool)
         if not found:
-            yield _block(RawBlock(0, 0, 0, b"", b"").origin(split.file, split.source, job.block_bytes), spool)
+            yield _block(
+                RawBlock(0, 0, 0, b"", b"").origin(split.file, split.source, job.block_bytes, job.max_line_bytes), spool
+            )
 
 
 def _block(origin: Origin, spool: Spool) -> Block:

@@ -354,16 +354,6 @@ OPTIONS = (
 )
 """All options of `beam-prep run`."""
 
-REPLAY_DRY_RUN = Option(
-    name="dry_run",
-    label="Dry run",
-    group="Launch",
-    kind="boolean",
-    help="say which records would be run again, and do nothing",
-    of_pipeline=False,
-)
-"""An option of `beam-prep replay`, which has those of `run` besides."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
@@ -375,8 +365,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `replay` to a parser; what is not given is None. Call `normalise_flags` before parsing."""
     parser.add_argument("output", metavar="OUT", help="the output whose rejected records are run again")
-    shared = (replace(option, required=False, default=None) for option in OPTIONS if option.name != "inputs")
-    _add(parser, [*shared, REPLAY_DRY_RUN])
+    _add(parser, (replace(option, required=False, default=None) for option in OPTIONS if option.name != "inputs"))
 
 
 def _add(parser: argparse.ArgumentParser, wanted: Iterable[Option]) -> None:
@@ -417,7 +406,7 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
     A bare `--overwrite` is `--overwrite=true`: it takes the next word only if that is true or false, because any other
     word may be an input.
     """
-    flags = {f"--{option.name}" for option in (*OPTIONS, REPLAY_DRY_RUN) if option.kind == "boolean"}
+    flags = {f"--{option.name}" for option in OPTIONS if option.kind == "boolean"}
     words, found = list(arguments), []
     while words:
         word = words.pop(0)

@@ -332,6 +332,7 @@ class Pipeline:
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             self._claim(here, wait)
             claimed = True
+            self.spool_of_run().begin_use(self.staging.launch, self.root, self.staging.home)
             with progress, quiet_beam(), prepared_process(runner, options), self._claims.renewed(self.lease):
                 running = pipeline.run()
                 if not here:
@@ -350,6 +351,7 @@ class Pipeline:
                 output_at(self.output, self.staging).fails()
             # On another runner the job may still be at work: a later launch removes its files.
             if here or done:
+                self.spool_of_run().end_use(self.staging.launch)
                 self.staging.remove()
         if self.spool is None:
             self.staging.remove_kept()
@@ -433,7 +435,8 @@ class Pipeline:
         """The spool; for `single_use` see there."""
         folder = self.spool or join(self.staging.root, "spool")
         trust = Trust(self.tokenizer_backend, self.render, self.check)
-        return Spool(folder, recipe.spool_recipe(self.facts), single_use=single_use, trust=trust, earlier=self.earlier)
+        made_by, kept = recipe.spool_recipe(self.facts), self.spool is not None
+        return Spool(folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier)
 
     def earlier_output(self) -> str | None:
         """The path of the output whose shards are linked."""

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,8 @@ class Replay:
         if text is None:
             raise OutputError(f"{output} holds no output to replay (no {MANIFEST}): give one that `beam-prep run` made")
         self.manifest = load(text, join(self.output, MANIFEST))
+        if not self.manifest.keys() >= {"config", "options", "tokenizer", "versions"}:
+            raise OutputError(f"{output} was not made from a config, but by a chain of its own: run that again")
         made_by = json.loads(_read(self.output, RUN) or b"{}")
         self._inputs_checksum = made_by.get("inputs_checksum")
         self._instead = "beam-prep run"
@@ -335,12 +337,20 @@ def _first_rejects(output: str, manifest: Mapping[str, Any]) -> dict[str, dict[s
     for file in manifest["rejects"]:
         if wanted <= found.keys():
             break
-        for line in (_read(output, file["path"]) or b"").splitlines():
+        for line in _lines(join(output, file["path"])):
             reject = json.loads(line)
             found.setdefault(reject["reason"], reject)
             if wanted <= found.keys():
                 break
     return found
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    if not is_local(path):
+        yield from read_bytes(path).splitlines()
+        return
+    with open(path, "rb") as file:
+        yield from file
 
 
 def _by_reason(rejected: Mapping[str, int], first: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -205,3 +205,20 @@ def test_every_format_names_its_files(jobs: Jobs) -> None:
         assert sorted(f"__default__/{name}" for name in named) == sorted(file["path"] for file in shard["files"])
         for name, content in named.items():
             assert content in (None, (jobs.folder / "out" / "__default__" / name).read_bytes())
+
+
+def test_a_generation_is_linked_from_the_latest_one(jobs: Jobs) -> None:
+    options: dict[str, Any] = {"generations": 2, "overwrite": False}
+    jobs.job("many", generation="g1", **options).run(["--runner=FnApiRunner"])
+    (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
+    jobs.job("many", generation="g2", **options).run(["--runner=FnApiRunner"])
+    told = json.loads((jobs.folder / "many" / "g2" / "run.json").read_bytes())
+    assert told["shards_linked"] > 2
+    first, second = (jobs.folder / "many" / name / "__default__" / "shard_0000.tfrecord" for name in ("g1", "g2"))
+    assert first.stat().st_ino == second.stat().st_ino
+    jobs.run("scratch", spool=None)
+    assert tree(jobs.folder / "many" / "g2") == tree(jobs.folder / "scratch")
+    (jobs.inputs / "c.jsonl").write_text(texts("third", 100))
+    jobs.job("many", generation="g3", **options).run(["--runner=FnApiRunner"])
+    assert not (jobs.folder / "many" / "g1").exists()
+    assert tree(jobs.folder / "many" / "g2") == tree(jobs.folder / "scratch")

@@ -9,8 +9,10 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import pytest
 
+import beam_prep as bp
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, OutputError
@@ -421,6 +423,31 @@ def test_a_replay_of_a_replay(jobs: Jobs) -> None:
     jobs.replay(last)
     assert jobs.told("blocks_replayed") > 2
     jobs.check(last)
+
+
+def test_blocks_of_another_run_with_the_new_config_are_compared_too(jobs: Jobs) -> None:
+    jobs.write(talks(400, SOME))
+    jobs.first(config())
+    changed, mended = config(MENDED, mask={"user": "train"}), config(MENDED)
+    jobs.first(changed, output="changed")
+    with pytest.raises(ConfigError, match=r"a\.jsonl \(byte offset \d+\): this record was kept, and would change: col"):
+        jobs.replay(changed)
+    jobs.first(mended, output="mended")
+    jobs.replay(mended)
+    assert jobs.told("blocks_reused") == jobs.told("blocks")
+    jobs.check(mended)
+
+
+def test_an_output_of_a_chain_by_hand_has_no_config(jobs: Jobs) -> None:
+    path = jobs.write([{"text": "Hello"}])
+    output = bp.Output("ids", "ids", (bp.Section("text", "train"),))
+    tokenizer = bp.Tokenizer.load(jobs.tokenizer)
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        records = pipeline | bp.ReadJSONL(str(path))
+        batches = records | bp.ApplyTemplate([output], tokenizer) | bp.Tokenize(tokenizer) | bp.BuildMask(bp.RoleMask())
+        _ = batches | bp.Shard(str(jobs.folder / "out"))
+    with pytest.raises(OutputError, match="was not made from a config"):
+        Replay(jobs.folder / "out")
 
 
 # Nothing to do

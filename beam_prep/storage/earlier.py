@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from beam_prep.core.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, BlockReceipt, Ledger, Origin
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.shards.replay import (
+    CountedRoles,
     Doubt,
     KeptRows,
     first_change,
@@ -86,18 +87,12 @@ class EarlierBlocks:
             return batch
         if not receipt.kept:
             return batch
-        kept = self._kept_rows(receipt, batch)
+        kept = _rows_of(self.spool, receipt, batch.origin)
         lines = kept.rows.line
         if in_part:
             blank = np.array([False, *(kind == "blank" for kind, _ in batch.ledger.outcomes)])
             lines = lines[~blank[batch.ledger.status[lines]]]
-        if (found := first_change(batch, kept, lines)) is not None:
-            line, how = found
-            offset = batch.origin.first_byte + int(batch.ledger.starts[line])
-            raise ConfigError(
-                f"{batch.origin.source.path} (byte offset {offset}): this record was kept, and would change: {how}; "
-                f"a replay changes no kept record, so make everything again: {self.instead}"
-            )
+        self._check(batch, kept, lines)
         made = {**batch.made, ROWS_COMPARED: len(lines)}
         if not in_part:
             batch.made = {**made, COMPARED: 1}
@@ -116,24 +111,51 @@ class EarlierBlocks:
             log.warning("%s; its records are all made again", error)
             return None
 
-    def _kept_rows(self, receipt: BlockReceipt, batch: Batch) -> KeptRows:
-        name = self.spool.name(batch.origin.digest)
-        (sidecar,) = self.spool.sidecars([name])
-        parts = [self.spool.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(receipt.domains)]
-        # Rows are stored domain by domain.
-        order = np.argsort(np.argsort(sidecar.domain, kind="stable"), kind="stable")
-        nothing = np.zeros(0, np.int64)
-        rows = Batch(
-            batch.origin,
-            Ledger(b"", nothing, nothing),
-            sidecar.line,
-            outputs=batch.outputs,
-            domain=[receipt.domains[code][0] for code in sidecar.domain.tolist()],
-            columns={
-                column.name: Ragged.concat([part[column.name] for part in parts]).take(order)
-                for column in receipt.columns
-            },
-            schema={column.name: column for column in receipt.columns},
-            counters=dict(sidecar.counters),
-        )
-        return KeptRows(rows, sidecar.roles)
+    def check_reused(self, spool: Spool, raw: RawBlock, origin: Origin) -> None:
+        """Compares a block that the run's own spool has already, as a replay that was killed leaves it.
+
+        Raises:
+            ConfigError: see `complete`.
+        """
+        earlier, found = self._find(origin.digest), spool.find(origin.digest)
+        if earlier is None or found is None or not earlier.kept:
+            return
+        ends = np.cumsum(line_sizes(raw.data))
+        now, kept = _rows_of(spool, found, origin), _rows_of(self.spool, earlier, origin)
+        (sidecar,) = spool.sidecars([spool.name(origin.digest)])
+        ledger = Ledger(raw.data, np.append(0, ends)[:-1], ends, sidecar.status, sidecar.outcomes)
+        block = replace(now.rows, ledger=ledger, roles=CountedRoles(counts=now.roles))
+        self._check(block, kept, kept.rows.line)
+
+    def _check(self, batch: Batch, kept: KeptRows, lines: Array) -> None:
+        if (found := first_change(batch, kept, lines)) is not None:
+            line, how = found
+            offset = batch.origin.first_byte + int(batch.ledger.starts[line])
+            raise ConfigError(
+                f"{batch.origin.source.path} (byte offset {offset}): this record was kept, and would change: {how}; "
+                f"a replay changes no kept record, so make everything again: {self.instead}"
+            )
+
+
+def _rows_of(spool: Spool, receipt: BlockReceipt, origin: Origin) -> KeptRows:
+    """The rows of a block that is in a spool."""
+    name = spool.name(origin.digest)
+    (sidecar,) = spool.sidecars([name])
+    parts = [spool.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(receipt.domains)]
+    # Rows are stored domain by domain.
+    order = np.argsort(np.argsort(sidecar.domain, kind="stable"), kind="stable")
+    columns = {
+        column.name: Ragged.concat([part[column.name] for part in parts]).take(order)
+        for column in (receipt.columns if parts else ())
+    }
+    nothing = np.zeros(0, np.int64)
+    rows = Batch(
+        origin,
+        Ledger(b"", nothing, nothing),
+        sidecar.line,
+        domain=[receipt.domains[code][0] for code in sidecar.domain.tolist()],
+        columns=columns,
+        schema={column.name: column for column in receipt.columns},
+        counters=dict(sidecar.counters),
+    )
+    return KeptRows(rows, sidecar.roles)

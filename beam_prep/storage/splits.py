@@ -126,5 +126,7 @@ def _block(
         way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
         records.made = made | ({way: len(records)} if len(records) else {})
         return records
+    if spool is not None and spool.earlier is not None:
+        spool.earlier.check_reused(spool, raw, origin)
     nothing = np.zeros(0, np.int64)
     return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from beam_prep.core.data.block import BlockReceipt
 from beam_prep.core.data.ragged import Array, Ragged
@@ -28,6 +30,7 @@ from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
+from beam_prep.storage.uses import Launch, Uses
 
 if TYPE_CHECKING:
     from beam_prep.storage.earlier import EarlierBlocks
@@ -51,6 +54,7 @@ class Spool:
             Then less of the disk is in use at a time, and pages that are not yet on the disk are never written to it.
         trust: which blocks of earlier runs are reused.
         earlier: the blocks of an output that is replayed.
+        kept: it stays after the run, and later runs use its blocks.
     """
 
     folder: str
@@ -59,6 +63,7 @@ class Spool:
     single_use: bool = False
     trust: Trust = field(default_factory=Trust)
     earlier: "EarlierBlocks | None" = None
+    kept: bool = False
 
     def name(self, digest: str) -> str:
         """The name of a block from the digest of its bytes. The first two digits are the name of a folder."""
@@ -114,6 +119,27 @@ class Spool:
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)
         return receipt, sum(len(part) for parts in files.values() for part in parts)
+
+    def begin_use(self, launch: str, root: str, claims: str) -> None:
+        """Notes a launch that has claimed its output; for the arguments see `Launch`."""
+        if self.kept:
+            Uses(self.folder).begin(Launch(launch, self.recipe[:16], root, claims))
+
+    def end_use(self, launch: str) -> None:
+        """Notes that a launch has ended."""
+        if self.kept:
+            Uses(self.folder).end(launch)
+
+    def note_output(self, output: str, launch: str, names: pa.StringArray) -> None:
+        """Notes the blocks of an output that a launch makes."""
+        if self.kept:
+            Uses(self.folder).note(output, launch, names)
+
+    def used(self, name: str) -> None:
+        """Notes that a block was used again: `gc` removes those first that were not used for the longest time."""
+        if self.kept and is_local(self.folder):
+            with suppress(OSError):  # another user's; or it is gone, as whoever reads it will find
+                os.utime(self._path(name, ROWS))
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.

@@ -66,6 +66,8 @@ class SpoolBlocks(beam.DoFn):
             self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
         done = Counts(batch.origin.size)
+        if reused:
+            self.spool.used(self.spool.name(batch.origin.digest))
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
             batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
@@ -148,6 +150,7 @@ class MakePlan(beam.DoFn):
         if self.publisher.problem(plan) is not None:
             plan = dataclasses.replace(plan, lost=first_lost(receipts, self.spool.sidecars))
         earlier = self.publisher.earlier()
+        self.spool.note_output(self.publisher.output, self.publisher.staging.launch, receipts.names)
         if self.publisher.prepare(plan):
             last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
             shards = (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)

@@ -159,7 +159,7 @@ def _by_name(roles: RoleCounts, lines: Array) -> dict[tuple[int, str], tuple[int
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted(Roles):
+class CountedRoles(Roles):
     """Roles that are counted already."""
 
     counts: RoleCounts = field(default_factory=RoleCounts)
@@ -194,7 +194,7 @@ def merged(batch: Batch, kept: KeptRows) -> Batch:
             ]
             for name in sorted({*before.counters, *now.counters})
         },
-        roles=_Counted(counts=roles),
+        roles=CountedRoles(counts=roles),
     )
 
 

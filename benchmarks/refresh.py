@@ -1,0 +1,91 @@
+"""How long a nightly refresh takes: old files that did not change, and a new one, with the spool and output of before.
+
+    python benchmarks/refresh.py chat.jsonl --old 4000 --new 40 --work /fast/disk --tokenizer examples/tokenizer
+
+Makes the inputs from a corpus (`chat.jsonl`, of `{"id", "messages"}`): each copy of it has other ids, so that no block
+occurs twice. Then it runs the job on the old files, from scratch; adds the new file; and runs it again with
+`--overwrite`. Prints both times, their ratio, and what the second run used again. `--compare` makes the output of the
+second run from scratch, too, and compares all bytes. The disk needs about four times the bytes of the old files.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+MB = 1_000_000
+FILE = 200 * MB
+
+
+def make_inputs(corpus: Path, folder: Path, name: str, size: int) -> None:
+    """Files of at most `FILE` bytes, of complete lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = written = 0
+    while written < size:
+        most = min(FILE, size - written)
+        with corpus.open("rb") as source, (folder / f"{name}{number:03d}.jsonl").open("wb") as target:
+            for line in source:
+                line = line.replace(b'{"id": "', b'{"id": "%s%d-' % (name.encode(), number), 1)
+                if target.tell() + len(line) > most:
+                    break
+                target.write(line)
+            if not target.tell():
+                return
+            written += target.tell()
+        number += 1
+
+
+def run(inputs: Path, output: Path, given: argparse.Namespace, *options: str) -> tuple[float, dict[str, Any]]:
+    """(seconds, `run.json`) of a job."""
+    files = [str(path) for path in sorted(inputs.iterdir())]
+    command = [sys.executable, "-m", "beam_prep.cli", "run", *files, "-o", str(output), "-c", str(given.config)]
+    started = time.monotonic()
+    subprocess.run(
+        [*command, "--tokenizer_path", str(given.tokenizer), *options], check=True, stdout=subprocess.DEVNULL
+    )
+    seconds = time.monotonic() - started
+    found: dict[str, Any] = json.loads((output / "run.json").read_bytes())
+    return seconds, found
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()  # it has the sha256 of every file
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--old", type=int, default=400, help="MB of files that do not change")
+    parser.add_argument("--new", type=int, default=4, help="MB of the file that is added")
+    parser.add_argument("--work", type=Path, required=True, help="an empty folder; what is made there stays")
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--config", type=Path, default=HERE.parent / "configs" / "sft_chat.json")
+    parser.add_argument("--compare", action="store_true")
+    given = parser.parse_args()
+    inputs, output, spool = (given.work / name for name in ("in", "out", "spool"))
+    make_inputs(given.corpus, inputs, "old", given.old * MB)
+    scratch, _ = run(inputs, output, given, "--spool", str(spool))
+    make_inputs(given.corpus, inputs, "zz-new", given.new * MB)
+    refresh, told = run(inputs, output, given, "--spool", str(spool), "--overwrite")
+    print("| old | new | from scratch | refresh | ratio | blocks reused | shards linked |")
+    print("|---|---|---|---|---|---|---|")
+    shards = told["shards_linked"] + told["shards_written"]
+    print(
+        f"| {given.old:,} MB | {given.new:,} MB | {scratch:.1f} s | {refresh:.1f} s | {refresh / scratch:.3f} "
+        f"| {told['blocks_reused']} of {told['blocks']} | {told['shards_linked']} of {shards} |"
+    )
+    if given.compare:
+        run(inputs, given.work / "again", given)
+        same = digest(output) == digest(given.work / "again")
+        print("the bytes are those of a run from scratch" if same else "THE BYTES DIFFER")
+        return not same
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
