@@ -69,7 +69,9 @@ class Replayed:
         if self.result is None:
             texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
         if compared := self.run.get(ROWS_COMPARED):
-            texts.append(f"kept records that were made again and compared: {compared:,} of {self.before['kept']:,}")
+            kept_before = self.before["kept"]
+            text = f"kept records that were made again and compared: {compared:,} of {kept_before:,}"
+            texts.append(text + ("" if compared >= kept_before else "; --check full compares all"))
         if unknown := self.run.get(NOT_COMPARED):
             texts.append(
                 f"of {unknown:,} of {self.run['blocks']:,} blocks kept records could not be compared: "
