@@ -245,7 +245,7 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
         from beam_prep.replay import Replay
     arguments = options.replay_arguments(given)
     if given.config_json is not None:
-        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json")
+        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
     replay = Replay(given.output, **arguments, beam_options=beam_options)
     if not replay.rejected:
         print(f"{given.output} has no rejected records: nothing to replay")

@@ -69,7 +69,9 @@ class Replayed:
         if self.result is None:
             texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
         if compared := self.run.get(ROWS_COMPARED):
-            texts.append(f"kept records that were made again and compared: {compared:,} of {self.before['kept']:,}")
+            kept_before = self.before["kept"]
+            text = f"kept records that were made again and compared: {compared:,} of {kept_before:,}"
+            texts.append(text + ("" if compared >= kept_before else "; --check full compares all"))
         if unknown := self.run.get(NOT_COMPARED):
             texts.append(
                 f"of {unknown:,} of {self.run['blocks']:,} blocks kept records could not be compared: "
@@ -99,8 +101,8 @@ class Replay:
         spool: the folder that kept the blocks of the earlier run; without it, the default one beside `output`. Blocks
             that are not there are made in full, and their kept records are not compared.
         beam_options: see `Pipeline`.
-        options: the other arguments of `Pipeline`. `block_bytes` and `reject_text` are by default those of the
-            earlier run.
+        options: the other arguments of `Pipeline`. `block_bytes`, `reject_text` and `max_line_bytes` are by default
+            those of the earlier run.
 
     Raises:
         BeamPrepError: as `Pipeline`; and an OutputError: there is no output to replay.
@@ -157,7 +159,9 @@ class Replay:
             self._replaces = target == root and not overwrite
         paths = [entry["path"] for entry in self.manifest["inputs"]]
         self._instead = _command(paths, target)
-        defaults = {"block_bytes": made_by.get("block_bytes", BLOCK_BYTES), **self.manifest["options"]}
+        known = Pipeline.__init__.__kwdefaults__ or {}
+        limits = {name: value for name, value in self.manifest["options"].items() if name in known}
+        defaults = {"block_bytes": made_by.get("block_bytes", BLOCK_BYTES), **limits}
         self.job = Pipeline(
             self._config(config, tokenizer_path),
             paths,
@@ -288,7 +292,7 @@ def doubt_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | Non
     defaults = [facts["config"].pop("mask_default") for facts in (old, new)]
     untrained = [facts["config"]["preprocessing"].pop("untrained") for facts in (old, new)]
     for facts in (old, new):
-        facts["options"].pop("reject_text")
+        facts["options"].pop("reject_text")  # the others are limits
         facts.pop("tokenizer")
         facts["config"]["input"].pop("chat_template", None)
         for part, fields in recipe.AFTER_BLOCKS.items():
@@ -296,7 +300,9 @@ def doubt_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | Non
                 facts["config"][part].pop(name, None)
         for name in ("max_seq_len", "max_packed_len"):
             facts["config"]["preprocessing"].pop(name)
+    limits = [facts.pop("options") for facts in (old, new)]
     lower = cuts[1] < cuts[0] or (untrained[0] == "keep" and untrained[1] != "keep")
+    lower |= limits[0].keys() != limits[1].keys() or any(limits[1][name] < limits[0][name] for name in limits[0])
     roles = {*masks[0], *masks[1]}
     if lower or json.dumps(old) != json.dumps(new) or any(len(role) >= _NAME_LIMIT for role in roles):
         return None

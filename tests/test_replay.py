@@ -21,6 +21,8 @@ from beam_prep.pipeline import Pipeline, Result
 from beam_prep.replay import Replay, Replayed
 from tests.conftest import tree
 
+pytestmark = pytest.mark.long
+
 KB = 1 << 10
 LOOP = (
     "{%- for message in messages %}CHECK{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -226,6 +228,17 @@ def test_an_adapter_with_more_roles(jobs: Jobs) -> None:
     done = jobs.replay(new)
     assert (done.before["rejected"]["unknown_role"], done.after["rejected"].get("unknown_role")) == (4, None)
     jobs.check(new)
+
+
+def test_a_larger_limit_of_lines(jobs: Jobs) -> None:
+    jobs.write([*talks(300, SOME), {**talk(300), "more": "more " * 2000}, *talks(300, first=300)])
+    jobs.first(config(), max_line_bytes=5000)
+    done = jobs.replay(config(), max_line_bytes=90_000)
+    assert (done.before["rejected"]["line_too_long"], done.after["rejected"].get("line_too_long")) == (1, None)
+    assert jobs.told("blocks_replayed") >= 3
+    jobs.check(config(), max_line_bytes=90_000)
+    again = jobs.replay(config(MENDED), output_dir=jobs.folder / "again")
+    assert again.after["rejected"]["line_too_long"] == 1
 
 
 def as_list(records: Sequence[Any]) -> bytes:
@@ -540,7 +553,6 @@ def test_the_command(jobs: Jobs, command: Callable[..., tuple[int, str, str]]) -
     assert command("replay", "clean", "-c", "new.json")[:2] == (0, "clean has no rejected records: nothing to replay\n")
 
 
-@pytest.mark.long
 def test_two_worker_processes(jobs: Jobs) -> None:
     jobs.write(talks(800, SOME))
     jobs.write(gzip.compress(as_lines(talks(300, SOME))), "b.jsonl.gz")
