@@ -3,8 +3,8 @@
     python benchmarks/hostile.py --markdown docs/hostile.md     # all cases: half an hour
     python benchmarks/hostile.py --only gzip zstd --scale 0.1   # some, with a tenth of the bytes
 
-Linux only: memory is read from /proc. A case is good if it runs to its end, or is refused where that is right, without a
-traceback, and with at most `LIMIT` times the memory of the plain run.
+Linux only: memory is read from /proc. A case is good if it runs to its end, or is refused where that is right, without
+a traceback, and with at most `LIMIT` times the memory of the plain run.
 """
 
 import argparse
