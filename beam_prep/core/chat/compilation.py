@@ -88,7 +88,8 @@ def compile_template(source: str, date: str | None) -> CompiledTemplate:
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     del environment.filters["random"]
     environment.filters["tojson"] = tojson
-    environment.tests.update({name: limited_test(environment.tests[name]) for name in COMPARING_TESTS})
+    tests: dict[str, Any] = dict(environment.tests)
+    environment.tests.update({name: limited_test(tests[name]) for name in COMPARING_TESTS})
     environment.filters.update({name: limited_filter(name, made) for name, made in environment.filters.items()})
     environment.filters[WEIGHED] = weighed
     environment.globals = {

@@ -9,6 +9,7 @@ from beam_prep.core.chat.recorded.layout import PieceLayout
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.columns import Columns, end_with, join
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.pieces.checks import check_size
 from beam_prep.core.pieces.collector import TextCollector
 from beam_prep.core.pieces.layout_segments import LayoutSegments
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN
@@ -161,6 +162,7 @@ class BulkChats(_Bulk):
             sizes.append(lengths.sum(axis=1))
         self._rows = np.concatenate([self._rows, *(rows for _, _, rows in self._groups)])
         if len(self._rows):
+            check_size(int(np.concatenate(sizes).sum()), self._records)
             pieces = Ragged.from_lengths(np.concatenate(places), widths)
             self._texts.add_in_bulk(join(chats.text, list(constants), pieces, np.concatenate(sizes)), groups)
         return self._lines()

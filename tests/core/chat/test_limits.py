@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 
 from beam_prep.core.chat import limits, template
+from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import tracer
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
 from beam_prep.errors import TokenizerError
-from tests.core.chat.test_recorded import NEVER_PLANNED, PLANNED, Message, say
+from tests.core.chat.test_recorded import NEVER_PLANNED, PLANNED
+from tests.core.chat.test_template import say
 
 TALK: list[Message] = [say("user", "hello"), say("assistant", "yes")]
 
