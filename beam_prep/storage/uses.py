@@ -92,6 +92,9 @@ class Uses:
     def begin(self, launch: Launch) -> None:
         """Notes a launch. Called after it has claimed its output, before it looks for blocks."""
         write_file(join(self._folder, launch.launch + _LAUNCH), json.dumps(asdict(launch)).encode())
+        for other in self.launches():
+            if other.root == launch.root and other.launch != launch.launch:  # it was killed, or its claim has ended
+                self.end(other.launch)
 
     def end(self, launch: str) -> None:
         """Forgets a launch that has ended."""
