@@ -92,7 +92,10 @@ class Inputs:
                 self._come()
             else:
                 file = self._drawn.choice(self.files)
-                {"grow": self._grow, "edit": self._edit, "go": Path.unlink}[way](file)
+                if way == "go":
+                    file.unlink()
+                else:
+                    (self._grow if way == "grow" else self._edit)(file)
             done.append(way)
         return done
 
