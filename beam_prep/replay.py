@@ -7,9 +7,10 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jinja2
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -38,6 +39,7 @@ from beam_prep.storage.stores.reader import read_bytes
 log = logging.getLogger("beam_prep")
 
 _INPUTS_SHOWN = 3
+_TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,9 @@ class Replay:
         doubt = None
         if job.check != "full" and self._same_vocabulary(job.tokenizer):
             doubt = doubt_of(facts, job.facts)
+        templates = [_read(self.output, TOKENIZER, _TEMPLATE), job.tokenizer.contents().get(_TEMPLATE)]
+        if doubt is not None and templates[0] != templates[1]:
+            doubt = with_words(doubt, *(template or b"" for template in templates))
         return EarlierBlocks(Spool(folder, recipe.spool_recipe(facts), trust=trust), self._instead, doubt)
 
     def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:
@@ -313,6 +318,22 @@ def doubt_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | Non
         frozenset(roles),
         cut=cuts[0] != cuts[1] or modes[0] != modes[1],
     )
+
+
+def with_words(doubt: Doubt, old: bytes, new: bytes) -> Doubt:
+    """The doubt about the rows of a changed chat template."""
+    before, after = (_words(template.decode("utf-8", "surrogatepass")) for template in (old, new))
+    return replace(doubt, words=tuple(sorted(before | after)), new_words=frozenset(before ^ after))
+
+
+def _words(template: str) -> set[str]:
+    """The strings of a template, and the names after its dots."""
+    found, last = set(), ""
+    for token in jinja2.Environment().lexer.tokenize(template):
+        if token.value and (token.type == "string" or (token.type == "name" and last == "dot")):
+            found.add(token.value)
+        last = token.type
+    return found
 
 
 def _longest(preprocessing: Mapping[str, Any]) -> float:

@@ -62,9 +62,12 @@ class EarlierBlocks:
         sizes = line_sizes(raw.data)
         if len(sizes) != len(sidecar.status) or sizes[sidecar.line].sum() <= self.small:
             return None
+        ends = np.cumsum(sizes)[sidecar.line]
+        places = zip((ends - sizes[sidecar.line]).tolist(), ends.tolist(), strict=True)
+        lines = [raw.data[start:end] for start, end in places]
         blank = np.zeros(len(sizes), bool)
         blank[sidecar.line] = True
-        blank[lines_to_compare(sidecar, sizes[sidecar.line], origin.digest, self.doubt)] = False
+        blank[lines_to_compare(sidecar, lines, origin.digest, self.doubt)] = False
         return replace(raw, data=without_lines(raw.data, blank))
 
     def complete(self, batch: Batch) -> Batch:

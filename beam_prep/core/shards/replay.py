@@ -1,6 +1,7 @@
 """A block in which kept rows are those of an earlier run, and only the other records are made again."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,22 +40,35 @@ class Doubt:
         others: the rule of all roles that `known` does not have changed.
         known: names of the roles that the old and the new `mask` have.
         cut: limits changed that only rows see which were cut.
+        words: what the old and the new chat template ask for, if they differ: their strings, and names of keys. Rows
+            are of the same kind if their lines have the same of these.
+        new_words: those that one of the templates does not have. Rows with one of these may change.
     """
 
     roles: frozenset[str] = frozenset()
     others: bool = False
     known: frozenset[str] = frozenset()
     cut: bool = False
+    words: tuple[str, ...] = ()
+    new_words: frozenset[str] = frozenset()
 
-    def rows(self, sidecar: Sidecar) -> Array:
-        """bool [rows]."""
+    def rows(self, sidecar: Sidecar, having: Mapping[str, Array]) -> Array:
+        """bool [rows]; `having`: word -> bool [rows]."""
         found = np.zeros(len(sidecar.line), bool)
         if self.cut and (counts := sidecar.counters.get("truncated_rows")) is not None:
             found |= counts > 0
         names = [name in self.roles or (self.others and name not in self.known) for name in sidecar.roles.names]
         changed = np.array(names, bool)[sidecar.roles.role]
         found |= np.isin(sidecar.line, sidecar.roles.line[changed])
+        for word in self.new_words:
+            found |= having[word]
         return found
+
+
+def rows_with(word: str, lines: Sequence[bytes]) -> Array:
+    """bool [lines]: those of JSON that have a word in a string, escaped or not."""
+    forms = {json.dumps(word, ensure_ascii=ascii)[1:-1].encode("utf-8", "surrogatepass") for ascii in (True, False)}
+    return np.array([any(form in line for form in forms) for line in lines], bool)
 
 
 def line_sizes(data: bytes) -> Array:
@@ -73,32 +87,34 @@ def without_lines(data: bytes, lines: Array) -> bytes:
     return bytes(blank)
 
 
-def lines_to_compare(sidecar: Sidecar, sizes: Array, digest: str, doubt: Doubt) -> Array:
+def lines_to_compare(sidecar: Sidecar, lines: Sequence[bytes], digest: str, doubt: Doubt) -> Array:
     """The lines of kept rows that are compared, the same on every worker: those in doubt, and a sample of the block.
 
     The sample: one row of each kind, the shortest and the longest, and one in `SHARE` of the bytes. Rows are of the
-    same kind if they have the same domain, counters and roles.
+    same kind if they have the same domain, counters, roles and words.
 
     Args:
         sidecar: of the block; it has rows.
-        sizes: int64 [rows], bytes of each row's line.
+        lines: the line of each row.
         digest: of the block.
         doubt: what may have changed.
     """
+    sizes = np.array([len(line) for line in lines], np.int64)
+    having = {word: rows_with(word, lines) for word in doubt.words}
     order = sample(digest, len(sizes), len(sizes))
-    _, first = np.unique(_kinds(sidecar)[order], return_index=True)
+    _, first = np.unique(_kinds(sidecar, having)[order], return_index=True)
     some = order[np.cumsum(sizes[order]) <= sizes.sum() // SHARE]
     extremes = [int(find(values)) for values in (sizes, sidecar.tokens) for find in (np.argmin, np.argmax)]
-    doubtful = np.flatnonzero(doubt.rows(sidecar))
-    lines: Array = sidecar.line[np.unique(np.concatenate([order[first], some, extremes, doubtful]))]
-    return lines
+    doubtful = np.flatnonzero(doubt.rows(sidecar, having))
+    picked: Array = sidecar.line[np.unique(np.concatenate([order[first], some, extremes, doubtful]))]
+    return picked
 
 
-def _kinds(sidecar: Sidecar) -> Array:
+def _kinds(sidecar: Sidecar, having: Mapping[str, Array]) -> Array:
     """uint64 [rows]: a number for each kind of row."""
     kinds = _mixed(sidecar.domain, 0)
-    for place, counts in enumerate(sidecar.counters.values()):
-        kinds += _mixed(counts > 0, 2 + place)
+    for place, values in enumerate([*sidecar.counters.values(), *having.values()]):
+        kinds += _mixed(values > 0, 2 + place)
     roles = sidecar.roles
     messages, _, trained = roles.counts
     entries = _mixed((roles.role * 2 + (messages > 1)) * 2 + (trained > 0), 1)
