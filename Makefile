@@ -34,10 +34,10 @@ test-long: $(VENV)/.installed
 
 # Kills, full disks, I/O errors: some, drawn by the commit. `make faults` tries them at every change of a file (an hour).
 test-faults: $(VENV)/.installed
-	@$(BIN)/python -m pytest tests/faults
+	@$(BIN)/python -m pytest -n auto tests/faults
 
 faults: $(VENV)/.installed
-	@FAULTS=all $(BIN)/python -m pytest tests/faults
+	@FAULTS=all $(BIN)/python -m pytest -n auto tests/faults
 
 # 200 nightly refreshes, a third of them killed, into docs/soak.md (half an hour each).
 SEED ?= 16
