@@ -241,6 +241,7 @@ CASES: dict[str, Callable[[Path, float], Case]] = {
     "1.5 GB of blanks, gzip": packed(".gz", gzip.open, b" "),
     "1.5 GB of blanks, zstd": packed(".zst", zstd, b" "),
     "1.5 GB of blanks, bzip2": packed(".bz2", bz2.open, b" "),
+    "1.5 GB of line feeds": packed("", open, b"\n"),
     "1.5 GB of line feeds, gzip": packed(".gz", gzip.open, b"\n"),
     "1.5 GB of line feeds, zstd": packed(".zst", zstd, b"\n"),
     "1.5 GB of line feeds, bzip2": packed(".bz2", bz2.open, b"\n"),

@@ -34,7 +34,7 @@ MAX_BITS = 4096
 MAX_FOLDED = 1 << 16
 """Characters of a value that jinja computes when it compiles a template."""
 
-MAX_TRACED = 1 << 23
+MAX_TRACED = 1 << 21
 """Units of work of a rendering that is traced: see `recorded`. jinja renders what costs more."""
 
 MAX_PLANNED = 1 << 20

@@ -134,6 +134,8 @@ def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
 def _reject_long(ledger: Ledger, origin: Origin) -> None:
     """Rejects the lines that are longer than allowed, and keeps their beginning only."""
     most = origin.max_line_bytes
+    if len(ledger.raw) <= most and not origin.cut:
+        return
     # With what does not belong to a line's text: a byte order mark, a carriage return.
     borders = np.concatenate([ledger.starts[1:], [len(ledger.raw) + (not ledger.raw.endswith(b"\n"))]])
     long = borders[: len(ledger.starts)] - 1 - ledger.starts > most
