@@ -54,6 +54,7 @@ from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.storage.tokenizers import load_tokenizer, ship
+from beam_prep.storage.uses import Launch
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
@@ -332,7 +333,7 @@ class Pipeline:
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             self._claim(here, wait)
             claimed = True
-            self.spool_of_run().begin_use(self.staging.launch, self.root, self.staging.home)
+            self._note_launch(begins=True)
             with progress, quiet_beam(), prepared_process(runner, options), self._claims.renewed(self.lease):
                 running = pipeline.run()
                 if not here:
@@ -351,7 +352,7 @@ class Pipeline:
                 output_at(self.output, self.staging).fails()
             # On another runner the job may still be at work: a later launch removes its files.
             if here or done:
-                self.spool_of_run().end_use(self.staging.launch)
+                self._note_launch(begins=False)
                 self.staging.remove()
         if self.spool is None:
             self.staging.remove_kept()
@@ -437,6 +438,14 @@ class Pipeline:
         trust = Trust(self.tokenizer_backend, self.render, self.check)
         made_by, kept = recipe.spool_recipe(self.facts), self.spool is not None
         return Spool(folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier)
+
+    def _note_launch(self, begins: bool) -> None:
+        """Notes in a spool that is kept that this launch uses it, or that it has ended."""
+        spool, launch = self.spool_of_run(), self.staging.launch
+        if spool.uses is not None and begins:
+            spool.uses.begin(Launch(launch, spool.recipe[:16], self.root, self.staging.home))
+        elif spool.uses is not None:
+            spool.uses.end(self.root, launch)
 
     def earlier_output(self) -> str | None:
         """The path of the output whose shards are linked."""

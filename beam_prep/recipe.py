@@ -15,7 +15,6 @@ import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
-from beam_prep.core.chat.limits import MAX_CHARACTERS, MAX_WORK
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.hashing import CHUNK
@@ -23,7 +22,7 @@ from beam_prep.core.data.schema import CUTTING, TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
-from beam_prep.core.pieces.voice_of import Render, check_voice
+from beam_prep.core.pieces.voice_of import TEMPLATE_LIMITS, Render, check_voice
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
@@ -309,8 +308,7 @@ def facts(
         "options": {
             "reject_text": reject_text,
             "max_line_bytes": max_line_bytes,
-            "template_characters": MAX_CHARACTERS,
-            "template_work": MAX_WORK,
+            **TEMPLATE_LIMITS,
         },
         "tokenizer": {"fingerprint": tokenizer.fingerprint, "special_tokens": tokenizer.special_tokens},
         "versions": {"beam_prep": __version__, **versions},

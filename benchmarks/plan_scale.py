@@ -49,10 +49,11 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.receipts import SpoolReceipt
 from beam_prep.core.shards.sidecars import Sidecar
-from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
+from beam_prep.core.shards.slices import RejectsPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import REJECTS, SIDECAR, encode_block, read_rejects, read_sidecar
+from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.spool import AT_ONCE, Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
@@ -236,9 +237,9 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
         for element in make.process(b"", parts):
             if isinstance(element, beam.pvalue.TaggedOutput):
                 (folder / "plan").write_bytes(CODER.encode(element.value))
-            elif isinstance(element, ShardPlan):
+            elif isinstance(element, KeyedShard):
                 sizes["shards"].append(len(CODER.encode(element)))
-                shards.append((element.domain, element.shard, element.folder))
+                shards.append((element.plan.domain, element.plan.shard, element.plan.folder))
             else:
                 sizes["rejects"].append(len(CODER.encode(element)))
     (folder / "shards").write_bytes(pickle.dumps(shards))
@@ -273,24 +274,25 @@ def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {**clock.found, "written bytes": size, "manifest bytes": len(text), "publish peak": peak()}
 
 
-def receipt_of(domain: str, shard: int, folder: str) -> ShardReceipt:
+def receipt_of(domain: str, shard: int, folder: str) -> WrittenShard:
     """As `write_shard` gives it for the format `bin`."""
     digest = hashlib.sha256(f"{domain} {shard}".encode()).hexdigest()
     names = (f"{folder}/shard_{shard:04d}/{name}" for name in ("loss_mask.bin", "meta.json", "sequence.bin"))
     files = tuple(WrittenFile(name, 400_000_000, digest) for name in names)
-    return ShardReceipt(domain, shard, 100_000, {"sequence": 10**8}, {"loss_mask": 10**8}, None, files)
+    receipt = ShardReceipt(domain, shard, 100_000, {"sequence": 10**8}, {"loss_mask": 10**8}, None, files)
+    return WrittenShard(receipt, digest[:40], "written")
 
 
-def written_of(work: ShardPlan | RejectsPlan) -> ShardReceipt | WrittenFile:
+def written_of(work: KeyedShard | RejectsPlan) -> WrittenShard | WrittenFile:
     """What `Write` would give."""
-    if isinstance(work, ShardPlan):
-        return receipt_of(work.domain, work.shard, work.folder)
+    if isinstance(work, KeyedShard):
+        return receipt_of(work.plan.domain, work.plan.shard, work.plan.folder)
     return WrittenFile(f"rejects/rejects-{work.index:05d}.jsonl", 10**6, "")
 
 
-def manifest_of(written: list[ShardReceipt | WrittenFile], found: Plan) -> bytes:
+def manifest_of(written: list[WrittenShard | WrittenFile], found: Plan) -> bytes:
     """What `Publish` would write."""
-    shards = [each for each in written if isinstance(each, ShardReceipt)]
+    shards = [each.receipt for each in written if isinstance(each, WrittenShard)]
     rejects = [each for each in written if isinstance(each, WrittenFile)]
     return dump(build_manifest(found, shards, rejects, [], ["bin"], {}))
 

@@ -92,7 +92,10 @@ class Inputs:
                 self._come()
             else:
                 file = self._drawn.choice(self.files)
-                {"grow": self._grow, "edit": self._edit, "go": Path.unlink}[way](file)
+                if way == "go":
+                    file.unlink()
+                else:
+                    (self._grow if way == "grow" else self._edit)(file)
             done.append(way)
         return done
 
@@ -317,13 +320,13 @@ def _disk(folder: Path) -> float:
     return sum(found.values()) / 1e6
 
 
-def report(nights: Sequence[Night], looks: int, seed: int, generations: int, seconds: float) -> str:
+def report(nights: Sequence[Night], asked: int, looks: int, seed: int, generations: int, seconds: float) -> str:
     """What was seen, as Markdown."""
     refreshes = nights[1:]
     did = Counter(way for night in refreshes for way in night.did)
     wrong = [f"night {night.number}: {problem}" for night in nights for problem in night.wrong]
     files, same, linked = (sum(getattr(night, name) for night in refreshes) for name in _SUMS)
-    command = f"python benchmarks/soak.py --refreshes {len(refreshes)} --seed {seed}"
+    command = f"python benchmarks/soak.py --refreshes {asked} --seed {seed}"
     command += f" --generations {generations}" if generations else ""
     lines = [
         machine(),
@@ -331,7 +334,7 @@ def report(nights: Sequence[Night], looks: int, seed: int, generations: int, sec
         table(
             ["seen", "count"],
             [
-                ["refreshes", f"{len(refreshes)}"],
+                ["refreshes", f"{len(refreshes)}" + (f" of {asked}: interrupted" if len(refreshes) < asked else "")],
                 ["input files: " + ", ".join(f"{way} {count}" for way, count in sorted(did.items())), ""],
                 ["refreshes that were killed", f"{sum(night.kills > 0 for night in refreshes)}"],
                 ["kills, all processes of the job", f"{sum(night.kills for night in refreshes)}"],
@@ -413,7 +416,7 @@ def main() -> int:
                     night = soak.night(number, drawn.choice([1, 1, 1, 2]) if number in killed else 0)
                     nights.append(night)
                     print(f"{time.monotonic() - began:.0f} s: {night}", file=sys.stderr, flush=True)
-    text = report(nights, soak.looks, given.seed, given.generations, time.monotonic() - began)
+    text = report(nights, given.refreshes, soak.looks, given.seed, given.generations, time.monotonic() - began)
     print(text)
     if given.markdown is not None:
         write_markdown(given.markdown, "generations" if given.generations else "overwrite", text)

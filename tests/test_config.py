@@ -497,8 +497,9 @@ def nearly_configs(draw: st.DrawFn) -> Any:
     for _ in range(draw(st.integers(1, 2))):
         at: Any = config
         while True:
-            steps = list(at) if isinstance(at, dict) else list(range(len(at)))
-            step = draw(st.sampled_from(steps)) if steps and draw(st.integers(0, 9)) else draw(st.sampled_from(["x"]))
+            steps: list[Any] = list(at) if isinstance(at, dict) else list(range(len(at)))
+            within: bool = bool(steps) and draw(st.booleans() | st.just(True))
+            step = draw(st.sampled_from(steps)) if within else "x"
             if isinstance(at, list) and step == "x":
                 at.append(draw(ANY))
                 break

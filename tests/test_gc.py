@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from beam_prep import cli
-from beam_prep.errors import ConfigError, SpoolError
+from beam_prep.errors import ConfigError, RunError, SpoolError
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.gc import Collected, collect
 from beam_prep.storage.uses import Launch, Output, Uses, is_among
@@ -101,8 +101,8 @@ def test_blocks_of_a_running_job_stay(jobs: Jobs) -> None:
     age(jobs, 8)
     job = jobs.job()
     claims = Claims(str(jobs.folder / "claims"), job.output, "mine")
-    spool = job.spool_of_run()
-    spool.begin_use("mine", job.output, str(jobs.folder / "claims"))
+    recipe = job.spool_of_run().recipe[:16]
+    Uses(str(jobs.folder / "spool")).begin(Launch("mine", recipe, job.output, str(jobs.folder / "claims")))
     claims.take(Claim("mine"))
     assert (swept(jobs).running, swept(jobs).removed) == (1, 0)
     claims.end()  # it was killed, or failed
@@ -116,8 +116,8 @@ def test_a_job_that_begins_meanwhile_keeps_its_blocks(jobs: Jobs, monkeypatch: p
     shutil.rmtree(jobs.folder / "out")
     age(jobs, 8)
     mine = Launch("mine", jobs.job().spool_of_run().recipe[:16], "out", str(jobs.folder / "claims"))
-    answers = iter([[], [mine]])
-    monkeypatch.setattr(Uses, "launches", lambda self: next(answers))
+    answers = iter([[], [], [("mine", mine)]])
+    monkeypatch.setattr(Uses, "launches", lambda *_: next(answers))
     Claims(mine.claims, "out", "mine").take(Claim("mine"))
     assert swept(jobs).removed == 0
 
@@ -157,14 +157,37 @@ def test_nothing_goes_while_a_note_is_damaged(jobs: Jobs) -> None:
     assert blocks(jobs) == before
 
 
+def test_a_damaged_note_does_not_stop_its_own_job(jobs: Jobs) -> None:
+    jobs.run()
+    (note,) = (jobs.folder / "spool" / "uses").iterdir()
+    note.write_bytes(note.read_bytes()[:-5])
+    (jobs.inputs / "b.jsonl").write_text(texts("more", 10))
+    jobs.run()
+    age(jobs, 8)
+    assert (swept(jobs).outputs, swept(jobs).removed) == (1, 0)
+
+
+def test_a_run_that_failed_leaves_the_notes_of_the_output(jobs: Jobs) -> None:
+    jobs.run()
+    (note,) = (jobs.folder / "spool" / "uses").iterdir()
+    before = note.read_bytes()
+    (jobs.inputs / "b.jsonl").write_text("no record\n" * 100)
+    with pytest.raises(RunError):
+        jobs.run()
+    assert [path.read_bytes() for path in (jobs.folder / "spool" / "uses").iterdir()] == [before]
+    (jobs.inputs / "b.jsonl").write_text(texts("more", 10))
+    jobs.run()
+    assert [path.name for path in (jobs.folder / "spool" / "uses").iterdir()] == [note.name]
+
+
 def test_a_million_blocks_are_noted_in_a_small_file(tmp_path: Path) -> None:
     digits = np.random.default_rng(0).bytes(16 * 1_000_000).hex()
     names = [f"{digits[at : at + 2]}/{digits[at + 2 : at + 32]}-{'ab' * 8}" for at in range(0, len(digits), 32)]
     uses = Uses(str(tmp_path))
-    uses.note("out", "launch", pa.array(names))
+    uses.note("out", "out", "launch", pa.array(names))
     (path,) = (tmp_path / "uses").iterdir()
     assert path.stat().st_size < 9_000_000
-    (found,) = uses.outputs()
+    ((_, found),) = uses.outputs()
     assert isinstance(found, Output)
     assert (found.path, found.recipe, len(found.blocks)) == ("out", "ab" * 8, 1_000_000)
     assert all(is_among(name, found.blocks) for name in names[:100])

@@ -17,7 +17,8 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import ConfigError, InputError, TokenizerError
+from beam_prep.core.pieces import checks
+from beam_prep.errors import ConfigError, InputError, RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 
@@ -115,6 +116,18 @@ def test_a_rendering_that_costs_too_much_is_a_reject(prepared: Callable[..., bp.
         assert output.manifest["ledger"]["rejected"] == {"template_limit": 16, "template_error": 8}
         assert output.manifest["totals"]["rows"] == 16
     assert outputs[0].manifest == outputs[1].manifest
+
+
+@pytest.mark.parametrize("render", ["auto", "jinja"])
+def test_a_template_that_writes_much_for_every_record_ends_the_run(
+    prepared: Callable[..., bp.Dataset], monkeypatch: pytest.MonkeyPatch, render: str
+) -> None:
+    """Each rendering is within its limits; those of a block together would fill the memory."""
+    monkeypatch.setattr(checks, "MAX_TEXT", 1 << 20)
+    monkeypatch.setattr(checks, "MORE", 1)
+    config = {**CHAT, "input": {**CHAT["input"], "chat_template": "{{ 'x ' * 9999 }}" + PLAIN}}  # type: ignore[dict-item]
+    with pytest.raises(RunError, match="the chat template writes much more than it is given"):
+        prepared(config, ROOT / "examples/data/chat.jsonl", render=render)
 
 
 def test_a_template_that_does_not_compile_ends_the_run_before_it_begins(

@@ -58,7 +58,7 @@ MAY_IMPORT = {
     },
     "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "storage"} - {"core.chat"},
     "testing": {"core.data", "core.pieces", "core.reading", "core.tokens"},
-    "recipe": {*ROOMS_OF_CORE, "_version", "config", "errors", "formats", "storage", "transforms"} - {"core.chat"},
+    "recipe": {*ROOMS_OF_CORE, "_version", "config", "errors", "formats", "storage", "transforms"},
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
     - {"core.chat"},
     "progress": {"core.data"},

@@ -40,7 +40,7 @@ def test_generated_files_are_up_to_date(path: Path) -> None:
 
 def test_every_option_is_a_parameter_or_left_out_with_a_reason() -> None:
     assert PARAMETERS.keys() == {option.name for option in OPTIONS if not option.not_in_template}
-    assert {option.name for option in OPTIONS if option.not_in_template} == {"wait", "verbose"}
+    assert {option.name for option in OPTIONS if option.not_in_template} == {"dry_run", "wait", "verbose"}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

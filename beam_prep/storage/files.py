@@ -1,6 +1,7 @@
 """Files on this disk or in an object store: listed once, read as streams, written completely or not at all."""
 
 import bz2
+import errno
 import glob
 import gzip
 import itertools
@@ -267,16 +268,42 @@ def read_file(path: str) -> Any:
 
 
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
-    """Writes a file: under a temporary name, then renamed. In an object store it is one request."""
+    """Writes a file, completely or not at all. In an object store it is one request.
+
+    On Linux a new file has no name before it is complete, so that a process that is killed leaves nothing. In place of
+    a file that is there, and on other systems, it is written under a temporary name and renamed.
+    """
     if not is_local(path):
         objects.put(path, b"".join(parts))
         return
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
+    if not os.path.lexists(path) and _written_without_name(folder, path, parts):
+        return
     made = f"{path}.{uuid.uuid4().hex}"
     with naming(path), open(made, "wb") as file:
         file.writelines(parts)
     os.replace(made, path)
+
+
+def _written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
+    """Writes a new file that gets its name at the end (open(2), O_TMPFILE); False if that cannot be done here."""
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    try:
+        number = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            return False  # a file system without it, for instance NFS
+        raise
+    with naming(path), open(number, "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        try:
+            os.link(f"/proc/self/fd/{number}", path)
+        except (FileExistsError, FileNotFoundError):  # another worker was faster; no /proc here
+            return False
+    return True
 
 
 @contextmanager

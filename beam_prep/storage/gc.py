@@ -117,7 +117,7 @@ def collect(spool: str, older_than: float, most_bytes: int | None = None, dry_ru
 def _removed(spool: str, uses: Uses, names: list[str], found: dict[str, _Files]) -> Iterator[str]:
     """Removes blocks, but none of a launch that has begun meanwhile. Gives back those that were removed."""
     for first in range(0, len(names), _AT_ONCE):
-        running = {launch.recipe for launch in uses.launches() if launch.is_alive()}
+        running = {launch.recipe for _, launch in uses.launches() if launch.is_alive()}
         part = [name for name in names[first : first + _AT_ONCE] if name.rpartition("-")[2] not in running]
         _remove(spool, [name + ending for name in part for ending in _ENDINGS if ending in found[name].endings])
         yield from part
@@ -133,22 +133,15 @@ def spool_of(path: str) -> str:
 
 def _in_use(uses: Uses, dry_run: bool) -> tuple[dict[str, Array], set[str], int]:
     """(recipe -> blocks of outputs, recipes of launches that have not ended, number of outputs)."""
-    running: set[str] = set()
-    alive: set[str] = set()
-    for launch in uses.launches():
-        if launch.is_alive():
-            running.add(launch.recipe)
-            alive.add(launch.launch)
-        elif not dry_run:
-            uses.end(launch.launch)
+    if not dry_run:
+        uses.tidy()
+    running = {launch.recipe for _, launch in uses.launches() if launch.is_alive()}
     used: dict[str, list[Array]] = {}
     outputs = 0
-    for output in uses.outputs():
+    for _, output in uses.outputs():
         if output.is_there():
             outputs += 1
             used.setdefault(output.recipe, []).append(output.blocks)
-        elif output.launch not in alive and not dry_run:
-            uses.forget(output)
     return {recipe: np.unique(np.concatenate(each)) for recipe, each in used.items()}, running, outputs
 
 

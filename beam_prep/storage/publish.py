@@ -170,10 +170,14 @@ class Publisher:
     generations: int | None = None
 
     @property
+    def root(self) -> str:
+        """What the launch has claimed: the output, or the folder of generations."""
+        return self.output if self.generations is None else folder_above(self.output)
+
+    @property
     def target(self) -> OutputTarget:
         """The output, as it is made on a disk or in a store."""
-        root = self.output if self.generations is None else folder_above(self.output)
-        return output_at(self.output, self.staging, failed_at(root))
+        return output_at(self.output, self.staging, failed_at(self.root))
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
@@ -219,8 +223,7 @@ class Publisher:
 
     def earlier(self) -> EarlierOutput:
         """The output that is replaced, for its shards. Asked for before `prepare`, which may remove its manifest."""
-        path = earlier_path(self.output if self.generations is None else folder_above(self.output), self.generations)
-        return EarlierOutput(path if self.facts else None)
+        return EarlierOutput(earlier_path(self.root, self.generations) if self.facts else None)
 
     def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile]) -> str:
         """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.

@@ -7,8 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from beam_prep.core.data.block import BlockReceipt
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.shards.sidecars import Sidecar
@@ -30,7 +28,7 @@ from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
-from beam_prep.storage.uses import Launch, Uses
+from beam_prep.storage.uses import Uses
 
 if TYPE_CHECKING:
     from beam_prep.storage.earlier import EarlierBlocks
@@ -120,20 +118,10 @@ class Spool:
             write_file(self._path(name, ending), *parts)
         return receipt, sum(len(part) for parts in files.values() for part in parts)
 
-    def begin_use(self, launch: str, root: str, claims: str) -> None:
-        """Notes a launch that has claimed its output; for the arguments see `Launch`."""
-        if self.kept:
-            Uses(self.folder).begin(Launch(launch, self.recipe[:16], root, claims))
-
-    def end_use(self, launch: str) -> None:
-        """Notes that a launch has ended."""
-        if self.kept:
-            Uses(self.folder).end(launch)
-
-    def note_output(self, output: str, launch: str, names: pa.StringArray) -> None:
-        """Notes the blocks of an output that a launch makes."""
-        if self.kept:
-            Uses(self.folder).note(output, launch, names)
+    @property
+    def uses(self) -> Uses | None:
+        """Who uses its blocks, for `gc`; None if it does not stay."""
+        return Uses(self.folder) if self.kept else None
 
     def used(self, name: str) -> None:
         """Notes that a block was used again: `gc` removes those first that were not used for the longest time."""

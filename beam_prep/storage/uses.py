@@ -1,13 +1,16 @@
 """Who uses which blocks of a spool, so that `gc` keeps them. In the spool itself, in the folder `uses`.
 
-`<launch>.json`: a launch, and where its claim is: as long as that has not ended, every block of its recipe is in use.
-`<launch>.blocks`: the blocks of the output that the launch made. They are in use as long as the output is there, and
-its `run.json` names the launch. Of a digest 8 bytes are noted, 10 MB for 1.2 million blocks: another block with
-the same 8 would be kept, too.
+`<root>.<launch>.json`: a launch, and where its claim is: as long as that has not ended, every block of its recipe is in
+use. `<root>-<output>.blocks` (`.<launch>.blocks` until the output is published): the blocks of an output. They are in
+use as long as the output is there, and its `run.json` names the launch that noted them. `<root>` and `<output>` are
+digests of paths. Of a block's digest 8 bytes are noted, 10 MB for 1.2 million blocks: another with the same 8 would be
+kept, too.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from beam_prep.storage.stores.reader import read_bytes
 
 FOLDER = "uses"
 _LAUNCH, _BLOCKS = ".json", ".blocks"
+_SEALED = "the blocks of an output"
 _DIGITS = 16
 """Of a block's digest that are noted, as one number."""
 
@@ -91,17 +95,20 @@ class Uses:
 
     def begin(self, launch: Launch) -> None:
         """Notes a launch. Called after it has claimed its output, before it looks for blocks."""
-        write_file(join(self._folder, launch.launch + _LAUNCH), json.dumps(asdict(launch)).encode())
+        self.tidy(launch.root)
+        write_file(self._path(f"{_digest(launch.root)}.{launch.launch}{_LAUNCH}"), json.dumps(asdict(launch)).encode())
 
-    def end(self, launch: str) -> None:
+    def end(self, root: str, launch: str) -> None:
         """Forgets a launch that has ended."""
-        self._remove(join(self._folder, launch + _LAUNCH))
+        self._remove(f"{_digest(root)}.{launch}{_LAUNCH}")
+        self.tidy(root)
 
-    def note(self, output: str, launch: str, names: pa.StringArray) -> None:
+    def note(self, root: str, output: str, launch: str, names: pa.StringArray) -> None:
         """Notes the blocks of an output. Called before the first shard is written.
 
         Args:
-            output: its path.
+            root: what the launch has claimed.
+            output: the output's path.
             launch: which makes it.
             names: of its blocks, all of one recipe.
         """
@@ -109,50 +116,80 @@ class Uses:
         recipe = names[0].as_py().rpartition("-")[2] if len(names) else ""
         facts = {"path": output, "launch": launch, "recipe": recipe}
         content = json.dumps(facts).encode() + b"\n" + digests.tobytes()
-        write_file(join(self._folder, launch + _BLOCKS), content, seal(content, launch))
+        name = f"{_digest(root)}-{_digest(output)}.{launch}{_BLOCKS}"
+        write_file(self._path(name), content, seal(content, _SEALED))
 
-    def launches(self) -> Iterator[Launch]:
-        """All launches that are noted."""
-        for name in self._names(_LAUNCH):
-            try:
-                yield Launch(**json.loads(read_bytes(join(self._folder, name + _LAUNCH))))
-            except FileNotFoundError:
-                continue  # it has ended meanwhile
+    def launches(self, root: str = "") -> Iterator[tuple[str, Launch]]:
+        """All launches that are noted, with the names of the notes; `root`: those on it."""
+        for name in self._names(_LAUNCH, root):
+            with suppress(FileNotFoundError):  # it has ended meanwhile
+                yield name, Launch(**json.loads(read_bytes(self._path(name))))
 
-    def outputs(self) -> Iterator[Output]:
-        """All outputs that are noted.
+    def outputs(self, root: str = "") -> Iterator[tuple[str, Output]]:
+        """All outputs that are noted, with the names of the notes; `root`: those of launches on it.
 
         Raises:
             SpoolError: a note is damaged.
         """
-        for name in self._names(_BLOCKS):
-            path = join(self._folder, name + _BLOCKS)
+        for name in self._names(_BLOCKS, root):
+            with suppress(FileNotFoundError):  # it is final now, or gone
+                yield name, self._output(name)
+
+    def _output(self, name: str) -> Output:
+        try:
+            sealed = Sealed(read_file(self._path(name)), _SEALED)
+            content = bytes(sealed.read(0, sealed.size))
+        except FormatError as error:
+            path = self._path(name)
+            raise SpoolError(f"{path}: {error}: nothing is removed; remove it, and run its job again") from None
+        facts, _, digests = content.partition(b"\n")
+        return Output(**json.loads(facts), blocks=np.frombuffer(digests, "<u8"))
+
+    def tidy(self, root: str = "") -> None:
+        """Removes notes of launches that have ended and of outputs that are gone; `root`: those on it."""
+        alive = set()
+        for name, launch in self.launches(root):
+            if launch.is_alive():
+                alive.add(launch.launch)
+            else:
+                self._remove(name)
+        for name in self._names(_BLOCKS, root):
             try:
-                sealed = Sealed(read_file(path), name)
-                content = bytes(sealed.read(0, sealed.size))
+                output = self._output(name)
             except FileNotFoundError:
                 continue
-            except FormatError as error:
-                raise SpoolError(f"{path}: {error}: nothing is removed; remove it, and run its job again") from None
-            facts, _, digests = content.partition(b"\n")
-            yield Output(**json.loads(facts), blocks=np.frombuffer(digests, "<u8"))
+            except SpoolError:
+                if root:  # of a job that runs now: it will note them again
+                    self._remove(name)
+                continue
+            if output.is_there():
+                final = name.partition(".")[0] + _BLOCKS
+                if name != final:
+                    write_file(self._path(final), read_bytes(self._path(name)))
+                    self._remove(name)
+            elif output.launch not in alive:
+                self._remove(name)
 
-    def forget(self, output: Output) -> None:
-        """Removes the note of an output."""
-        self._remove(join(self._folder, output.launch + _BLOCKS))
+    def _path(self, name: str) -> str:
+        return join(self._folder, name)
 
-    def _names(self, ending: str) -> Sequence[str]:
+    def _names(self, ending: str, root: str) -> list[str]:
         if is_local(self._folder):
             found = sorted(path.name for path in Path(self._folder).glob(f"*{ending}"))
         else:
             found = [each.path.rpartition("/")[2] for each in objects.listed(f"{self._folder}/")]
-        return [name.removesuffix(ending) for name in found if name.endswith(ending)]
+        begin = _digest(root) if root else ""
+        return [name for name in found if name.endswith(ending) and name.startswith(begin)]
 
-    def _remove(self, path: str) -> None:
-        if is_local(path):
-            Path(path).unlink(missing_ok=True)
+    def _remove(self, name: str) -> None:
+        if is_local(self._folder):
+            Path(self._path(name)).unlink(missing_ok=True)
         else:
-            objects.delete([path])
+            objects.delete([self._path(name)])
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def _number(name: str) -> int:

@@ -150,7 +150,9 @@ class MakePlan(beam.DoFn):
         if self.publisher.problem(plan) is not None:
             plan = dataclasses.replace(plan, lost=first_lost(receipts, self.spool.sidecars))
         earlier = self.publisher.earlier()
-        self.spool.note_output(self.publisher.output, self.publisher.staging.launch, receipts.names)
+        if self.spool.uses is not None:
+            publisher = self.publisher
+            self.spool.uses.note(publisher.root, publisher.output, publisher.staging.launch, receipts.names)
         if self.publisher.prepare(plan):
             last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
             shards = (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)

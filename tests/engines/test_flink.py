@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from beam_prep.errors import RunError
+from tests.conftest import ROOT
 from tests.engines.build import built
 from tests.engines.flink import Cluster, Flink
 from tests.engines.jobs import JOBS, digests, run
@@ -125,3 +127,99 @@ def tokenising(cluster: Cluster, job: str) -> list[dict[str, Any]]:
     """The subtasks of the task that tokenises, as Flink describes them: `attempt`, `status`, `taskmanager-id`."""
     (task,) = (one["id"] for one in cluster.get(f"/jobs/{job}")["vertices"] if "{ReadJSONL, Prepare" in one["name"])
     return list(cluster.get(f"/jobs/{job}/vertices/{task}")["subtasks"])
+
+
+# The launcher ends, and its job does not
+
+
+class Launch:
+    """`beam-prep run` as a process, whose SDK workers are halted in the middle of the job."""
+
+    def __init__(self, source: Path, output: Path, options: list[str]) -> None:
+        config = output.parent / f"{output.name}.json"
+        config.write_text(json.dumps(CHAT.config))
+        self.command = [
+            sys.executable,
+            "-m",
+            "beam_prep.cli",
+            "run",
+            "-o",
+            str(output),
+            "-c",
+            str(config),
+            "--overwrite",
+        ]
+        self.command += ["--tokenizer_path", str(ROOT / "examples" / "tokenizer"), "--block_bytes=65536"]
+        self.process = subprocess.Popen([*self.command, str(source), *options], stderr=subprocess.PIPE, text=True)
+        self._output = output
+        self._halted: set[int] = set()
+        await_(self._halt, "a worker to tokenise a block")
+
+    def _halt(self) -> bool:
+        assert self.process.poll() is None, self.process.communicate()
+        for path in self._output.parent.glob(f".beam_prep/{self._output.name}-*/*/progress/*"):
+            pid = int(path.name.rpartition("-")[2])
+            os.kill(pid, signal.SIGSTOP)
+            self._halted.add(pid)
+        return bool(self._halted)
+
+    def go_on(self) -> None:
+        for pid in self._halted:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def state_of(cluster: Cluster, before: set[str]) -> str:
+    """The state of the one job that was not there before."""
+    (found,) = (job["state"] for job in cluster.get("/jobs/overview")["jobs"] if job["jid"] not in before)
+    return str(found)
+
+
+def jobs_of(cluster: Cluster) -> set[str]:
+    return {job["jid"] for job in cluster.get("/jobs/overview")["jobs"]}
+
+
+def test_a_job_whose_launcher_was_killed_never_replaces_a_newer_output(
+    flink: Flink, external: list[str], folder: Path, source: Path
+) -> None:
+    newer, output = folder / "newer.jsonl", folder / "stale"
+    newer.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[:200]))
+    run(CHAT.config, newer, folder / "newer", HERE)
+    before = jobs_of(flink.cluster)
+    stale = Launch(source, output, [*flink.options, *external])
+    try:
+        stale.process.kill()
+        stale.process.communicate()
+        second = [*stale.command, str(newer), "--runner=FnApiRunner"]
+        refused = subprocess.run(second, capture_output=True, text=True)
+        assert refused.returncode == 6
+        assert f"another job is writing {output}: pid {stale.process.pid} on " in refused.stderr
+        assert f"http://{flink.cluster.address}" in refused.stderr
+        claim = Path(refused.stderr.strip().rpartition("type: rm ")[2])
+        claim.unlink()
+        done = subprocess.run(second, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert digests(output) == digests(folder / "newer")
+    finally:
+        stale.go_on()
+    await_(lambda: state_of(flink.cluster, before) in ("FAILED", "FINISHED", "CANCELED"), "the stale job to end")
+    assert state_of(flink.cluster, before) == "FAILED"
+    assert digests(output) == digests(folder / "newer")
+
+
+def test_a_job_whose_launcher_is_stopped_is_cancelled(
+    flink: Flink, external: list[str], folder: Path, source: Path
+) -> None:
+    before = jobs_of(flink.cluster)
+    launch = Launch(source, folder / "stopped", [*flink.options, *external])
+    try:
+        launch.process.terminate()
+        _, said = launch.process.communicate(timeout=120)
+    finally:
+        launch.go_on()
+    assert launch.process.returncode == 143
+    assert "the job was cancelled on its runner" in said
+    assert said.splitlines()[-1].startswith("beam-prep: stopped by SIGTERM")
+    assert "Traceback" not in said
+    await_(lambda: state_of(flink.cluster, before) == "CANCELED", "the job to be cancelled")
+    assert not (folder / "stopped").exists()

@@ -1,12 +1,14 @@
 """Inputs that are named by paths, globs and lists: which files they are, in which order, and what is refused."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from beam_prep.errors import ConfigError, InputError
-from beam_prep.storage.files import list_inputs
+from beam_prep.storage.files import list_inputs, write_file
 
 
 def listed(*patterns: object) -> list[str]:
@@ -102,3 +104,29 @@ def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("b.jsonl"))  # root may read all
     with pytest.raises(InputError, match=r"cannot read '.*/b\.jsonl': permission denied; make it readable"):
         list_inputs([str(folder / "*.jsonl")])
+
+
+def test_a_file_that_is_written_has_its_content_and_the_usual_rights(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    (tmp_path / "usual").write_bytes(b"")
+    for content in (b"one", b"another"):
+        write_file(str(path), content[:1], content[1:])
+        assert path.read_bytes() == content
+        assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
+    assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="of Linux")
+def test_a_process_that_is_killed_while_it_writes_leaves_no_file(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from beam_prep.storage import files\n"
+        "class Parts(list):\n"
+        "    def __iter__(self):\n"
+        "        yield b'half' * 100_000\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "files._written_without_name(sys.argv[1], sys.argv[1] + '/file', Parts())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
+    assert done.returncode == -9
+    assert os.listdir(tmp_path) == []

@@ -16,7 +16,7 @@ import markupsafe
 from jinja2 import nodes
 
 from beam_prep.core.chat.clock import Clock
-from beam_prep.core.chat.limits import NODE, as_text, joining, made, weigh
+from beam_prep.core.chat.limits import NODE, as_text, joining, made, weigh, weighed
 from beam_prep.core.chat.sandbox import (
     DictMaker,
     Namespace,
@@ -25,6 +25,7 @@ from beam_prep.core.chat.sandbox import (
     UnwritableCycler,
     UnwritableJoiner,
     limited_filter,
+    limited_test,
     raise_exception,
     tojson,
 )
@@ -32,6 +33,12 @@ from beam_prep.errors import TokenizerError
 
 MARK, ENTER, LEAVE, GENERATION = (f"_beam_prep_{name}" for name in ("mark", "enter", "leave", "generation"))
 """Variables that a template calls: a loop comes to an item, begins, or ends; a generation block is written."""
+WEIGHED = "_beam_prep_weighed"
+"""The filter of values that are about to be compared."""
+
+COMPARING_TESTS = (
+    *("in", "==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"),
+)
 _RAISED_BY_COMPILER = (
     jinja2.exceptions.SecurityError,
     SyntaxError,
@@ -81,7 +88,10 @@ def compile_template(source: str, date: str | None) -> CompiledTemplate:
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     del environment.filters["random"]
     environment.filters["tojson"] = tojson
+    tests: dict[str, Any] = dict(environment.tests)
+    environment.tests.update({name: limited_test(tests[name]) for name in COMPARING_TESTS})
     environment.filters.update({name: limited_filter(name, made) for name, made in environment.filters.items()})
+    environment.filters[WEIGHED] = weighed
     environment.globals = {
         "range": UnwritableCallable(jinja2.sandbox.safe_range),
         "cycler": UnwritableCycler,
@@ -95,6 +105,7 @@ def compile_template(source: str, date: str | None) -> CompiledTemplate:
         tree = environment.parse(source)
         _check_steady(tree, date)
         _mark_loops(tree)
+        _weigh_compared(tree)
         tree.set_environment(environment)
         code = environment.compile(tree)
     except jinja2.TemplateSyntaxError as error:
@@ -167,6 +178,23 @@ def _mark_loops(tree: nodes.Template) -> None:
     bodies: list[Any] = [*tree.find_all((nodes.Macro, nodes.CallBlock))]
     for node in bodies:
         node.body.insert(0, _call(MARK, node.lineno, nothing, uncaptured, costs[id(node)]))
+
+
+def _weigh_compared(tree: nodes.Template) -> None:
+    """Has values measured that are compared with each other, or are keys."""
+
+    def measured(value: nodes.Expr) -> nodes.Expr:
+        if isinstance(value, nodes.Const):
+            return value
+        return nodes.Filter(value, WEIGHED, [], [], None, None, lineno=value.lineno)
+
+    for compare in tree.find_all(nodes.Compare):
+        if not isinstance(compare.expr, nodes.Const) and not all(isinstance(o.expr, nodes.Const) for o in compare.ops):
+            compare.expr = measured(compare.expr)
+            for operand in compare.ops:
+                operand.expr = measured(operand.expr)
+    for pair in tree.find_all(nodes.Pair):
+        pair.key = measured(pair.key)
 
 
 def _cost(node: nodes.Node) -> int:

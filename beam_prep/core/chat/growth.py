@@ -24,6 +24,7 @@ from beam_prep.core.chat.limits import (
     made,
     size_of,
     weigh,
+    weighed,
 )
 
 _SHORT = 1 << 20
@@ -55,15 +56,15 @@ def _is_text(value: Any) -> bool:
 # Methods of texts and integers.
 
 
-def _padded(text: Any, width: Any = 0, *_: Any) -> int:
+def _padded(text: Any, width: Any = 0, *_: Any, **__: Any) -> int:
     return max(len(text), _number(width))
 
 
-def _expanded(text: Any, tabsize: Any = 8) -> int:
+def _expanded(text: Any, tabsize: Any = 8, *_: Any, **__: Any) -> int:
     return len(text) + int(text.count("\t" if isinstance(text, str) else b"\t")) * _number(tabsize)
 
 
-def replaced_size(text: Any, old: Any = None, new: Any = None, count: Any = -1) -> int:
+def replaced_size(text: Any, old: Any = None, new: Any = None, count: Any = -1, *_: Any, **__: Any) -> int:
     """The length of `text.replace(old, new, count)`."""
     if not (
         _is_text(old) and _is_text(new) and isinstance(old, bytes) == isinstance(new, bytes) == isinstance(text, bytes)
@@ -75,7 +76,7 @@ def replaced_size(text: Any, old: Any = None, new: Any = None, count: Any = -1) 
     return len(text) + places * max(len(new) - len(old), 0)
 
 
-def _split(text: Any, sep: Any = None, maxsplit: Any = -1) -> int:
+def _split(text: Any, sep: Any = None, maxsplit: Any = -1, *_: Any, **__: Any) -> int:
     if len(text) <= _SHORT:
         return 0
     if isinstance(maxsplit, int) and 0 <= maxsplit < _SHORT:
@@ -90,7 +91,7 @@ def _split_lines(text: Any, *_: Any, **__: Any) -> int:
     return 0 if len(text) <= _SHORT else ITEM * (_lines(text) + 1)
 
 
-def _translated(text: Any, table: Any = None, *_: Any) -> int:
+def _translated(text: Any, table: Any = None, *_: Any, **__: Any) -> int:
     found = table.values() if isinstance(table, Mapping) else table if isinstance(table, list | tuple) else ()
     return len(text) * max((len(each) for each in found if _is_text(each)), default=1)
 
@@ -127,13 +128,14 @@ def expect_method(owner: Any, name: str, args: tuple[Any, ...], options: dict[st
         expect(weigh(items) + len(owner) * (len(items) if isinstance(items, list | tuple | str | dict) else 0))
         return (items,)
     if name in _METHODS and (_is_text(owner) or name == "to_bytes"):
-        try:
-            size = _METHODS[name](owner, *args, **options)
-        except TypeError:  # arguments that the method refuses, too
-            size = 0
-        expect(size)
+        expect(_METHODS[name](owner, *args, **options))
     if _is_text(owner):
         charge(len(owner))
+    else:  # what is looked for is compared, or has a hash: both take as long as it is large
+        for value in args:
+            weighed(value)
+        if name in ("index", "count"):
+            weighed(owner)
     return args
 
 

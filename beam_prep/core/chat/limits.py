@@ -68,14 +68,10 @@ class Budget:
             )
 
     def enter(self) -> None:
-        """Counts a call, until `leave`."""
-        self.charge(STEP)
+        """Counts a call. It ends when `calls` is one less."""
         self.calls += 1
         if self.calls > MAX_CALLS:
             raise TemplateLimit(f"more than {MAX_CALLS} calls within one another")
-
-    def leave(self) -> None:
-        self.calls -= 1
 
 
 class _Active(threading.local):
@@ -120,9 +116,14 @@ def charge(work: int) -> None:
 
 def made(value: Any) -> Any:
     """Counts a value that a step gave, and the step; gives the value."""
-    size = size_of(value)
-    expect(size)
-    charge(STEP + size)
+    size = len(value) if type(value) is str else size_of(value)
+    budget = _ACTIVE.budget
+    if budget is None or size > MAX_CHARACTERS:
+        expect(size)
+    else:
+        budget.work += STEP + size
+        if budget.work > budget.limit:
+            budget.charge(0)
     return value
 
 
@@ -184,6 +185,13 @@ def weigh(value: Any, most_levels: int = MAX_DEPTH) -> int:
     return total
 
 
+def weighed(value: Any) -> Any:
+    """A value that is about to be compared, which takes as long as it is large."""
+    if _inside(value) is not None:
+        charge(weigh(value))
+    return value
+
+
 def counted(items: Iterator[Any]) -> Iterator[Any]:
     """An iterator whose items are paid for when they are taken."""
     for item in items:
@@ -216,7 +224,10 @@ def joining(join: Callable[[Iterable[Any]], str]) -> Callable[[Iterable[Any]], s
 
     def run(parts: Iterable[Any]) -> str:
         given = tuple(parts)
-        expect(sum(map(weigh, given)))
+        if {*map(type, given)} == {str}:
+            expect(sum(map(len, given)))
+        else:
+            expect(sum(map(weigh, given)))
         text = join(given)
         made(text)
         return text

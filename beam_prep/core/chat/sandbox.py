@@ -1,5 +1,6 @@
 """The environment of chat templates: transformers' sandbox, without what gives another text in another run."""
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinMethodType, FunctionType, MethodType
@@ -8,10 +9,11 @@ from typing import Any
 import jinja2
 import jinja2.sandbox
 import jinja2.utils
-from jinja2.runtime import BlockReference
+from jinja2.runtime import BlockReference, LoopContext, Macro
 
 from beam_prep.core.chat.growth import expect_method, expect_operator, measured_filter, measured_format
-from beam_prep.core.chat.limits import active_budget, concatenated, made
+from beam_prep.core.chat.limits import active_budget, concatenated, made, weigh, weighed
+from beam_prep.core.chat.tracker import Tracker, ignore, pay
 
 
 class Namespace(jinja2.utils.Namespace):
@@ -56,10 +58,6 @@ class UnwritableCallable(Unwritable):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        return self._function
-
 
 class _Stream(Unwritable):
     __slots__ = ("_items",)
@@ -88,6 +86,10 @@ def limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
     return measured
 
 
+_OF_JINJA = ("_loop_vars", "_block_vars")
+_REPORTS = (Tracker.mark, Tracker.enter, Tracker.leave)
+
+
 class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox, with limits on what a rendering costs: see `limits`."""
 
@@ -100,10 +102,16 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return None if super().wrap_str_format(value) is None else measured_format(self, value)
 
     def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
-        called: Any = function.function if type(function) is UnwritableCallable else function
+        called: Any = function._function if type(function) is UnwritableCallable else function
         kind = type(called)
+        if called is pay or called is ignore or (kind is MethodType and called.__func__ in _REPORTS):
+            return called(*args)
         if kind is BuiltinMethodType or kind is MethodType:
-            args = expect_method(called.__self__, called.__name__, args, options)
+            own = {name: value for name, value in options.items() if name not in _OF_JINJA}
+            args = expect_method(called.__self__, called.__name__, args, own)
+        elif kind is not Macro and kind is not LoopContext:
+            for value in args:
+                weighed(value)  # which may be written, or compared
         budget = active_budget()
         if budget is None:  # jinja computes constants
             return made(super().call(context, function, *args, **options))
@@ -111,11 +119,16 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         try:
             return made(super().call(context, function, *args, **options))
         finally:
-            budget.leave()
+            budget.calls -= 1
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is str and type(right) is str:
+            return made(left + right)
         expect_operator(operator, left, right)
-        return made(super().call_binop(context, operator, left, right))
+        found = made(self.binop_table[operator](left, right))
+        if operator == "-" and isinstance(found, set | frozenset):
+            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
+        return found
 
 
 class Sandbox(LimitedEnvironment):
@@ -126,14 +139,20 @@ class Sandbox(LimitedEnvironment):
         return UnwritableCallable(found) if type(found) in _ADDRESSED else found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(argument) is tuple:
+            weigh(argument)  # its hash takes as long
         found = super().getitem(obj, argument)
         return UnwritableCallable(found) if type(found) in _ADDRESSED else found
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        found = super().call_binop(context, operator, left, right)
-        if isinstance(found, set | frozenset):
-            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
-        return found
+
+def limited_test(test: Callable[..., Any]) -> Callable[..., Any]:
+    """A test that compares: what it compares is measured, since comparing it takes as long."""
+
+    @functools.wraps(test)
+    def run(*values: Any) -> Any:
+        return test(*map(weighed, values))
+
+    return run
 
 
 class DictMaker(Unwritable):

@@ -13,9 +13,10 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 
+from beam_prep.core.chat import limits
 from beam_prep.core.chat.compilation import ENTER, GENERATION, LEAVE, MARK, compile_template
 from beam_prep.core.chat.fences import FENCES, NUMBERED_FENCE, content_ranges, generation_ranges, put_between_fences
-from beam_prep.core.chat.limits import TemplateLimit, expect, limited
+from beam_prep.core.chat.limits import TemplateLimit, limited
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
 from beam_prep.core.chat.recorded.plans import Plans
@@ -287,13 +288,14 @@ class ChatTemplate:
             LEAVE: ignore if tracker is None else tracker.leave,
             GENERATION: pass_on if tracker is None else tracker.generation,
         }
-        parts, written = [], 0
+        parts, written, most = [], 0, limits.MAX_CHARACTERS
         try:
             with limited():
                 for part in self._compiled.template.generate(given):
                     parts.append(part)
                     written += len(part)
-                    expect(written)
+                    if written > most:
+                        limits.expect(written)
                     if tracker is not None:
                         tracker.written = written
         except TemplateLimit as error:

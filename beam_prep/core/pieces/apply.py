@@ -11,6 +11,7 @@ from beam_prep.core.data.block import Ledger, Reject, step
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.bulk import bulk_of
+from beam_prep.core.pieces.checks import check_size
 from beam_prep.core.pieces.collector import TextCollector
 from beam_prep.core.pieces.implicit_prompt import with_prompt
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN, Rendered
@@ -35,6 +36,7 @@ def apply_template(
     collectors: list[TextCollector | ValueCollector] = [
         ValueCollector(output) if output.kind == "value" else TextCollector(output, voice, roles) for output in outputs
     ]
+    of_texts = [collector for collector in collectors if isinstance(collector, TextCollector)]
     kept: list[int] = []
     domain: list[str] = []
     ledger = records.ledger.copy()
@@ -58,6 +60,7 @@ def apply_template(
             ledger.reject(line, reject.reason, reject.message)
         else:
             if any(yielded):
+                check_size(sum(texts.characters for texts in of_texts), records)
                 kept.append(line)
                 if voice.template is not None:
                     made["rendered_by_jinja" if any(c.by_jinja for c in collectors) else "rendered_by_plans"] += 1

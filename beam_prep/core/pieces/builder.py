@@ -16,10 +16,12 @@ class PiecesBuilder:
 
     Attributes:
         rows: borders of rows, in sequences.
+        characters: of all texts that were added one by one.
     """
 
     def __init__(self) -> None:
         self.rows = [0]
+        self.characters = 0
         self._texts: list[str] = []
         self._special: list[bool] = []
         self._prompts: dict[int, str] = {}
@@ -71,6 +73,7 @@ class PiecesBuilder:
         if measured is not None:
             self._measured[len(self._texts)] = measured
         self._texts.append(text)
+        self.characters += len(text)
         self._special.append(special)
         self._segments += segments
         self._borders.append(len(self._segments))
@@ -92,6 +95,7 @@ class PiecesBuilder:
             self._prompts.pop(piece, None)
             self._prompt_end.pop(piece, None)
             self._measured.pop(piece, None)
+        self.characters -= sum(map(len, self._texts[pieces:]))
         del self._texts[pieces:], self._special[pieces:], self._borders[pieces + 1 :]
         del self._segments[self._borders[-1] :]
         del self._message_roles_borders[pieces + 1 :]

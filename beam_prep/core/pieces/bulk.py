@@ -9,6 +9,7 @@ from beam_prep.core.chat.recorded.layout import PieceLayout
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.columns import Columns, end_with, join
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.pieces.checks import check_size
 from beam_prep.core.pieces.collector import TextCollector
 from beam_prep.core.pieces.layout_segments import LayoutSegments
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN
@@ -115,8 +116,7 @@ class BulkChats(_Bulk):
             first = chats.offsets[rows][:, None]
             stripped = np.array(sorted(layout.stripped), np.int64)
             clear = begins[first + stripped].all(axis=1) & ends[first + stripped].all(axis=1)
-            # A plan measures contents twice: as they are, and stripped.
-            clear &= 2 * (until[chats.offsets[rows + 1]] - until[chats.offsets[rows]]) <= layout.largest
+            clear &= until[chats.offsets[rows + 1]] - until[chats.offsets[rows]] <= layout.largest
             alone[rows[~clear]] = True
             self._groups.append((layout, table, rows[clear]))
         yield from self._each(alone)
@@ -162,6 +162,7 @@ class BulkChats(_Bulk):
             sizes.append(lengths.sum(axis=1))
         self._rows = np.concatenate([self._rows, *(rows for _, _, rows in self._groups)])
         if len(self._rows):
+            check_size(int(np.concatenate(sizes).sum()), self._records)
             pieces = Ragged.from_lengths(np.concatenate(places), widths)
             self._texts.add_in_bulk(join(chats.text, list(constants), pieces, np.concatenate(sizes)), groups)
         return self._lines()

@@ -8,7 +8,8 @@ from beam_prep.core.data.block import Reject
 from beam_prep.core.pieces.rendered import UNSET
 from beam_prep.core.reading.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.reading.json_line import describe
-from beam_prep.core.reading.records import Record
+from beam_prep.core.reading.records import Record, Records
+from beam_prep.errors import RunError
 
 
 def are_plain(messages: Any) -> bool:
@@ -108,3 +109,18 @@ def list_of(record: Record, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a list (list_field is true)")
     return value
+
+
+MAX_TEXT = 1 << 28
+"""Characters of the texts of a block of up to `MAX_TEXT // MORE` bytes; of a larger one, `MORE` for each byte."""
+MORE = 16
+
+
+def check_size(characters: int, records: Records) -> None:
+    """Raises RunError if the texts of a block are much larger than the block."""
+    most = max(MAX_TEXT, MORE * len(records.ledger.raw))
+    if characters > most:
+        raise RunError(
+            f"the texts of {len(records.ledger.starts)} lines of {records.origin.source.path!r} have more than {most} "
+            "characters: the chat template writes much more than it is given; mend it, or give a smaller --block_bytes"
+        )

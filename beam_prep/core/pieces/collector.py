@@ -90,6 +90,11 @@ class TextCollector:
                 texts = Texts(pc.if_else(begin, cut, texts.array), texts.characters - cuts)
         self._builder.add_in_bulk(texts, special, cuts, groups)
 
+    @property
+    def characters(self) -> int:
+        """Of all texts that were added one by one."""
+        return self._builder.characters
+
     def undo(self, rows: int) -> None:
         """Back to the first `rows` rows."""
         self._builder.undo(rows)

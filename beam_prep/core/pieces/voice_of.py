@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from beam_prep.core.chat.limits import MAX_CHARACTERS, MAX_WORK
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
@@ -11,6 +12,9 @@ from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.records import Records
 from beam_prep.errors import TokenizerError
+
+TEMPLATE_LIMITS = {"template_characters": MAX_CHARACTERS, "template_work": MAX_WORK}
+"""The limits of a rendering, as the manifest names them."""
 
 Render = Literal["auto", "jinja"]
 

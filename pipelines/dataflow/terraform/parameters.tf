@@ -63,6 +63,28 @@ variable "overwrite" {
   }
 }
 
+variable "generations" {
+  description = "Make a generation, DIR/<time>, to which DIR/latest points at the end, and keep this many. Example: 3"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.generations == null || can(regex("^[1-9]\\d*$", var.generations))
+    error_message = "Wanted a value like 3."
+  }
+}
+
+variable "generation" {
+  description = "With --generations: its name, by default the time of the launch in UTC; they are in order of their names. Example: 20261122"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.generation == null || can(regex("^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", var.generation))
+    error_message = "Wanted a value like 20261122."
+  }
+}
+
 variable "max_reject_rate" {
   description = "Fail when a larger share of the records is rejected. Example: 0.05"
   type        = string
@@ -140,6 +162,17 @@ variable "staging_ttl" {
   }
 }
 
+variable "lease" {
+  description = "A launch that was killed holds the output for this time, if nobody can see that it is gone. Example: 120"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.lease == null || can(regex("^\\d+(\\.\\d+)?$", var.lease))
+    error_message = "Wanted a value like 120."
+  }
+}
+
 variable "block_bytes" {
   description = "Bytes of input worked on at a time, a multiple of 65536; changes no byte of the output. Example: 4194304"
   type        = string
@@ -194,6 +227,8 @@ locals {
       config_json       = var.config_json
       tokenizer_path    = var.tokenizer_path
       overwrite         = var.overwrite
+      generations       = var.generations
+      generation        = var.generation
       max_reject_rate   = var.max_reject_rate
       max_drop_rate     = var.max_drop_rate
       reject_text       = var.reject_text
@@ -201,6 +236,7 @@ locals {
       spool             = var.spool
       staging           = var.staging
       staging_ttl       = var.staging_ttl
+      lease             = var.lease
       block_bytes       = var.block_bytes
       tokenizer_backend = var.tokenizer_backend
       render            = var.render

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 
 from beam_prep.core.chat import limits, template
+from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import tracer
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
 from beam_prep.errors import TokenizerError
-from tests.core.chat.test_recorded import NEVER_PLANNED, PLANNED, Message, say
+from tests.core.chat.test_recorded import NEVER_PLANNED, PLANNED
+from tests.core.chat.test_template import say
 
 TALK: list[Message] = [say("user", "hello"), say("assistant", "yes")]
 
@@ -91,6 +93,12 @@ BOMBS = {
     "nested lists pprint": rounds("[n.x, n.x]") + "{{ n.x | pprint }}",
     "nested lists joined": rounds("[n.x, n.x]") + "{{ n.x | join }}",
     "nested objects": rounds("{'a': n.x, 'b': n.x}") + "{{ '{}'.format(n.x) }}",
+    "nested lists compared": rounds("[n.x, n.x]") + "{% set y = n.x %}" + rounds("[n.x, n.x]") + "{{ y == n.x }}",
+    "nested lists looked for": rounds("[n.x, n.x]") + "{% set y = n.x %}" + rounds("[n.x, n.x]") + "{{ y in [n.x] }}",
+    "nested lists tested": rounds("[n.x, n.x]") + "{% set y = n.x %}" + rounds("[n.x, n.x]") + "{{ y is eq n.x }}",
+    "nested tuples as keys": rounds("(n.x, n.x)", "(1,)") + "{{ {n.x: 1} | length }}",
+    "nested tuples as an index": rounds("(n.x, n.x)", "(1,)") + "{{ {}[n.x] }}",
+    "nested lists in an error": rounds("[n.x, n.x]") + "{{ raise_exception(n.x) }}",
     "a namespace": rounds("{'a': n.x, 'b': n.x}") + "{{ n }}",
     "a namespace in itself": "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
     "escaped": "{% autoescape true %}" + rounds("n.x ~ n.x ~ '<'") + "{% endautoescape %}",

@@ -10,7 +10,9 @@ from jinja2 import nodes
 from jinja2.runtime import LoopContext, Macro
 from jinja2.utils import _PassArg
 
+from beam_prep.core.chat.compilation import WEIGHED
 from beam_prep.core.chat.growth import unmeasured
+from beam_prep.core.chat.limits import weighed
 from beam_prep.core.chat.recorded.models import (
     DICT_METHODS,
     FILTER_MODELS,
@@ -58,6 +60,8 @@ def is_allowed(tree: nodes.Template, environment: jinja2.Environment) -> bool:
     """True if a template consists of what is modelled here: its statements, filters, tests, globals and methods."""
     for node in [tree, *tree.find_all(nodes.Node)]:
         known = type(node).__name__ in _ALLOWED_NODES
+        if isinstance(node, nodes.Filter) and node.name == WEIGHED:
+            continue
         if isinstance(node, nodes.Filter):
             known = node.name in FILTER_MODELS and node.dyn_args is None and node.dyn_kwargs is None
         elif isinstance(node, nodes.Test):
@@ -99,6 +103,7 @@ class TracingEnvironment(LimitedEnvironment):
         self.globals = other.globals
         filters = {name: other.filters[name] for name in FILTER_MODELS if name in other.filters}
         self.filters = {name: self._filter(name, found) for name, found in filters.items()}
+        self.filters[WEIGHED] = weighed
         tests: dict[str, Any] = dict(other.tests)
         self.tests = {name: self._test(name, tests[name]) for name in TEST_MODELS}
         self.tests.update((name, tests[name]) for name in OPERATING_TESTS)

@@ -57,7 +57,8 @@ def text_method(trace: Trace, owner: Any, name: str, arguments: tuple[Any, ...],
     growing = name in ("replace", "join")
     called = f"{name}_text({', '.join((expression_of(owner), *given))})"
     expression = called if growing else f"{expression_of(owner)}.{name}({', '.join(given)})"
-    found = trace.computed(expression, real, kind, sources, content, mixed=mixed, growing=growing)
+    within = owner if name in ("strip", "lstrip", "rstrip") else None
+    found = trace.computed(expression, real, kind, sources, content, mixed=mixed, growing=growing, within=within)
     if stripped:
         trace.stripped.add(found.name)
     return found

@@ -105,7 +105,8 @@ class Recording:
         def compiled() -> RenderPlan:
             written = f"return ({''.join(expression_of(piece) + ', ' for piece in pieces)})"
             names = dict(trace.functions)
-            size = " + ".join(sorted(trace.measured)) or "0"
+            size = f"sum(map(len, ({''.join(f'{name}, ' for name in trace.texts)})))"
+            size = " + ".join([size, *sorted(trace.measured)])
             too_large = f"if {size} > {layout.largest}: raise OverflowError"
             exec("def plan(messages, tools):\n " + "\n ".join([*trace.lines, too_large, written]), names)
             return RenderPlan(names["plan"], layout)

@@ -228,6 +228,7 @@ def expression_of(value: Any) -> str:
         return str(value.name)
     if kind in (str, int, bool, type(None)) or (kind is float and math.isfinite(value)):
         return repr(value)
+    charge(ITEM)
     if kind is list or kind is tuple:
         inside = "".join(f"{expression_of(item)}, " for item in value)
         return f"[{inside}]" if kind is list else f"({inside})"
@@ -241,6 +242,7 @@ def real_value(value: Any) -> Any:
     kind = type(value)
     if kind is Tracer:
         return value.real
+    charge(ITEM)
     if kind is list or kind is tuple:
         return kind(real_value(item) for item in value)
     if kind is dict:
@@ -254,9 +256,11 @@ def _tracers_in(value: Any) -> Iterator[Tracer]:
     if kind is Tracer:
         yield value
     elif kind is list or kind is tuple:
+        charge(ITEM)
         for item in value:
             yield from _tracers_in(item)
     elif kind is dict:
+        charge(ITEM)
         for key, item in value.items():
             if type(key) not in SCALAR_KINDS:
                 raise Refusal
@@ -280,6 +284,7 @@ def _has_constant(value: Any) -> bool:
         return value.mixed or (value.kind is str and is_mixed(*value.parts))
     if kind is str:
         return bool(value.strip())
+    charge(ITEM)
     return is_mixed(*chain(value, value.values())) if kind is dict else kind in (list, tuple) and is_mixed(*value)
 
 
@@ -343,8 +348,10 @@ class Trace:
         self._known: dict[str, Tracer] = {}
         self._guarded: set[str] = set()
         self._names = 0
-        self.measured: set[str] = set()  # expressions of the sizes of what the plan computes
+        self.texts: list[str] = []  # variables whose lengths count
+        self.measured: set[str] = set()  # expressions that count besides
         self._weights: Counter[str] = Counter()  # variable -> how often something is made of it
+        self._within: dict[str, str] = {}  # variable -> the one that it is a part of
         self._growing = 0
 
     def tracer(
@@ -376,6 +383,7 @@ class Trace:
         element: bool = False,
         mixed: bool = False,
         growing: bool = False,
+        within: Any = None,
     ) -> Tracer:
         """A line that computes something; once for each expression.
 
@@ -387,6 +395,7 @@ class Trace:
             element: it is a value of the data, not computed from one. (A computed number is no text of a message.)
             mixed: see `Tracer`.
             growing: it may be much longer than what it is made of.
+            within: a text that it is a part of.
         """
         self.simple &= content >= 0
         if kind in (int, float, bool) and not element:
@@ -396,8 +405,12 @@ class Trace:
         if expression not in self._known:
             name = self._line(expression)
             self._known[expression] = self.tracer(name, real, kind, sources, content, mixed=mixed)
-            if kind in SIZED_KINDS:
-                self.measured.add(f"len({name})" if kind is str else f"{ITEM + 1} * len({name})")
+            if type(within) is Tracer and within.name:
+                self._within[name] = self._within.get(within.name, within.name)
+            elif kind is str:
+                self.texts.append(name)
+            elif kind in SIZED_KINDS:
+                self.measured.add(f"{ITEM + 1} * len({name})")
             if growing:
                 self._grows(name, real)
         return self._known[expression]
@@ -421,7 +434,7 @@ class Trace:
             for part in value.parts:
                 self._pay(part)
             if not value.parts and value.name:
-                self._weights[value.name] += 1
+                self._weights[self._within.get(value.name, value.name)] += 1
         elif kind is str:
             charge(len(value))
         elif kind in (list, tuple, dict):
