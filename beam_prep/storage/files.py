@@ -300,7 +300,8 @@ def _written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buf
         file.writelines(parts)
         file.flush()
         try:
-            os.link(f"/proc/self/fd/{number}", path)
+            # With a `src_dir_fd`, which an absolute path does not need, Python calls linkat(2), which follows the link.
+            os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number)
         except (FileExistsError, FileNotFoundError):  # another worker was faster; no /proc here
             return False
     return True
