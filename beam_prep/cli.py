@@ -449,7 +449,7 @@ def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
 
     FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
     for path in given.spools:
-        found = collector.collect(collector.spool_of(path), given.older_than, given.max_bytes, given.dry_run)
+        found = collector.collect(path, given.older_than, given.max_bytes, given.dry_run)
         print(found.line(given.dry_run))
     return 0
 

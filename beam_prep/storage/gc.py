@@ -16,12 +16,9 @@ import numpy as np
 
 from beam_prep.core.data.ragged import Array
 from beam_prep.errors import ConfigError
-from beam_prep.formats.manifest import MANIFEST
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.storage.files import DAMAGED_SUFFIX, join
-from beam_prep.storage.generations import Generations
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.uses import Uses, is_among
 
@@ -85,6 +82,7 @@ def collect(spool: str, older_than: float, most_bytes: int | None = None, dry_ru
     """
     if is_local(spool) and not os.path.isdir(spool):
         raise ConfigError(f"{spool}: there is no such spool")
+    spool = os.path.abspath(spool) if is_local(spool) else spool.rstrip("/")
     uses, now = Uses(spool), time.time()
     found, leftovers = _found(spool)
     # After the blocks: of a launch that began before this, every block that it has found is in `found`.
@@ -121,14 +119,6 @@ def _removed(spool: str, uses: Uses, names: list[str], found: dict[str, _Files])
         part = [name for name in names[first : first + _AT_ONCE] if name.rpartition("-")[2] not in running]
         _remove(spool, [name + ending for name in part for ending in _ENDINGS if ending in found[name].endings])
         yield from part
-
-
-def spool_of(path: str) -> str:
-    """The spool that a path means: of an output without `--spool`, or of its failed run, the one next to it."""
-    is_output = is_local(path) and os.path.exists(join(path, MANIFEST))
-    if is_output or (is_local(path) and Generations(path).latest() is not None):
-        return join(Staging.beside(path).root, "spool")
-    return os.path.abspath(path) if is_local(path) else path.rstrip("/")
 
 
 def _in_use(uses: Uses, dry_run: bool) -> tuple[dict[str, Array], set[str], int]:
