@@ -347,7 +347,7 @@ class Pipeline:
             raise raised_by_worker(error) from error
         finally:
             if running is not None and not here and received_signal() is not None:
-                cancel(running)
+                cancel(running, options)
             if claimed and not done and not left and (here or running is None or has_ended(running)):
                 output_at(self.output, self.staging).fails()
             # On another runner the job may still be at work: a later launch removes its files.

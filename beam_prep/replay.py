@@ -88,9 +88,9 @@ class Replay:
     """A job that runs the rejected records of an output again: in the new output they are at their place.
 
     The new output is, byte for byte, that of a run from scratch with the new config. Records that were kept are not
-    tokenised again, where their blocks are still in the spool: they must give what they gave, which is compared for
-    all records of a small input, and for a sample of a large one (`check="full"`: for all). A new config that would
-    change one is refused. Records that were dropped are run again, too.
+    written again, where their blocks are still in the spool: they must give what they gave, which is compared for all
+    records that may have changed (docs/replay.md). A new config that would change one is refused. Records that were
+    dropped are run again, too.
 
     Args:
         output: the earlier output, or a folder of generations, of which the latest is meant. Its manifest names the
@@ -149,6 +149,7 @@ class Replay:
             raise OutputError(f"{output} was not made from a config, but by a chain of its own: run that again")
         made_by = json.loads(_read(self.output, RUN) or b"{}")
         self._inputs_checksum = made_by.get("inputs_checksum")
+        self._sampled = options.get("check") == "sample"
         self._instead = "beam-prep run"
         self.job: Pipeline | None = None
         self._replaces = False
@@ -267,7 +268,9 @@ class Replay:
             doubt = doubt_of(facts, job.facts)
         templates = [_read(self.output, TOKENIZER, _TEMPLATE), job.tokenizer.contents().get(_TEMPLATE)]
         if doubt is not None and templates[0] != templates[1]:
-            doubt = with_words(doubt, *(template or b"" for template in templates))
+            # Which records another template changes is not known. A sample is taken only by request.
+            sampled = with_words(doubt, *(template or b"" for template in templates))
+            doubt = sampled if self._sampled else None
         return EarlierBlocks(Spool(folder, recipe.spool_recipe(facts), trust=trust), self._instead, doubt)
 
     def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:

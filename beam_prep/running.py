@@ -1,8 +1,10 @@
 """A running job: its id, its end, and the error that a worker raised."""
 
 import contextlib
+import json
 import logging
 import re
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,10 +23,12 @@ from beam_prep.errors import BeamPrepError, EngineError
 log = logging.getLogger("beam_prep")
 
 
-def cancel(running: Any) -> None:
+def cancel(running: Any, options: PipelineOptions) -> None:
     """Cancels a job on its runner, if it can be reached."""
     try:
         running.cancel()
+        if (page := _flink_page(options)) is not None:
+            _cancel_on_flink(page, str(job_id_of(running)))
     except Exception as error:  # each runner has errors of its own, and this process ends anyway
         log.warning("the job could not be cancelled (%s): cancel it on its runner", error)
     else:
@@ -49,6 +53,20 @@ def told_job(running: Any, options: PipelineOptions) -> dict[str, str]:
     return job
 
 
+def _cancel_on_flink(page: str, job_id: str) -> None:
+    """Cancels a job by Flink's own REST interface: Beam's job server only forgets it (2.77).
+
+    https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/#jobs-jobid-1
+    """
+    name = job_id.rpartition("_")[0]  # Beam appends a number to it
+    with urllib.request.urlopen(f"{page}/jobs/overview", timeout=30) as answer:
+        jobs = json.load(answer)["jobs"]
+    for job in jobs:
+        if job["name"] == name and job["state"] not in ("FINISHED", "FAILED", "CANCELED"):
+            request = urllib.request.Request(f"{page}/jobs/{job['jid']}?mode=cancel", method="PATCH")
+            urllib.request.urlopen(request, timeout=30).close()
+
+
 def _page(running: Any, options: PipelineOptions) -> str | None:
     """The page of a job in its runner's console."""
     name = str(options.view_as(StandardOptions).runner).rpartition(".")[2]
@@ -56,9 +74,17 @@ def _page(running: Any, options: PipelineOptions) -> str | None:
         cloud = options.view_as(GoogleCloudOptions)
         page = "https://console.cloud.google.com/dataflow/jobs"
         return f"{page}/{cloud.region}/{job_id_of(running)}?project={cloud.project}"
-    master = options.view_as(FlinkRunnerOptions).flink_master if name == "FlinkRunner" else None
-    # With a name in brackets Beam starts a cluster, or the job server knows one.
-    return f"http://{master.removeprefix('http://')}" if master and not master.startswith("[") else None
+    return _flink_page(options)
+
+
+def _flink_page(options: PipelineOptions) -> str | None:
+    """The address of a Flink cluster's console and REST interface; None if nobody named it, or it is another runner."""
+    if str(options.view_as(StandardOptions).runner).rpartition(".")[2] != "FlinkRunner":
+        return None
+    master = options.view_as(FlinkRunnerOptions).flink_master
+    if not master or master.startswith("["):  # Beam starts a cluster, or the job server knows one
+        return None
+    return str(master) if "://" in master else f"http://{master}"
 
 
 def has_ended(running: Any) -> bool:

@@ -114,8 +114,9 @@ class Jobs:
     def replay(self, config: dict[str, Any] | None, **options: Any) -> Replayed:
         given = {
             "spool": str(self.folder / "spool"), "output_dir": self.folder / "new", **self.options,
-            "tokenizer_path": self.tokenizer, **options,
+            "tokenizer_path": self.tokenizer, "check": "sample", **options,
         }  # fmt: skip
+        given = {name: value for name, value in given.items() if value is not None}
         new = None if config is None else PipelineConfig.from_dict(config)
         replay = Replay(self.folder / "out", new, **given)
         if self.small is not None and replay.job is not None:
@@ -338,6 +339,8 @@ def test_check_full_compares_every_kept_record_of_large_jobs(jobs: Jobs) -> None
     )
     jobs.write(records)
     jobs.first(config())
+    with pytest.raises(ConfigError, match="would change: column '"):
+        jobs.replay(config(RARE), check=None)
     with pytest.raises(ConfigError, match="would change: column '"):
         jobs.replay(config(RARE), check="full")
     jobs.replay(config(MENDED), check="full")
