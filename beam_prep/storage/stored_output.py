@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_prep.errors import OutputError
+from beam_prep.errors import LockedError, OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join
@@ -24,6 +24,7 @@ from beam_prep.storage.output_target import is_manifest, listed_files
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
 from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import PreconditionFailed
 from beam_prep.storage.stores.reader import parts, read_bytes
 
 
@@ -125,7 +126,11 @@ class StoredOutput:
             self._remove_manifest(there)
         self.write_run(run)
         self.check_claim()
-        objects.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+        try:  # only if there is none: a job that slept since the check must not replace the manifest of another
+            objects.put_if_absent(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+        except PreconditionFailed:
+            if self.manifest() != text:  # otherwise the answer was lost, or nothing but another file was
+                raise LockedError(f"another job has published {self.path} meanwhile") from None
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))

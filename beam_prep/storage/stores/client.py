@@ -64,7 +64,7 @@ class StoreClient(Protocol):
         """Writes an object, completely or not at all."""
         ...
 
-    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         """Writes an object only if it has this version, or (None) if there is none. Otherwise `PreconditionFailed`.
 
         Servers that ignore preconditions (gcp-storage-emulator) always write. On S3 the version is a digest of the
@@ -91,6 +91,11 @@ def bucket_and_name(path: str) -> tuple[str, str]:
     if match is None:
         raise StorageError(f"{path!r} names no object: wanted gs://BUCKET/NAME or s3://BUCKET/NAME")
     return match[1], match[2]
+
+
+def incomplete(path: str) -> StoreUnavailable:
+    """The error of an answer of which a part is missing: its connection was cut."""
+    return StoreUnavailable(f"the answer about {path} is incomplete")
 
 
 def refused(path: str, error: Exception) -> StorageError:

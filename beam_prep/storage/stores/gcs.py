@@ -15,6 +15,7 @@ from beam_prep.storage.stores.client import (
     PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
+    incomplete,
     metadata,
     refused,
 )
@@ -52,9 +53,11 @@ class GCSClient:
             status = error.response.status_code
             if status == 404:
                 raise FileNotFoundError(path) from None
-            raise (
-                StoreUnavailable(str(error)) if status >= 500 or status in (408, 429) else refused(path, error)
-            ) from None
+            if status >= 500 or status in (408, 429):
+                raise StoreUnavailable(str(error)) from None
+            raise (incomplete(path) if status < 400 else refused(path, error)) from None
+        except (requests.exceptions.JSONDecodeError, KeyError):
+            raise incomplete(path) from None
         except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
             raise StoreUnavailable(str(error)) from None
         except (requests.exceptions.ChunkedEncodingError, DataCorruption, TransportError) as error:
@@ -92,11 +95,13 @@ class GCSClient:
         with self._errors(path):
             blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", retry=None)
 
-    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        blob = self._blob(path)
+        blob.metadata = metadata(sha256)
         wanted = 0 if version is None else int(version)  # no object has generation 0
         try:
             with self._errors(path):
-                self._blob(path).upload_from_file(
+                blob.upload_from_file(
                     io.BytesIO(data), size=len(data), checksum="crc32c", if_generation_match=wanted, retry=None
                 )
         except Changed:

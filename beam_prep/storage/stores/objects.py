@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, StorageError
-from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient
+from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient, incomplete
 from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.retry import with_retries
 from beam_prep.storage.stores.s3 import S3Client
@@ -68,7 +68,14 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     """
     if stop <= start:
         return b""
-    return with_retries(lambda: _client(path).get(path, start, stop, version), path)
+
+    def all_of_it() -> bytes:
+        data = _client(path).get(path, start, stop, version)
+        if len(data) < stop - start:
+            raise incomplete(path)
+        return data
+
+    return with_retries(all_of_it, path)
 
 
 def tail(path: str, size: int) -> tuple[bytes, int]:
@@ -86,7 +93,7 @@ def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
         with_retries(lambda: _client(path).put(path, data, sha256), path)
 
 
-def put_if_absent(path: str, data: bytes) -> None:
+def put_if_absent(path: str, data: bytes, sha256: str | None = None) -> None:
     """Writes an object if there is none at this path.
 
     A request whose answer was lost is made again, and then fails because the first one succeeded. A caller that must
@@ -96,7 +103,7 @@ def put_if_absent(path: str, data: bytes) -> None:
         PreconditionFailed: there is one.
     """
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put_if(path, data, None), path)
+        with_retries(lambda: _client(path).put_if(path, data, None, sha256), path)
 
 
 def put_if_version(path: str, data: bytes, version: str) -> None:
@@ -105,7 +112,7 @@ def put_if_version(path: str, data: bytes, version: str) -> None:
     Raises:
         PreconditionFailed: it has another version, or is no longer there.
     """
-    with_retries(lambda: _client(path).put_if(path, data, version), path)
+    with_retries(lambda: _client(path).put_if(path, data, version, None), path)
 
 
 def upload(path: str, file: str, sha256: str) -> None:

@@ -14,6 +14,7 @@ from beam_prep.storage.stores.client import (
     PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
+    incomplete,
     metadata,
     refused,
 )
@@ -49,6 +50,8 @@ class S3Client:
             raise refused(path, error) from None
         except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
             raise StoreUnavailable(str(error)) from None
+        except (exceptions.IncompleteReadError, exceptions.ResponseParserError, KeyError):
+            raise incomplete(path) from None
 
     def _meaning(self, path: str, error: Any) -> Exception:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -79,19 +82,22 @@ class S3Client:
         with self._errors(path):
             found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes=-{size}")
             data = bytes(found["Body"].read())
-        return data, int(found.get("ContentRange", str(len(data))).rpartition("/")[2])
+            total = int(found["ContentRange"].rpartition("/")[2] if "ContentRange" in found else found["ContentLength"])
+        if len(data) != min(size, total):
+            raise incomplete(path)
+        return data, total
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
         bucket, name = bucket_and_name(path)
         with self._errors(path):
             self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
 
-    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         bucket, name = bucket_and_name(path)
         wanted = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             with self._errors(path):
-                self._s3.put_object(Bucket=bucket, Key=name, Body=data, **wanted)
+                self._s3.put_object(Bucket=bucket, Key=name, Body=data, Metadata=metadata(sha256), **wanted)
         except Changed:
             raise PreconditionFailed(path) from None
         except FileNotFoundError:
@@ -113,6 +119,8 @@ class S3Client:
         bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
+                if "IsTruncated" not in page:
+                    raise incomplete(prefix)
                 for entry in page.get("Contents", []):
                     yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
 
