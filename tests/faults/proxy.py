@@ -9,6 +9,7 @@ import http.server
 import json
 import re
 import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -173,7 +174,7 @@ def _object(path: str, query: Mapping[str, str], body: bytes) -> str | None:
     name = found[2] and urllib.parse.unquote(found[2])
     if name is None:
         name = query.get("name")
-    if name is None and (start := body.find(b"{")) >= 0:
+    if name is None and "upload_id" not in query and (start := body.find(b"{")) >= 0:
         text = body[start:].decode("utf-8", "replace")
         name = json.JSONDecoder().raw_decode(text)[0].get("name")
     return None if name is None else f"{found[1]}/{name}"
@@ -255,7 +256,8 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection that a killed job closed is no error."""
+        if not isinstance(sys.exception(), OSError):  # a killed job closes its connections
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.storage.output_target import listed_files
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores import objects, retry
+from beam_prep.storage.stores.client import Changed, PreconditionFailed
+from beam_prep.storage.stores.reader import read_bytes, read_version
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.faults.harness import Jobs
@@ -238,6 +238,84 @@ def test_no_disturbance_loses_or_shows_a_part(place: Place, name: str, runner: s
         trials = random.Random(seed).sample(trials, DRAWN if runner == "in-process" else 1)
     for trial in trials:
         case.try_it(*trial)
+
+
+@pytest.fixture
+def through(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder to which the requests of this process go through the proxy, too."""
+    before = FileSystems._pipeline_options
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{place.proxy.port}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(retry, "_PAUSE", 0.02)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 3.0)
+    FileSystems.set_options(PipelineOptions(place.options))
+    objects.client_for.cache_clear()
+    yield place.new_folder()
+    FileSystems.set_options(before)
+    objects.client_for.cache_clear()
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_each_request_to_a_store_may_be_disturbed(
+    place: Place, through: str, tmp_path: Path, kind: Disturbance
+) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(b"small")
+    large.write_bytes(os.urandom(9 << 20))
+    path = f"{through}/object"
+
+    def read_back() -> tuple[bytes, str]:
+        found = read_version(path)
+        assert found is not None
+        return found
+
+    def conditional(put: Callable[[], None], data: bytes) -> bytes:
+        try:
+            put()
+        except PreconditionFailed:
+            assert read_back()[0] == data  # the answer was lost
+        return read_back()[0]
+
+    def uploaded(file: Path) -> str:
+        objects.upload(path, str(file), "1" * 64)
+        described = objects.find(path)
+        assert described is not None
+        assert described.sha256 == "1" * 64
+        return hashlib.sha256(read_back()[0]).hexdigest()
+
+    def deleted() -> None:
+        objects.delete([path])
+        assert objects.find(path) is None
+
+    def replaced() -> bytes:
+        version = read_back()[1]
+        return conditional(lambda: objects.put_if_version(path, b"third", version), b"third")
+
+    # (what is there before, step, its result)
+    steps: list[tuple[bytes | None, Callable[[], object], object]] = [
+        (None, lambda: objects.find(path), None),
+        (None, lambda: objects.listed(f"{through}/"), []),
+        (None, lambda: conditional(lambda: objects.put_if_absent(path, b"first"), b"first"), b"first"),
+        (b"first", replaced, b"third"),
+        (None, lambda: objects.put(path, b"second"), None),
+        (b"third", lambda: read_bytes(path), b"third"),
+        (b"third", lambda: objects.tail(path, 2), (b"rd", 5)),
+        (b"third", lambda: objects.tail(path, 9), (b"third", 5)),
+        (b"third", lambda: objects.get(path, 1, 4), b"hir"),
+        (b"third", lambda: [found.path for found in objects.listed(f"{through}/")], [path]),
+        (b"third", lambda: uploaded(small), hashlib.sha256(b"small").hexdigest()),
+        (None, lambda: uploaded(large), hashlib.sha256(large.read_bytes()).hexdigest()),
+        (b"third", deleted, None),
+    ]
+    for number, (before, step, wanted) in enumerate(steps):
+        at = 0
+        while at == 0 or place.proxy.seen:
+            at += 1
+            place.proxy.arm()
+            objects.delete([path]) if before is None else objects.put(path, before)
+            place.proxy.arm(kind, at)
+            assert step() == wanted, f"step {number}, {kind} at request {at}: {place.proxy.seen}"
+        assert at > 1
 
 
 def test_an_undisturbed_run_gives_the_bytes_of_a_local_one(place: Place, tmp_path: Path) -> None:

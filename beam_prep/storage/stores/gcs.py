@@ -56,7 +56,7 @@ class GCSClient:
             if status >= 500 or status in (408, 429):
                 raise StoreUnavailable(str(error)) from None
             raise (incomplete(path) if status < 400 else refused(path, error)) from None
-        except (requests.exceptions.JSONDecodeError, KeyError):
+        except (requests.exceptions.JSONDecodeError, KeyError, AttributeError):  # an empty answer is b"", not a dict
             raise incomplete(path) from None
         except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
             raise StoreUnavailable(str(error)) from None
@@ -73,7 +73,7 @@ class GCSClient:
         blob = self._blob(path)
         with self._errors(path):
             blob.reload(retry=None)
-        return _of_gcs(blob)
+            return _of_gcs(blob)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         with self._errors(path):

@@ -84,7 +84,14 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
     Raises:
         FileNotFoundError: there is none.
     """
-    return with_retries(lambda: _client(path).tail(path, size), path)
+
+    def all_of_it() -> tuple[bytes, int]:
+        data, total = _client(path).tail(path, size)
+        if len(data) != min(size, total):
+            raise incomplete(path)
+        return data, total
+
+    return with_retries(all_of_it, path)
 
 
 def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:

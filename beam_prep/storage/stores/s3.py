@@ -36,6 +36,7 @@ class S3Client:
     def _errors(self, path: str) -> Iterator[None]:
         from boto3.exceptions import S3UploadFailedError
         from botocore import exceptions
+        from botocore.parsers import ResponseParserError
 
         try:
             yield
@@ -50,12 +51,16 @@ class S3Client:
             raise refused(path, error) from None
         except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
             raise StoreUnavailable(str(error)) from None
-        except (exceptions.IncompleteReadError, exceptions.ResponseParserError, KeyError):
+        except (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError, ResponseParserError):
+            raise incomplete(path) from None
+        except (KeyError, ValueError):  # a header that is cut off, or cut short
             raise incomplete(path) from None
 
     def _meaning(self, path: str, error: Any) -> Exception:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = error.response.get("Error", {}).get("Code")
+        if code in ("InvalidPart", "NoSuchUpload"):  # of an upload in parts: an answer was cut, or lost
+            return StoreUnavailable(str(error))
         if status == 404 and code != "NoSuchBucket":
             return FileNotFoundError(path)
         if status == 412:
@@ -83,8 +88,6 @@ class S3Client:
             found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes=-{size}")
             data = bytes(found["Body"].read())
             total = int(found["ContentRange"].rpartition("/")[2] if "ContentRange" in found else found["ContentLength"])
-        if len(data) != min(size, total):
-            raise incomplete(path)
         return data, total
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
