@@ -10,9 +10,12 @@ import json
 import os
 import random
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,10 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from beam_prep.errors import LockedError
+from beam_prep.storage.claims import Claim
 from beam_prep.storage.output_target import listed_files
+from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects, retry
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import read_bytes, read_version
@@ -58,6 +64,14 @@ class Place:
         return f"{self.server.url}/{next(self._numbers)}"
 
 
+def jobs_through(proxy: Proxy, folder: Path) -> Jobs:
+    """Runs jobs that reach their store through a proxy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")  # boto3's own retries, with pauses of their own, hide ours
+        return Jobs(folder / "root", folder, ["tests.faults.impatient"])
+
+
 @pytest.fixture(scope="module", params=[s3_server, gcs_server], ids=["s3", "gs"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("stores")
@@ -71,14 +85,9 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with (
         request.param(folder) as server,
         proxy_before(server.port, preconditions=server.url.startswith("gs")) as proxy,
-        pytest.MonkeyPatch.context() as patch,
     ):
         FileSystems.set_options(PipelineOptions(list(server.options)))
-        with patch.context() as of_jobs:
-            of_jobs.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")
-            of_jobs.setenv("AWS_MAX_ATTEMPTS", "1")  # its own retries, with pauses of their own, hide ours
-            jobs = Jobs(folder / "root", folder, ["tests.faults.impatient"])
-        with jobs:
+        with jobs_through(proxy, folder) as jobs:
             yield Place(server, proxy, jobs, folder)
     FileSystems.set_options(before)
 
@@ -173,7 +182,7 @@ class Case:
                 self.before[found.path.removeprefix(f"{folder}/")] = read_bytes(found.path), described.sha256
         folder = self.folder()
         place.proxy.arm()
-        ended = place.jobs.run(*self._arguments(folder))
+        ended = place.jobs.run(*self.arguments(folder))
         assert ended.code == 0, ended.words
         self.requests, self.wanted = place.proxy.count, without_times(listing(folder))
 
@@ -182,8 +191,8 @@ class Case:
         given += ["--tokenizer_path", str(ROOT / "examples" / "tokenizer"), "--block_bytes", "65536"]
         return [*given, "--max_reject_rate", "1", *RUNNERS[self.runner], *self.place.options]
 
-    def _arguments(self, folder: str) -> list[str]:
-        return ["run", str(self.place.folder / "new.jsonl"), *self._common(folder), *OPTIONS[self.name]]
+    def arguments(self, folder: str, source: str = "new") -> list[str]:
+        return ["run", str(self.place.folder / f"{source}.jsonl"), *self._common(folder), *OPTIONS[self.name]]
 
     def folder(self) -> str:
         """A new folder with the older outputs."""
@@ -204,7 +213,7 @@ class Case:
         folder, proxy, jobs = self.folder(), self.place.proxy, self.place.jobs
         with Reader(f"{folder}/out", self.generations) as reader:
             proxy.arm(kind, number, every)
-            ended = jobs.run(*self._arguments(folder))
+            ended = jobs.run(*self.arguments(folder))
             proxy.settle()
             where = f"{self.name}, {kind} at request {number} of {self.requests}, {every} ({', '.join(proxy.seen[:3])})"
             proxy.arm()
@@ -215,7 +224,7 @@ class Case:
             if ended.code > 0:
                 assert ended.words.splitlines()[-1].startswith("beam-prep: "), f"{where}: {ended.words}"
             began = time.monotonic()
-            again = jobs.run(*self._arguments(folder))
+            again = jobs.run(*self.arguments(folder))
             assert again.code == 0, f"{where}, and then: {again.words}"
             assert time.monotonic() - began < 30, f"{where}: the next run waits"
         assert not reader.problems, f"{where}: {reader.problems[0]}"
@@ -277,7 +286,8 @@ def test_each_request_to_a_store_may_be_disturbed(
         return read_back()[0]
 
     def uploaded(file: Path) -> str:
-        objects.upload(path, str(file), "1" * 64)
+        there = objects.find(path)
+        objects.upload(path, str(file), "1" * 64, None if there is None else there.version)
         described = objects.find(path)
         assert described is not None
         assert described.sha256 == "1" * 64
@@ -327,3 +337,68 @@ def test_an_undisturbed_run_gives_the_bytes_of_a_local_one(place: Place, tmp_pat
     assert tree(tmp_path / "out") == {
         name.removeprefix("out/"): data for name, data in case.wanted.items() if name != "out/run.json"
     }
+
+
+# Leases
+
+
+def test_of_launches_that_take_over_an_ended_claim_at_the_same_moment_one_wins(place: Place, through: str) -> None:
+    output = f"{through}/out"
+    for _ in range(8):
+        ended = Staging.beside(output).claims(output)
+        ended.take(Claim("killed", renewed=0.0, process="another"))
+        launches = [Staging.beside(output) for _ in range(6)]
+        together = threading.Barrier(len(launches))
+
+        def take(launch: Staging, together: threading.Barrier = together) -> bool:
+            together.wait()
+            try:
+                launch.claims(output).take(Claim(launch.launch))
+            except LockedError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(launches)) as pool:
+            won = [launch for launch, taken in zip(launches, pool.map(take, launches), strict=True) if taken]
+        assert len(won) == 1
+        holder = won[0].claims(output).holder()
+        assert holder is not None
+        assert (holder.launch, list(holder.left)) == (won[0].launch, [["killed", None]])
+        won[0].claims(output).release()
+        assert objects.listed(f"{through}/") == []
+
+
+@pytest.mark.parametrize("part", [0.4, 0.6, 0.75])
+def test_a_job_whose_claim_was_taken_over_while_it_slept_changes_nothing(
+    place: Place, through: str, tmp_path: Path, part: float
+) -> None:
+    """Stopped while it waits for an answer; another job makes the output; then the first goes on."""
+    case = Case(place, "new")
+    folder, sleeps, proxy = place.new_folder(), threading.Event(), place.proxy
+    output = f"{folder}/out"
+
+    def stop() -> None:
+        place.jobs.signal(signal.SIGSTOP)
+        sleeps.set()
+
+    (tmp_path / "root").mkdir()
+    with jobs_through(proxy, tmp_path) as others, ThreadPoolExecutor(1) as pool:
+        proxy.stop = stop
+        proxy.arm("stop", round(part * case.requests))
+        first = pool.submit(place.jobs.run, *case.arguments(folder))
+        try:
+            assert sleeps.wait(60)
+            where = f"request {round(part * case.requests)} of {case.requests}: {proxy.seen}"
+            proxy.arm()
+            holder = Staging.beside(output).claims(output).holder()
+            assert holder is not None
+            replace(Staging.beside(output), launch=holder.launch).claims(output).update(renewed=0.0)
+            second = others.run(*case.arguments(folder, "other"))
+            assert second.code == 0, second.words
+            made = listing(folder)
+        finally:
+            place.jobs.signal(signal.SIGCONT)
+        ended = first.result()
+    assert ended.code == 6, f"{where}: {ended.words}"
+    assert "Traceback" not in ended.words, where
+    assert listing(folder) == made, where

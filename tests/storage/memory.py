@@ -38,8 +38,8 @@ class MemoryStore:
             raise PreconditionFailed(path)
         self.put(path, data, sha256)
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
-        self.put(path, Path(file).read_bytes(), sha256)
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
+        self.put_if(path, Path(file).read_bytes(), version, sha256)
 
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)

@@ -72,8 +72,11 @@ class StoreClient(Protocol):
         """
         ...
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
-        """Writes an object from a local file, completely or not at all."""
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
+        """Writes an object from a local file, completely or not at all; and only if it has this version, see `put_if`.
+
+        S3 does not look at the version of a file that is uploaded in parts.
+        """
         ...
 
     def delete(self, path: str) -> None:

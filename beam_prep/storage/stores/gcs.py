@@ -51,8 +51,8 @@ class GCSClient:
             raise StoreUnavailable(str(error)) from None
         except InvalidResponse as error:  # of uploads
             status = error.response.status_code
-            if status == 404:
-                raise FileNotFoundError(path) from None
+            if status in (404, 412):
+                raise (FileNotFoundError(path) if status == 404 else Changed(path)) from None
             if status >= 500 or status in (408, 429):
                 raise StoreUnavailable(str(error)) from None
             raise (incomplete(path) if status < 400 else refused(path, error)) from None
@@ -107,11 +107,21 @@ class GCSClient:
         except Changed:
             raise PreconditionFailed(path) from None
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         blob = self._blob(path)
         blob.metadata = metadata(sha256)
-        with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
-            blob.upload_from_filename(file, content_type="application/octet-stream", checksum="crc32c", retry=None)
+        wanted = 0 if version is None else int(version)
+        try:
+            with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
+                blob.upload_from_filename(
+                    file,
+                    content_type="application/octet-stream",
+                    checksum="crc32c",
+                    if_generation_match=wanted,
+                    retry=None,
+                )
+        except Changed:
+            raise PreconditionFailed(path) from None
 
     def delete(self, path: str) -> None:
         try:

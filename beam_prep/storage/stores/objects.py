@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, StorageError
-from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient, incomplete
+from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, PreconditionFailed, StoreClient, incomplete
 from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.retry import with_retries
 from beam_prep.storage.stores.s3 import S3Client
@@ -122,10 +122,21 @@ def put_if_version(path: str, data: bytes, version: str) -> None:
     with_retries(lambda: _client(path).put_if(path, data, version, None), path)
 
 
-def upload(path: str, file: str, sha256: str) -> None:
-    """Writes an object from a local file, completely or not at all."""
-    with _bucket_is_there(path):
-        with_retries(lambda: _client(path).upload(path, file, sha256), path)
+def upload(path: str, file: str, sha256: str, version: str | None) -> None:
+    """Writes an object from a local file if it has this version, or (None) if there is none; completely or not at all.
+
+    On S3 a file that is uploaded in parts is written in any case.
+
+    Raises:
+        PreconditionFailed: it has another version, is there, or is no longer there; and has other bytes.
+    """
+    try:
+        with _bucket_is_there(path):
+            with_retries(lambda: _client(path).upload(path, file, sha256, version), path)
+    except PreconditionFailed:
+        found = find(path)  # the answer to the first try was lost, or a late copy of a step wrote the same
+        if found is None or (found.size, found.sha256) != (os.path.getsize(file), sha256):
+            raise
 
 
 @contextmanager

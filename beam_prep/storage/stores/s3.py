@@ -1,6 +1,7 @@
 """S3, by boto3."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ from beam_prep.storage.stores.client import (
     metadata,
     refused,
 )
+
+_IN_PARTS = 8 << 20
+"""Bytes of a file from which on boto3 uploads it in parts."""
 
 
 class S3Client:
@@ -96,11 +100,14 @@ class S3Client:
             self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
 
     def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        self._put_if(path, data, version, sha256)
+
+    def _put_if(self, path: str, body: Any, version: str | None, sha256: str | None) -> None:
         bucket, name = bucket_and_name(path)
         wanted = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             with self._errors(path):
-                self._s3.put_object(Bucket=bucket, Key=name, Body=data, Metadata=metadata(sha256), **wanted)
+                self._s3.put_object(Bucket=bucket, Key=name, Body=body, Metadata=metadata(sha256), **wanted)
         except Changed:
             raise PreconditionFailed(path) from None
         except FileNotFoundError:
@@ -108,9 +115,13 @@ class S3Client:
                 raise
             raise PreconditionFailed(path) from None
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         bucket, name = bucket_and_name(path)
-        with self._errors(path):  # a large file in parts, which count only if all arrive
+        if os.path.getsize(file) < _IN_PARTS:
+            with open(file, "rb") as body:
+                self._put_if(path, body, version, sha256)
+            return
+        with self._errors(path):  # in parts, which count only if all arrive; boto3 puts no condition on them
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
     def delete(self, path: str) -> None:
