@@ -23,7 +23,7 @@ from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
-from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError
+from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
@@ -217,14 +217,34 @@ class Pipeline:
             FileSystems.set_options(options)
             self.staging = replace(self.staging, options=StoreOptions.current())
         with self._locked():
-            alone = self.staging.remove_ended()
-            replace(self.staging, root=self.staging.home).remove_ended()  # copies of another disk's staging
+            alone = False
+            if is_local(self.root):  # in a store nothing is locked, but claimed
+                alone = self.staging.remove_ended()
+                replace(self.staging, root=self.staging.home).remove_ended()  # copies of another disk's staging
             if (output := self._current()) is not None:
-                self._claims.remove_ended(alone=is_local(self.root))
-                if alone and self.spool is None:
-                    self.staging.remove_kept()  # of a run that was killed after it had published
-                return self._result(output, up_to_date=True)
+                result = self._result(output, up_to_date=True)
+                self._finish_for_others(result, alone)
+                return result
             return self._run(options, wait)
+
+    def _finish_for_others(self, made: Result, alone: bool) -> None:
+        """Does what a launch that was killed after it had published this output left to do.
+
+        Args:
+            made: the output.
+            alone: on a disk: no other launch's folder is left.
+        """
+        if self._claims.holder() is not None:
+            try:
+                self._claim(dies=True, wait=True)
+            except LockedError:
+                return  # a job is at work
+            output_at(made.output, self.staging).remove_replaced(made.manifest or {})
+            if self.spool is None and not is_local(self.root):
+                self.staging.remove_kept()
+            self._claims.release()
+        if alone and self.spool is None:
+            self.staging.remove_kept()
 
     def _current(self) -> str | None:
         """The output that is there, if it is complete and of this job; else None.
@@ -237,9 +257,10 @@ class Pipeline:
             return self.root if current else None
         made = Generations(self.root)
         made.clean()
-        latest = made.latest()
-        # One of this name, too: a launch made it, and was killed before `latest` pointed to it.
-        for name in filter(None, (latest, self.generation)):
+        latest, other = made.latest(), self._claims.holder()
+        ended = other.generation if other is not None and other.has_ended() else None
+        # Of this name or of that launch, too: it was killed, perhaps, before `latest` pointed to what it had made.
+        for name in dict.fromkeys(filter(None, (latest, self.generation, ended))):
             output = made.path(name)
             if up_to_date(output, self.facts, self._same_inputs) and self._checked(output):
                 made.point(name)
@@ -261,7 +282,7 @@ class Pipeline:
             return
         made, other = Generations(self.root), self._claims.ended(alone=is_local(self.root))
         name = self.generation or new_name()
-        if self.generation is None and other is not None and other.generation and other.generation not in made.names():
+        if self.generation is None and other is not None and other.generation and not made.has(other.generation):
             name = other.generation
         self.output = made.path(name)
 
@@ -275,12 +296,28 @@ class Pipeline:
         Raises:
             LockedError: another launch holds the output.
         """
-        name = None if self.generations is None else self.output.rpartition("/")[2]
+        name = None if self.output == self.root else self.output.rpartition("/")[2]
         lease = self.lease if dies or wait else max(self.lease, _UNTIL_WORKERS_START)
         mine = Claim(self.staging.launch, dies=dies, lease=lease, generation=name)
         other = self._claims.take(mine, alone=is_local(self.root))
-        if other is not None and other.generation is not None and name is not None:
-            Generations(self.root).remove_unfinished(other.generation)
+        if other is not None:
+            for launch, generation in other.ended():
+                self._clear_up(str(launch), generation)
+            self._claims.update(left=())
+
+    def _clear_up(self, launch: str, generation: str | None) -> None:
+        """Removes what a launch left that did not end well, or ends its work if it had published."""
+        if not is_local(self.root):
+            replace(self.staging, launch=launch).remove()
+        made = Generations(self.root)
+        if generation is None:
+            return
+        if not made.has(generation):
+            made.remove_unfinished(generation)
+            return
+        output = made.path(generation)
+        output_at(output, self.staging).remove_replaced(self._result(output, False).manifest or {})
+        made.point(generation)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -344,7 +381,10 @@ class Pipeline:
                 wait_until_done(running)
             done = True
         except Exception as error:  # runners wrap what a worker raised, each in its own way
-            raise raised_by_worker(error) from error
+            found = raised_by_worker(error)
+            if claimed and not isinstance(found, StorageError):
+                output_at(self.output, self.staging).check_claim()  # a job that has lost it fails in any way
+            raise found from error
         finally:
             if running is not None and not here and received_signal() is not None:
                 cancel(running, options)
@@ -354,8 +394,11 @@ class Pipeline:
             if here or done:
                 self._note_launch(begins=False)
                 self.staging.remove()
-        if self.spool is None:
-            self.staging.remove_kept()
+        # A job that may outlive its launcher ends its claim itself. Whoever takes it over clears up, too.
+        if here or self._claims.update(lease=self.lease, renewed=time.time()):
+            if self.spool is None:
+                self.staging.remove_kept()
+            self._claims.release()
         result = self._result(self.output, up_to_date=False)
         run = json.loads(read_bytes(join(self.output, RUN)))
         log.info("%s", how_made(run))

@@ -17,7 +17,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +29,8 @@ from beam_prep.formats.manifest import dump
 from beam_prep.storage.files import join
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, PreconditionFailed
+from beam_prep.storage.stores.client import PreconditionFailed
+from beam_prep.storage.stores.reader import read_version
 
 log = logging.getLogger("beam_prep")
 
@@ -52,6 +53,7 @@ class Claim:
         lease: seconds after that, when it ends. 0: the launch has failed, and its claim has ended.
         generation: the name of the generation that it makes.
         job: the runner's id and URL of its job, once there is one.
+        left: (launch, generation) of those before it that did not end well, and of which something may be left.
     """
 
     launch: str
@@ -64,6 +66,11 @@ class Claim:
     lease: float = LEASE
     generation: str | None = None
     job: Mapping[str, str] = field(default_factory=dict)
+    left: Sequence[Sequence[str | None]] = ()
+
+    def ended(self) -> list[Sequence[str | None]]:
+        """`left` for the launch that takes this claim over."""
+        return [*self.left, (self.launch, self.generation)]
 
     @property
     def is_due(self) -> bool:
@@ -135,18 +142,20 @@ class Claims:
         Raises:
             LockedError: another launch holds the output.
         """
+        other = None
         for _ in range(_ATTEMPTS):
             found = self._read()
             if found is None:
+                other = None
                 if self._file.write(dump(asdict(mine)), None):
                     return None
                 continue
+            if found.claim.launch == self._launch:
+                return other  # the answer to the write was lost, or a step runs again
             other = found.claim
-            if other.launch == self._launch:
-                return None  # the answer to the write was lost, or a step runs again
             if not self._may_be_taken(other, alone):
                 raise LockedError(self._held_by(other))
-            if self._file.write(dump(asdict(mine)), found.version):
+            if self._file.write(dump(asdict(replace(mine, left=other.ended()))), found.version):
                 log.info("%s was claimed by launch %s, which did not end well", self._output, other.launch)
                 return other
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")
@@ -185,25 +194,20 @@ class Claims:
             # If the write loses, another worker of this launch was faster; or the next check finds another launch.
             self._file.write(dump(asdict(replace(found.claim, renewed=time.time()))), found.version)
 
-    def update(self, **changes: Any) -> None:
-        """Changes what the claim says, if it is still this launch's."""
+    def update(self, **changes: Any) -> bool:
+        """Changes what the claim says, if it is still this launch's; False if it is not."""
         for _ in range(_ATTEMPTS):
             found = self._read()
             if found is None or found.claim.launch != self._launch:
-                return
+                return False
             if self._file.write(dump(asdict(replace(found.claim, **changes))), found.version):
-                return
+                return True
+        return False
 
     def holder(self) -> Claim | None:
         """The claim that is there, or None."""
         found = self._read()
         return None if found is None else found.claim
-
-    def remove_ended(self, alone: bool) -> None:
-        """Removes the claim of a launch that did not end well and left nothing else. For `alone` see `take`."""
-        found = self._read()
-        if found is not None and self._may_be_taken(found.claim, alone):
-            self._file.remove()
 
     def release(self) -> None:
         """Gives the claim up. Another launch's is left."""
@@ -214,6 +218,12 @@ class Claims:
     def end(self) -> None:
         """Ends the claim and leaves it there: it tells the next launch that what lies in the output is ours."""
         self.update(lease=0.0)
+
+    def end_without_launcher(self) -> None:
+        """Ends the claim of a job that may have outlived its launcher. Others are released by their launcher."""
+        holder = self.holder()
+        if holder is not None and not holder.dies:
+            self.end()
 
     @contextlib.contextmanager
     def renewed(self, lease: float) -> Iterator[None]:
@@ -294,12 +304,7 @@ class _Object:
         self.path = path
 
     def read(self) -> tuple[bytes, str] | None:
-        while (found := objects.find(self.path)) is not None:
-            try:
-                return objects.get(self.path, 0, found.size, found.version), found.version
-            except (Changed, FileNotFoundError):
-                continue  # renewed meanwhile
-        return None
+        return read_version(self.path)
 
     def write(self, data: bytes, version: str | None) -> bool:
         try:

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from beam_prep.errors import ConfigError, OutputError
@@ -19,9 +20,12 @@ from beam_prep.formats.manifest import MANIFEST, dump
 from beam_prep.storage.files import join
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.client import PreconditionFailed
+from beam_prep.storage.stores.reader import read_bytes, read_version
 
 _POINTER = "latest.json"
+_Pointer = tuple[str | None, list[str]]
+"""(latest, all)."""
 
 
 def new_name() -> str:
@@ -76,6 +80,12 @@ class Generations:
             name for name in os.listdir(self.root) if is_name(name) and os.path.isfile(join(self.root, name, MANIFEST))
         )
 
+    def has(self, name: str) -> bool:
+        """True if a generation is complete, whether `latest` is to know of it yet or not."""
+        if is_local(self.root):
+            return os.path.isfile(join(self.path(name), MANIFEST))
+        return objects.find(join(self.path(name), MANIFEST)) is not None
+
     def problem(self) -> str | None:
         """The reason why no generation may be made here, or None."""
         if not is_local(self.root):
@@ -101,12 +111,13 @@ class Generations:
         Returns:
             True if `latest` names it now.
         """
-        found = self.latest()
-        later = found is not None and found > name and found in self.names()
         if not is_local(self.root):
-            self._put_pointer(found if later else name, sorted({*self._pointer()[1], name}))
-            return not later
-        if later:
+            latest, _ = self._change_pointer(
+                lambda latest, names: (latest if latest in names and latest > name else name, sorted({*names, name}))
+            )
+            return latest == name
+        found = self.latest()
+        if found is not None and found > name and found in self.names():
             return False
         if found != name:
             made = join(self.root, _NEW_LINK)
@@ -155,11 +166,10 @@ class Generations:
             os.makedirs(removed, exist_ok=True)
             os.rename(self.path(name), join(removed, f"{name}.{uuid.uuid4().hex}"))
             return
-        latest, names = self._pointer()
         objects.delete([join(self.path(name), MANIFEST)])
         objects.delete(found.path for found in objects.listed(f"{self.path(name)}/"))
         objects.delete(found.path for found in objects.listed(f"{join(self.root, HIDDEN, READERS, name)}/"))
-        self._put_pointer(latest, [each for each in names if each != name])
+        self._change_pointer(lambda latest, names: (latest, [each for each in names if each != name]))
 
     def _is_held(self, name: str) -> bool:
         folder = join(self.root, HIDDEN, READERS, name)
@@ -167,21 +177,37 @@ class Generations:
             return any(is_held(path.read_bytes()) for path in Path(folder).glob("*.json"))
         return any(is_held(read_bytes(found.path)) for found in objects.listed(f"{folder}/"))
 
-    def _pointer(self) -> tuple[str | None, list[str]]:
+    def _pointer(self) -> _Pointer:
         """(latest, all) of a store. All are listed there, as a listing of the store would list every shard."""
+        return self._read_pointer()[0]
+
+    def _read_pointer(self) -> tuple[_Pointer, str | None]:
+        """(pointer, version of its object)."""
+        found = read_version(join(self.root, _POINTER))
+        if found is None:
+            return (None, []), None
         try:
-            text = read_bytes(join(self.root, _POINTER))
-        except FileNotFoundError:
-            return None, []
-        try:
-            found = json.loads(text)
-            return found["generation"], list(found["generations"])
+            said = json.loads(found[0])
+            return (said["generation"], list(said["generations"])), found[1]
         except (ValueError, KeyError, TypeError):
             raise OutputError(f"{join(self.root, _POINTER)} is not ours: choose another -o, or remove it") from None
 
-    def _put_pointer(self, name: str | None, names: list[str]) -> None:
-        if self._pointer() != (name, names):
-            objects.put(join(self.root, _POINTER), dump({"generation": name, "generations": names}))
+    def _change_pointer(self, change: Callable[[str | None, list[str]], _Pointer]) -> _Pointer:
+        """Writes the pointer as `change` makes it from the one that is there: again if another was faster."""
+        while True:
+            there, version = self._read_pointer()
+            wanted = change(*there)
+            if wanted == there:
+                return wanted
+            path, text = join(self.root, _POINTER), dump({"generation": wanted[0], "generations": wanted[1]})
+            try:
+                if version is None:
+                    objects.put_if_absent(path, text)
+                else:
+                    objects.put_if_version(path, text, version)
+            except PreconditionFailed:
+                continue  # or the answer to the first try was lost
+            return wanted
 
 
 _REMOVED = "removed"

@@ -263,8 +263,10 @@ class Publisher:
             generations = Generations(folder_above(self.output))
             generations.point(name := self.output.rpartition("/")[2])
             generations.remove_old(self.generations, name)
-        target.claims.release()
-        if not self.launched:
+        if self.launched:
+            target.claims.end_without_launcher()
+        else:
+            target.claims.release()
             self.staging.remove()
         return self.output
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_prep.errors import OutputError
+from beam_prep.errors import LockedError, OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join
@@ -25,6 +25,7 @@ from beam_prep.storage.paths import is_local
 from beam_prep.storage.reuse import EarlierShard, copy_objects, linked_receipt
 from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
 from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import PreconditionFailed
 from beam_prep.storage.stores.reader import parts, read_bytes
 
 
@@ -41,9 +42,12 @@ class StoredOutput:
         return self.staging.claims(self.path)
 
     def check_claim(self) -> None:
-        if self.claims.holder() is None and self.is_published():
-            return  # this step runs again after the last one
-        self.claims.check()
+        try:
+            self.claims.check()
+        except LockedError:
+            if self.claims.holder() is None and self.is_published():
+                return  # this step runs again after the last one
+            raise
 
     def fails(self) -> None:
         """Ends the claim, and leaves it: it tells the next launch that the files in the output are a job's of ours."""
@@ -90,9 +94,9 @@ class StoredOutput:
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
+        self.check_claim()
         with temporary_files() as files:
             yield files
-            self.check_claim()
             self._upload(files, self.path)
 
     def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
@@ -110,31 +114,55 @@ class StoredOutput:
             self._upload(files, self.staging.path("output"))
 
     def _upload(self, files: HashedFiles, folder: str) -> None:
-        for file in files.written():
-            target = join(folder, file.path)
-            if is_local(target):  # --staging
+        """Writes files, each only if what is there is what was there when this launch held the claim.
+
+        So a job that sleeps after it has looked at its claim, and loses it, replaces no file of another launch.
+
+        Raises:
+            LockedError: it lost the claim.
+        """
+        written = files.written()
+        targets = [join(folder, file.path) for file in written]
+        if is_local(folder):  # --staging
+            for file, target in zip(written, targets, strict=True):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 shutil.copyfile(os.path.join(files.folder, file.path), f"{target}.{self.staging.launch}")
                 os.replace(f"{target}.{self.staging.launch}", target)
-                continue
-            found = objects.find(target)
+            return
+        before = objects.find_all(targets)
+        if folder == self.path:
+            self.check_claim()
+        for file, target, found in zip(written, targets, before, strict=True):
             if found is None or (found.size, found.sha256) != (file.bytes, file.sha256):
-                objects.upload(target, os.path.join(files.folder, file.path), file.sha256)
+                version = None if found is None else found.version
+                try:
+                    objects.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
+                except PreconditionFailed:
+                    raise LockedError(f"{target} was written by another job meanwhile") from None
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
     ) -> None:
-        self.check_claim()
-        for name, data in others.items():
-            objects.put(join(self.path, name), data, hashlib.sha256(data).hexdigest())
+        # Not `check_claim`: a launch that has written `run.json` and nothing more has not published.
+        self.claims.check()
+        with temporary_files() as files:
+            for name, data in others.items():
+                files.write(name, data)
+            self._upload(files, self.path)
         self._copy_rejects([file["path"] for file in manifest["rejects"]], self.path)
         if (wrong := self._first_wrong(listed_files(manifest))) is not None:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
-        if (there := self.manifest()) is not None and there != text:
+        there = self.manifest()
+        self.claims.check()
+        if there is not None and there != text:
             self._remove_manifest(there)
         self.write_run(run)
-        self.check_claim()
-        objects.put(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+        self.claims.check()
+        try:  # only if there is none: a job that slept since the check must not replace the manifest of another
+            objects.put_if_absent(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+        except PreconditionFailed:
+            if self.manifest() != text:  # otherwise the answer was lost, or nothing but another file was
+                raise LockedError(f"another job has published {self.path} meanwhile") from None
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))

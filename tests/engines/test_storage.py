@@ -654,7 +654,7 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
     stopper = threading.Thread(target=stop)
     stopper.start()
     with pytest.raises(StorageError, match="does not answer"):
-        objects.upload(f"{folder}/large", str(path), "0" * 64)
+        objects.upload(f"{folder}/large", str(path), "0" * 64, None)
     stopper.join()
     gc.collect()
     server.start()

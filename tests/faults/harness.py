@@ -9,11 +9,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, get_args
+
+import psutil
 
 SOURCE = Path(__file__).with_name("events.c")
 Fault = Literal["none", "kill all", "kill one", "disk full", "input/output error", "SIGINT", "SIGTERM"]
@@ -46,9 +49,10 @@ class Jobs:
     Args:
         root: changes below it are counted.
         work: for the library, the counter, and what jobs print; not below the root.
+        modules: imported once for all jobs.
     """
 
-    def __init__(self, root: Path, work: Path) -> None:
+    def __init__(self, root: Path, work: Path, modules: Sequence[str] = ()) -> None:
         self.root = root
         self._state, self._work = work / "state", work
         library = work / "events.so"
@@ -56,7 +60,7 @@ class Jobs:
         self._state.write_bytes(_STATE.pack(0, 0, 0))
         added = {"LD_PRELOAD": str(library), "FAULTS_STATE": str(self._state), "FAULTS_ROOT": os.path.realpath(root)}
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.server"],
+            [sys.executable, "-m", "tests.faults.server", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **added},
@@ -84,6 +88,16 @@ class Jobs:
         _wait_for_group(int(answer["group"]))
         changes, *_ = _STATE.unpack(self._state.read_bytes())
         return Ended(int(answer["code"]), changes, (self._work / "stderr").read_text(), int(answer["memory"]))
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to all processes of the job that runs."""
+        for child in psutil.Process(self._server.pid).children():
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+
+    def kill(self) -> None:
+        """Kills all processes of the job that runs."""
+        self.signal(signal.SIGKILL)
 
     def _answer(self) -> dict[str, int]:
         assert self._server.stdout is not None

@@ -1,8 +1,10 @@
 """A process that has everything imported, and runs a job of the command line in a child of it, as often as it is told.
 
 Started by `harness.Jobs`. A line of JSON on its standard input is a job; it answers with one when the job has ended.
+Its arguments are modules that it imports, too.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -14,6 +16,8 @@ from beam_prep import cli
 
 def main() -> None:
     cli._import_beam()
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)

@@ -33,13 +33,13 @@ class MemoryStore:
         self._writes += 1
         self._objects[path] = bytes(data), str(self._writes), sha256
 
-    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         if version != (self.find(path).version if path in self._objects else None):
             raise PreconditionFailed(path)
-        self.put(path, data, None)
+        self.put(path, data, sha256)
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
-        self.put(path, Path(file).read_bytes(), sha256)
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
+        self.put_if(path, Path(file).read_bytes(), version, sha256)
 
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)

@@ -64,7 +64,7 @@ class StoreClient(Protocol):
         """Writes an object, completely or not at all."""
         ...
 
-    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         """Writes an object only if it has this version, or (None) if there is none. Otherwise `PreconditionFailed`.
 
         Servers that ignore preconditions (gcp-storage-emulator) always write. On S3 the version is a digest of the
@@ -72,8 +72,11 @@ class StoreClient(Protocol):
         """
         ...
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
-        """Writes an object from a local file, completely or not at all."""
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
+        """Writes an object from a local file, completely or not at all; and only if it has this version, see `put_if`.
+
+        S3 does not look at the version of a file that is uploaded in parts.
+        """
         ...
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
@@ -98,6 +101,11 @@ def bucket_and_name(path: str) -> tuple[str, str]:
     if match is None:
         raise StorageError(f"{path!r} names no object: wanted gs://BUCKET/NAME or s3://BUCKET/NAME")
     return match[1], match[2]
+
+
+def incomplete(path: str) -> StoreUnavailable:
+    """The error of an answer of which a part is missing: its connection was cut."""
+    return StoreUnavailable(f"the answer about {path} is incomplete")
 
 
 def refused(path: str, error: Exception) -> StorageError:

@@ -15,6 +15,7 @@ from beam_prep.storage.stores.client import (
     PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
+    incomplete,
     metadata,
     refused,
 )
@@ -50,11 +51,13 @@ class GCSClient:
             raise StoreUnavailable(str(error)) from None
         except InvalidResponse as error:  # of uploads
             status = error.response.status_code
-            if status == 404:
-                raise FileNotFoundError(path) from None
-            raise (
-                StoreUnavailable(str(error)) if status >= 500 or status in (408, 429) else refused(path, error)
-            ) from None
+            if status in (404, 412):
+                raise (FileNotFoundError(path) if status == 404 else Changed(path)) from None
+            if status >= 500 or status in (408, 429):
+                raise StoreUnavailable(str(error)) from None
+            raise (incomplete(path) if status < 400 else refused(path, error)) from None
+        except (requests.exceptions.JSONDecodeError, KeyError, AttributeError):  # an empty answer is b"", not a dict
+            raise incomplete(path) from None
         except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
             raise StoreUnavailable(str(error)) from None
         except (requests.exceptions.ChunkedEncodingError, DataCorruption, TransportError) as error:
@@ -70,7 +73,7 @@ class GCSClient:
         blob = self._blob(path)
         with self._errors(path):
             blob.reload(retry=None)
-        return _of_gcs(blob)
+            return _of_gcs(blob)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         with self._errors(path):
@@ -92,21 +95,33 @@ class GCSClient:
         with self._errors(path):
             blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", retry=None)
 
-    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        blob = self._blob(path)
+        blob.metadata = metadata(sha256)
         wanted = 0 if version is None else int(version)  # no object has generation 0
         try:
             with self._errors(path):
-                self._blob(path).upload_from_file(
+                blob.upload_from_file(
                     io.BytesIO(data), size=len(data), checksum="crc32c", if_generation_match=wanted, retry=None
                 )
         except Changed:
             raise PreconditionFailed(path) from None
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         blob = self._blob(path)
         blob.metadata = metadata(sha256)
-        with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
-            blob.upload_from_filename(file, content_type="application/octet-stream", checksum="crc32c", retry=None)
+        wanted = 0 if version is None else int(version)
+        try:
+            with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
+                blob.upload_from_filename(
+                    file,
+                    content_type="application/octet-stream",
+                    checksum="crc32c",
+                    if_generation_match=wanted,
+                    retry=None,
+                )
+        except Changed:
+            raise PreconditionFailed(path) from None
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         blob, token = self._blob(path), None

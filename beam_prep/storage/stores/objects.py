@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, StorageError
-from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreClient
+from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, PreconditionFailed, StoreClient, incomplete
 from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.retry import with_retries
 from beam_prep.storage.stores.s3 import S3Client
@@ -68,7 +68,14 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     """
     if stop <= start:
         return b""
-    return with_retries(lambda: _client(path).get(path, start, stop, version), path)
+
+    def all_of_it() -> bytes:
+        data = _client(path).get(path, start, stop, version)
+        if len(data) < stop - start:
+            raise incomplete(path)
+        return data
+
+    return with_retries(all_of_it, path)
 
 
 def tail(path: str, size: int) -> tuple[bytes, int]:
@@ -77,7 +84,14 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
     Raises:
         FileNotFoundError: there is none.
     """
-    return with_retries(lambda: _client(path).tail(path, size), path)
+
+    def all_of_it() -> tuple[bytes, int]:
+        data, total = _client(path).tail(path, size)
+        if len(data) != min(size, total):
+            raise incomplete(path)
+        return data, total
+
+    return with_retries(all_of_it, path)
 
 
 def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
@@ -86,7 +100,7 @@ def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
         with_retries(lambda: _client(path).put(path, data, sha256), path)
 
 
-def put_if_absent(path: str, data: bytes) -> None:
+def put_if_absent(path: str, data: bytes, sha256: str | None = None) -> None:
     """Writes an object if there is none at this path.
 
     A request whose answer was lost is made again, and then fails because the first one succeeded. A caller that must
@@ -96,7 +110,7 @@ def put_if_absent(path: str, data: bytes) -> None:
         PreconditionFailed: there is one.
     """
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put_if(path, data, None), path)
+        with_retries(lambda: _client(path).put_if(path, data, None, sha256), path)
 
 
 def put_if_version(path: str, data: bytes, version: str) -> None:
@@ -105,13 +119,24 @@ def put_if_version(path: str, data: bytes, version: str) -> None:
     Raises:
         PreconditionFailed: it has another version, or is no longer there.
     """
-    with_retries(lambda: _client(path).put_if(path, data, version), path)
+    with_retries(lambda: _client(path).put_if(path, data, version, None), path)
 
 
-def upload(path: str, file: str, sha256: str) -> None:
-    """Writes an object from a local file, completely or not at all."""
-    with _bucket_is_there(path):
-        with_retries(lambda: _client(path).upload(path, file, sha256), path)
+def upload(path: str, file: str, sha256: str, version: str | None) -> None:
+    """Writes an object from a local file if it has this version, or (None) if there is none; completely or not at all.
+
+    On S3 a file that is uploaded in parts is written in any case.
+
+    Raises:
+        PreconditionFailed: it has another version, is there, or is no longer there; and has other bytes.
+    """
+    try:
+        with _bucket_is_there(path):
+            with_retries(lambda: _client(path).upload(path, file, sha256, version), path)
+    except PreconditionFailed:
+        found = find(path)  # the answer to the first try was lost, or a late copy of a step wrote the same
+        if found is None or (found.size, found.sha256) != (os.path.getsize(file), sha256):
+            raise
 
 
 def copy(source: ObjectInfo, path: str, sha256: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from beam_prep.formats.range_file import RangeFile
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.stores.client import ObjectInfo
+from beam_prep.storage.stores.client import Changed, ObjectInfo
 from beam_prep.storage.stores.objects import find, get, tail
 
 _PART = 8 << 20
@@ -72,7 +72,17 @@ def read_bytes(path: str) -> bytes:
     """
     if is_local(path):
         return Path(path).read_bytes()
-    found = find(path)
+    found = read_version(path)
     if found is None:
         raise FileNotFoundError(path)
-    return get(path, 0, found.size)
+    return found[0]
+
+
+def read_version(path: str) -> tuple[bytes, str] | None:
+    """(content, version) of an object; None if there is none."""
+    while (found := find(path)) is not None:
+        try:
+            return get(path, 0, found.size, found.version), found.version
+        except (Changed, FileNotFoundError):
+            continue  # replaced meanwhile
+    return None

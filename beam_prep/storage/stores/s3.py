@@ -1,6 +1,7 @@
 """S3, by boto3."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,9 +15,13 @@ from beam_prep.storage.stores.client import (
     PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
+    incomplete,
     metadata,
     refused,
 )
+
+_IN_PARTS = 8 << 20
+"""Bytes of a file from which on boto3 uploads it in parts."""
 
 
 class S3Client:
@@ -35,6 +40,7 @@ class S3Client:
     def _errors(self, path: str) -> Iterator[None]:
         from boto3.exceptions import S3UploadFailedError
         from botocore import exceptions
+        from botocore.parsers import ResponseParserError
 
         try:
             yield
@@ -49,10 +55,16 @@ class S3Client:
             raise refused(path, error) from None
         except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
             raise StoreUnavailable(str(error)) from None
+        except (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError, ResponseParserError):
+            raise incomplete(path) from None
+        except (KeyError, ValueError):  # a header that is cut off, or cut short
+            raise incomplete(path) from None
 
     def _meaning(self, path: str, error: Any) -> Exception:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = error.response.get("Error", {}).get("Code")
+        if code in ("InvalidPart", "NoSuchUpload"):  # of an upload in parts: an answer was cut, or lost
+            return StoreUnavailable(str(error))
         if status == 404 and code != "NoSuchBucket":
             return FileNotFoundError(path)
         if status == 412:
@@ -79,19 +91,23 @@ class S3Client:
         with self._errors(path):
             found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes=-{size}")
             data = bytes(found["Body"].read())
-        return data, int(found.get("ContentRange", str(len(data))).rpartition("/")[2])
+            total = int(found["ContentRange"].rpartition("/")[2] if "ContentRange" in found else found["ContentLength"])
+        return data, total
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
         bucket, name = bucket_and_name(path)
         with self._errors(path):
             self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
 
-    def put_if(self, path: str, data: bytes, version: str | None) -> None:
+    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        self._put_if(path, data, version, sha256)
+
+    def _put_if(self, path: str, body: Any, version: str | None, sha256: str | None) -> None:
         bucket, name = bucket_and_name(path)
         wanted = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             with self._errors(path):
-                self._s3.put_object(Bucket=bucket, Key=name, Body=data, **wanted)
+                self._s3.put_object(Bucket=bucket, Key=name, Body=body, Metadata=metadata(sha256), **wanted)
         except Changed:
             raise PreconditionFailed(path) from None
         except FileNotFoundError:
@@ -99,9 +115,13 @@ class S3Client:
                 raise
             raise PreconditionFailed(path) from None
 
-    def upload(self, path: str, file: str, sha256: str) -> None:
+    def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         bucket, name = bucket_and_name(path)
-        with self._errors(path):  # a large file in parts, which count only if all arrive
+        if os.path.getsize(file) < _IN_PARTS:
+            with open(file, "rb") as body:
+                self._put_if(path, body, version, sha256)
+            return
+        with self._errors(path):  # in parts, which count only if all arrive; boto3 puts no condition on them
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
@@ -119,6 +139,8 @@ class S3Client:
         bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
+                if "IsTruncated" not in page:
+                    raise incomplete(prefix)
                 for entry in page.get("Contents", []):
                     yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
 

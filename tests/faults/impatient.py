@@ -1,0 +1,9 @@
+"""Imported by the server of jobs: jobs wait for a store for a second, not for a minute."""
+
+import boto3  # noqa: F401  (once for all jobs)
+from apache_beam.io.gcp import gcsio  # noqa: F401
+
+from beam_prep import pipeline  # noqa: F401
+from beam_prep.storage.stores import retry
+
+retry.RETRY_SECONDS, retry._PAUSE, retry._LONGEST_PAUSE = 1.0, 0.02, 0.2
