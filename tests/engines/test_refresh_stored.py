@@ -21,9 +21,9 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     upload = objects.upload
 
-    def counted(path: str, file: str, sha256: str) -> None:
+    def counted(path: str, file: str, sha256: str, version: str | None) -> None:
         found.append(path)
-        upload(path, file, sha256)
+        upload(path, file, sha256, version)
 
     monkeypatch.setattr(objects, "upload", counted)
     return found
