@@ -23,7 +23,7 @@ from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
-from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, StorageError
+from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
 from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
@@ -382,8 +382,8 @@ class Pipeline:
             done = True
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             found = raised_by_worker(error)
-            if claimed and not isinstance(found, StorageError):
-                output_at(self.output, self.staging).check_claim()  # a job that has lost it fails in any way
+            if claimed and not isinstance(found, (StorageError, RunError)):
+                output_at(self.output, self.staging).check_claim()  # a job that has lost it may fail in any way
             raise found from error
         finally:
             if running is not None and not here and received_signal() is not None:
