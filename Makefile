@@ -33,10 +33,10 @@ test-long: $(VENV)/.installed
 	@$(BIN)/python -m pytest -n auto $(APART) -m long
 
 # Kills, full disks, I/O errors: some, drawn by the commit. `make faults` tries them at every change of a file (an hour).
-test-faults: $(VENV)/.installed
+test-faults: engines
 	@$(BIN)/python -m pytest -n auto tests/faults
 
-faults: $(VENV)/.installed
+faults: engines
 	@FAULTS=all $(BIN)/python -m pytest -n auto tests/faults
 
 # 200 nightly refreshes, a third of them killed, into docs/soak.md (half an hour each).

@@ -19,7 +19,7 @@ from beam_prep.core.shards.plan import Plan, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.errors import RunError
+from beam_prep.errors import EngineError
 from beam_prep.formats.spool import ROWS, SIDECAR, encode_block, read_receipt, read_sidecar
 
 COLUMN = Column("sequence", "int32", 1, "ids")
@@ -347,7 +347,7 @@ def three_files() -> Made:
 def test_a_block_that_is_missing_is_noticed(lost: list[int]) -> None:
     made = three_files()
     made.receipts = [receipt for place, receipt in enumerate(made.receipts) if place not in lost]
-    with pytest.raises(RunError, match="the runner lost or doubled a block, run again"):
+    with pytest.raises(EngineError, match="the runner lost or doubled a block, run again"):
         made.plan(10)
 
 
@@ -355,7 +355,7 @@ def test_a_block_that_is_missing_is_noticed(lost: list[int]) -> None:
 def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
     made = three_files()
     made.receipts.insert(3, made.receipts[twice])
-    with pytest.raises(RunError, match="the runner lost or doubled a block, run again"):
+    with pytest.raises(EngineError, match="the runner lost or doubled a block, run again"):
         made.plan(10)
 
 
@@ -371,7 +371,7 @@ def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
 def test_the_message_tells_which_block_is_missing(lost: list[int], message: str) -> None:
     made = three_files()
     made.receipts = [receipt for place, receipt in enumerate(made.receipts) if place not in lost]
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(EngineError, match=message):
         made.plan(10)
 
 
