@@ -119,7 +119,7 @@ def test_defaults() -> None:
         "shift": False,
     }
     assert config.output.formats == ("bin",)
-    assert config.output.max_tokens_per_shard == 100_000_000
+    assert config.output.max_tokens_per_shard == 120_000_000
     assert config.output.domain_key is None
     assert config.output.columns == "loss_mask"
     assert config.input.sections is not None

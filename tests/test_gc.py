@@ -20,6 +20,8 @@ from beam_prep.storage.gc import Collected, collect
 from beam_prep.storage.uses import Launch, Output, Uses, is_among
 from tests.test_refresh import CONFIG, Jobs, texts
 
+pytestmark = pytest.mark.long
+
 DAY = 24 * 3600.0
 
 

@@ -18,6 +18,8 @@ from beam_prep.progress import Counts
 from beam_prep.storage import preflight
 from beam_prep.storage.preflight import Preflight
 
+pytestmark = pytest.mark.long
+
 GB = 10**9
 
 

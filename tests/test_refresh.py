@@ -15,6 +15,8 @@ from beam_prep.pipeline import Pipeline
 from beam_prep.storage import reuse
 from tests.conftest import tree
 
+pytestmark = pytest.mark.long
+
 BLOCK = 65536
 CONFIG: dict[str, Any] = {
     "input": {"sections": [{"field": "text", "action": "train"}]},
@@ -115,7 +117,7 @@ def test_a_damaged_file_is_not_carried_on(jobs: Jobs, name: str, damage: str, ca
 def test_where_no_link_can_be_made_shards_are_written(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.run()
 
-    def refused(*_: object) -> None:
+    def refused(*_: object, **named: Any) -> None:
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refused)

@@ -302,7 +302,9 @@ def _written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buf
         try:
             # With a `src_dir_fd`, which an absolute path does not need, Python calls linkat(2), which follows the link.
             os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number)
-        except (FileExistsError, FileNotFoundError):  # another worker was faster; no /proc here
+        except OSError as error:  # another worker was faster; no /proc here; a file system without links
+            if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV):
+                raise
             return False
     return True
 
