@@ -37,7 +37,7 @@ from beam_prep.running import (
     told_job,
     wait_until_done,
 )
-from beam_prep.stopping import received_signal
+from beam_prep.stopping import Stopped, received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
@@ -195,6 +195,7 @@ class Pipeline:
         self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
+        self._dies = False
         self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes)
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
@@ -225,7 +226,12 @@ class Pipeline:
                 result = self._result(output, up_to_date=True)
                 self._finish_for_others(result, alone)
                 return result
-            return self._run(options, wait)
+            try:
+                return self._run(options, wait)
+            except Stopped:
+                if self._dies:  # the signal may have come while the folder was being removed
+                    self.staging.remove()
+                raise
 
     def _finish_for_others(self, made: Result, alone: bool) -> None:
         """Does what a launch that was killed after it had published this output left to do.
@@ -352,6 +358,7 @@ class Pipeline:
         for warning in config_warnings:
             log.warning("%s", warning)
         self._choose_generation()
+        self._dies = here
         self.staging.remove_older(self.staging_ttl)
         self.staging.create(ends_with_launcher=here)
         if not here:
