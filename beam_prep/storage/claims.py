@@ -37,6 +37,8 @@ log = logging.getLogger("beam_prep")
 LEASE = 600.0
 """Seconds."""
 _ATTEMPTS = 5
+_at_work: set[str] = set()
+"""The launches of this process that hold claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,11 @@ class Claim:
         """True if another launch may take it over."""
         if time.time() > self.renewed + self.lease:
             return True
-        return self.dies and _is_gone(self.process, self.pid)
+        if not self.dies:
+            return False
+        if self.process == this_process():  # which has failed, and could not end its claim: the store did not answer
+            return self.launch not in _at_work
+        return _is_gone(self.process, self.pid)
 
 
 class _Found(NamedTuple):
@@ -143,6 +149,7 @@ class Claims:
             LockedError: another launch holds the output.
         """
         other = None
+        _at_work.add(mine.launch)
         for _ in range(_ATTEMPTS):
             found = self._read()
             if found is None:
@@ -211,12 +218,14 @@ class Claims:
 
     def release(self) -> None:
         """Gives the claim up. Another launch's is left."""
+        _at_work.discard(self._launch)
         found = self._read()
         if found is not None and found.claim.launch == self._launch:
             self._file.remove()
 
     def end(self) -> None:
         """Ends the claim and leaves it there: it tells the next launch that what lies in the output is ours."""
+        _at_work.discard(self._launch)
         self.update(lease=0.0)
 
     def end_without_launcher(self) -> None:

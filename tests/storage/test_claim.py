@@ -1,6 +1,7 @@
 """One job makes an output: the claim that says which, on a disk and in a store that lies in memory."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -204,6 +205,23 @@ def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(store: MemoryS
     gone.kill()
     gone.wait()
     assert claim(launch()) is not None
+
+
+def test_a_launch_of_this_process_that_could_not_end_its_claim_blocks_nobody(store: MemoryStore) -> None:
+    failed = launch()
+    mine = {"process": claims_module.this_process(), "pid": os.getpid(), "dies": True}
+    claim(failed, **mine)
+    with pytest.raises(LockedError):
+        claim(launch(), **mine)
+
+    def gone(self: Claims) -> None:
+        raise StoreUnavailable("the store does not answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Claims, "_read", gone)
+        with pytest.raises(StoreUnavailable):
+            failed.claims.end()
+    assert claim(launch(), **mine) is not None
 
 
 def test_a_job_on_a_runner_is_not_gone_with_its_launcher(store: MemoryStore) -> None:
