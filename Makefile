@@ -34,7 +34,7 @@ test-long: $(VENV)/.installed
 
 # Kills, full disks, I/O errors: some, drawn by the commit. `make faults` tries them at every change of a file (an hour).
 test-faults: engines
-	@$(BIN)/python -m pytest -n auto tests/faults
+	@$(BIN)/python -m pytest -n auto $(or $(TESTS),tests/faults)
 
 faults: engines
 	@FAULTS=all $(BIN)/python -m pytest -n auto tests/faults

@@ -174,6 +174,8 @@ def _end(command: str, number: int) -> NoReturn:
 def _set_up_log(verbose: bool) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)
     logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
+    if not verbose:  # it logs answers that are cut with a traceback; the request is made again
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def _import_beam() -> None:

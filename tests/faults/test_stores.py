@@ -24,6 +24,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import LockedError
+from beam_prep.formats.manifest import UNLISTED
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.output_target import listed_files
 from beam_prep.storage.staging import Staging
@@ -100,9 +101,9 @@ def read(path: str) -> bytes | None:
 
 
 def listing(folder: str) -> dict[str, bytes]:
-    """All that lies below a folder of a store but the content of `run.json`, which tells times."""
+    """All that lies below a folder of a store but the content of what no manifest lists."""
     paths = [found.path for found in objects.listed(f"{folder}/")]
-    return {path.removeprefix(f"{folder}/"): b"" if path.endswith("run.json") else read(path) or b"" for path in paths}
+    return {path.removeprefix(f"{folder}/"): b"" if path.endswith(UNLISTED) else read(path) or b"" for path in paths}
 
 
 def without_times(found: dict[str, bytes]) -> dict[str, bytes]:
@@ -335,7 +336,7 @@ def test_an_undisturbed_run_gives_the_bytes_of_a_local_one(place: Place, tmp_pat
     ended = place.jobs.run(*arguments)
     assert ended.code == 0, ended.words
     assert tree(tmp_path / "out") == {
-        name.removeprefix("out/"): data for name, data in case.wanted.items() if name != "out/run.json"
+        name.removeprefix("out/"): data for name, data in case.wanted.items() if not name.endswith(UNLISTED)
     }
 
 
