@@ -27,6 +27,7 @@ from beam_prep import patches, worker
 from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
+from beam_prep.running import flink_page
 from beam_prep.storage.files import total_size
 from beam_prep.storage.splits import BLOCK_BYTES
 
@@ -134,7 +135,8 @@ def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
     if runner == "FlinkRunner":
         # Data is handed on when a stage is done: then a failure repeats that stage alone, and none before it.
         wanted["execution_mode_for_batch"] = FlinkOptions, "BATCH_FORCED"
-        if slots := _flink_slots(options.view_as(FlinkRunnerOptions).flink_master):
+        page = flink_page(options)
+        if page is not None and (slots := _flink_slots(page)):
             # Beam's defaults are one slot, and one Python process for all slots of a machine.
             wanted["parallelism"] = FlinkRunnerOptions, slots[0]
             wanted["sdk_worker_parallelism"] = PortableOptions, slots[1]
@@ -158,11 +160,9 @@ def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
     return chosen
 
 
-def _flink_slots(master: str) -> tuple[int, int] | None:
+def _flink_slots(page: str) -> tuple[int, int] | None:
     """(slots of a Flink cluster, slots of one of its TaskManagers); None if its REST interface does not tell."""
-    if master.startswith("["):  # Beam starts a cluster, or the job server knows one
-        return None
-    url = f"{master if '://' in master else f'http://{master}'}/overview"
+    url = f"{page}/overview"
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             overview = json.load(answer)

@@ -27,7 +27,7 @@ def cancel(running: Any, options: PipelineOptions) -> None:
     """Cancels a job on its runner, if it can be reached."""
     try:
         running.cancel()
-        if (page := _flink_page(options)) is not None:
+        if (page := flink_page(options)) is not None:
             _cancel_on_flink(page, str(job_id_of(running)))
     except Exception as error:  # each runner has errors of its own, and this process ends anyway
         log.warning("the job could not be cancelled (%s): cancel it on its runner", error)
@@ -74,10 +74,10 @@ def _page(running: Any, options: PipelineOptions) -> str | None:
         cloud = options.view_as(GoogleCloudOptions)
         page = "https://console.cloud.google.com/dataflow/jobs"
         return f"{page}/{cloud.region}/{job_id_of(running)}?project={cloud.project}"
-    return _flink_page(options)
+    return flink_page(options)
 
 
-def _flink_page(options: PipelineOptions) -> str | None:
+def flink_page(options: PipelineOptions) -> str | None:
     """The address of a Flink cluster's console and REST interface; None if nobody named it, or it is another runner."""
     if str(options.view_as(StandardOptions).runner).rpartition(".")[2] != "FlinkRunner":
         return None

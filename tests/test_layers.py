@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
     - {"core.chat"},
     "progress": {"core.data"},
-    "runners": {"core.data", "errors", "options", "patches", "storage", "worker"},
+    "runners": {"core.data", "errors", "options", "patches", "running", "storage", "worker"},
     "running": {"core.tokens", "errors"},
     "pipeline": {
         *ROOMS_OF_CORE,

@@ -181,7 +181,7 @@ class Publisher:
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
-        if self.generations is not None and (problem := Generations(folder_above(self.output)).problem()):
+        if self.generations is not None and (problem := Generations(self.root).problem()):
             return problem
         text = self.target.manifest()
         if text is None and self.target.is_empty():
@@ -260,7 +260,7 @@ class Publisher:
             target.write_run(self._run(plan, manifest) | numbers(made))
         target.remove_replaced(manifest)
         if self.generations is not None:
-            generations = Generations(folder_above(self.output))
+            generations = Generations(self.root)
             generations.point(name := self.output.rpartition("/")[2])
             generations.remove_old(self.generations, name)
         if self.launched:
