@@ -119,7 +119,7 @@ def test_defaults() -> None:
         "shift": False,
     }
     assert config.output.formats == ("bin",)
-    assert config.output.max_tokens_per_shard == 120_000_000
+    assert config.output.max_tokens_per_shard == 100_000_000
     assert config.output.domain_key is None
     assert config.output.columns == "loss_mask"
     assert config.input.sections is not None
@@ -1013,7 +1013,7 @@ def test_schema_agrees_with_the_config_reader() -> None:
 
 def test_errors_share_a_base_and_pickle_with_their_message() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BeamPrepError)]
-    assert len(kinds) == 10
+    assert len(kinds) == 12
     for kind in kinds:
         copy = pickle.loads(pickle.dumps(kind("what happened")))
         assert type(copy) is kind

@@ -134,7 +134,7 @@ class Claims:
         """Where the claim is."""
         return self._file.path
 
-    def take(self, mine: Claim, *, alone: bool = False) -> Claim | None:
+    def take(self, mine: Claim, *, alone: bool = False, launched: bool = True) -> Claim | None:
         """Claims the output for this launch. If it has claimed it already, nothing is done.
 
         Args:
@@ -149,7 +149,8 @@ class Claims:
             LockedError: another launch holds the output.
         """
         other = None
-        _at_work.add(mine.launch)
+        if launched:  # else nobody tells when it fails: the next chain of this process takes over
+            _at_work.add(mine.launch)
         for _ in range(_ATTEMPTS):
             found = self._read()
             if found is None:
