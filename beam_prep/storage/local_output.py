@@ -63,27 +63,30 @@ class LocalOutput:
         """Checks the claim alone: no file is in the output before all are."""
         self.check_claim()
 
+    @property
+    def _files(self) -> HashedFiles:
+        return HashedFiles(self.staging.path("output"), self.staging.path("unfinished"))
+
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
         self.check_claim()
-        yield HashedFiles(self.staging.path("output"))
+        yield self._files
 
     rejects = files
 
     def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
         self.check_claim()
-        folder = self.staging.path("output")
-        if not link_files(earlier, folder):
+        if not link_files(earlier, self.staging.path("output"), self.staging.path("unfinished")):
             return None
         for name, content in earlier.described.items():
-            HashedFiles(folder).write(name, content)
+            self._files.write(name, content)
         return linked_receipt(earlier)
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
     ) -> None:
         self.check_claim()
-        files = HashedFiles(self.staging.path("output"))
+        files = self._files
         for name, data in others.items():
             files.write(name, data)
         files.write(RUN, dump({**run, "launch": self.staging.launch}))
@@ -102,32 +105,40 @@ class LocalOutput:
 
     @contextmanager
     def _on_same_disk(self, name: str) -> Iterator[str]:
-        """A path in this launch's folder next to the output, which is removed at the end."""
+        """A path in this launch's folder next to the output, where nothing is. It is removed at the end."""
         folder = os.path.join(self.staging.home, self.staging.launch)
         os.makedirs(folder, exist_ok=True)
         if self.staging.is_marked:
             mark(folder)
-        yield os.path.join(folder, name)
-        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        path = os.path.join(folder, name)
+        shutil.rmtree(path, ignore_errors=True)  # of an attempt that was killed: engines run a step again
+        yield path
+        shutil.rmtree(path, ignore_errors=True)
         if folder != self.staging.path():
             replace(self.staging, root=os.path.dirname(folder)).remove()
 
     def _replace(self, made: str, target: str) -> None:
-        """Puts a staged directory in the place of another, which is removed."""
+        """Puts a staged directory in the place of another, which is removed.
+
+        Until then the staged one stays as it is: if this attempt ends early, the next one finds all of it.
+        """
+        os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of generations
+        if os.stat(made).st_dev == os.stat(os.path.dirname(target)).st_dev:
+            self.check_claim()
+            replace_directory(made, target)
+            shutil.rmtree(made, ignore_errors=True)
+            return
         with self._on_same_disk("new") as new:
-            if os.stat(made).st_dev == os.stat(os.path.dirname(new)).st_dev:
-                os.rename(made, new)
-            else:
-                shutil.copytree(made, new)
-            os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of generations
+            shutil.copytree(made, new)
             self.check_claim()
             replace_directory(new, target)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         made = self.staging.path("failed")
-        os.makedirs(made, exist_ok=True)
+        shutil.rmtree(made, ignore_errors=True)  # of an attempt that was killed
+        os.makedirs(made)
         staged = self.staging.path("output", "rejects")
         if os.path.isdir(staged):
-            shutil.copytree(staged, os.path.join(made, "rejects"), dirs_exist_ok=True)
+            shutil.copytree(staged, os.path.join(made, "rejects"))
         Path(made, FAILURE).write_bytes(report)
         self._replace(made, self.failed)

@@ -244,7 +244,7 @@ class Publisher:
                 problem = nothing_trained(plan, self._config)
         if problem is not None:
             message = self._fail(plan, rejects, problem)
-            self.target.fails()
+            self.target.claims.end()  # not released: the engine may run this step again
             raise RunError(message)
         others = self._others(plan)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import platform
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from beam_prep.storage.files import join
 from beam_prep.storage.generations import Generations
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.spool import Spool
+from beam_prep.storage.staging import unfinished_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed
 from beam_prep.storage.stores.reader import read_bytes
@@ -244,8 +244,11 @@ class Damaged(Exception):
     """A file of the earlier output is not what its manifest says."""
 
 
-def link_files(earlier: EarlierShard, folder: str) -> bool:
+def link_files(earlier: EarlierShard, folder: str, unfinished: str) -> bool:
     """Links the files of a shard into a local folder. False if a link cannot be made, for instance to another disk.
+
+    Args:
+        unfinished: the folder of a link until it is checked, on the same disk.
 
     Raises:
         Damaged: a file's bytes are not those that the earlier manifest lists.
@@ -254,7 +257,7 @@ def link_files(earlier: EarlierShard, folder: str) -> bool:
         return False
     for file, name in earlier.files:
         target = os.path.join(folder, name)
-        linked = f"{target}.{uuid.uuid4().hex}"
+        linked = unfinished_file(unfinished)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.link(os.path.join(earlier.folder, file.path), linked)

@@ -161,13 +161,28 @@ _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
 """Writes and hashes files while the next rows are made: one worker makes a shard, even if other cores are idle."""
 
 
-class HashedFile:
-    """A file that is hashed while it is written. It gets its name when it is closed."""
+def unfinished_file(folder: str) -> str:
+    """A new path in a folder, which is made if it is not there.
 
-    def __init__(self, path: str) -> None:
+    The output's own folder is published as it is, so no file is there before it is complete: of an attempt that is
+    killed nothing may be published.
+    """
+    os.makedirs(folder, exist_ok=True)
+    return os.path.join(folder, uuid.uuid4().hex)
+
+
+class HashedFile:
+    """A file that is hashed while it is written.
+
+    Args:
+        path: its path when it is closed.
+        unfinished: the folder that it is in until then, on the same disk.
+    """
+
+    def __init__(self, path: str, unfinished: str) -> None:
         self.path = path
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._made = f"{path}.{uuid.uuid4().hex}"
+        self._made = unfinished_file(unfinished)
         self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
         self._digest = hashlib.sha256()
         self._pending: list[Future[Any]] = []
@@ -201,15 +216,15 @@ class HashedFile:
 
 
 class HashedFiles:
-    """Several files that are written at the same time below one local folder."""
+    """Several files that are written at the same time below one local folder. For `unfinished` see `HashedFile`."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, unfinished: str) -> None:
+        self.folder, self.unfinished = folder, unfinished
         self._files: dict[str, HashedFile] = {}
 
     def open(self, name: str) -> BinaryIO:
         """A new file, by its path in the folder."""
-        self._files[name] = HashedFile(os.path.join(self.folder, name))
+        self._files[name] = HashedFile(os.path.join(self.folder, name), self.unfinished)
         return self._files[name]  # type: ignore[return-value]
 
     def write(self, name: str, data: bytes) -> None:
@@ -227,4 +242,4 @@ class HashedFiles:
 def temporary_files() -> Iterator[HashedFiles]:
     """Files in a temporary folder, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
-        yield HashedFiles(folder)
+        yield HashedFiles(folder, folder)

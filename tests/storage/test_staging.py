@@ -12,7 +12,7 @@ from beam_prep.storage.staging import HashedFile
 def test_the_digest_and_the_size_are_of_what_lies_on_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
     parts: list[bytes | memoryview] = [b"one", memoryview(b"two" * 100_000), b"", b"three"]
-    file = HashedFile(str(path))
+    file = HashedFile(str(path), str(tmp_path))
     for part in parts:
         assert file.write(part) == len(part)
         assert not path.exists()
@@ -34,7 +34,7 @@ class _Full:
 
 @pytest.mark.parametrize("last", [True, False])
 def test_an_error_of_the_disk_is_raised_and_no_file_takes_its_name(tmp_path: Path, last: bool) -> None:
-    file = HashedFile(str(tmp_path / "file"))
+    file = HashedFile(str(tmp_path / "file"), str(tmp_path))
     file._file.close()
     file._file = _Full()  # type: ignore[assignment]
     file.write(b"data")

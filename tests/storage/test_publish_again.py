@@ -1,0 +1,174 @@
+"""Engines run the last step again when it failed. Whatever an attempt left, the next one gives the same."""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep.errors import RunError
+from beam_prep.storage import exchange
+from beam_prep.storage.local_output import LocalOutput
+from beam_prep.storage.stored_output import StoredOutput
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.transforms.shard import Publish
+from tests.conftest import ROOT
+from tests.storage.memory import MemoryStore
+
+CONFIG = bp.PipelineConfig.from_dict(
+    {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"min_chars": 1},
+        "output": {"storage_format": ["bin", "arrow"], "max_tokens_per_shard": 30},
+    }
+)
+
+
+class Killed(BaseException):
+    pass
+
+
+class Attempts:
+    """Kills the nth attempt of the last step before its nth change, until an attempt comes to its end.
+
+    One that ends in an error of ours is made once more, as engines do that have a restart strategy.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kills, self.working = True, False
+        self.made = self.changes = 0
+        publish = Publish.process
+
+        def process(step: Publish, written: Any, plan: Any) -> Iterator[str]:
+            ended = None
+            for self.made in itertools.count(1):
+                self.changes, self.working = 0, self.kills
+                try:
+                    yield from publish(step, written, plan)
+                    return
+                except Killed:
+                    pass
+                except RunError as error:
+                    if ended == str(error) or not self.kills:
+                        raise
+                    ended = str(error)
+                finally:
+                    self.working = False
+
+        monkeypatch.setattr(Publish, "process", process)
+
+    def before(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*given: Any, **named: Any) -> Any:
+            if self.working:
+                self.changes += 1
+                if self.changes == self.made:
+                    raise Killed
+            return change(*given, **named)
+
+        return wrapped
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> Attempts:
+    found = Attempts(monkeypatch)
+    changing: list[tuple[Any, tuple[str, ...]]] = [
+        (os, ("rename", "replace", "unlink", "link", "rmdir", "makedirs")),
+        (shutil, ("rmtree", "copytree")),
+        (exchange, ("_exchanged",)),
+        (LocalOutput, ("check_claim",)),
+        (StoredOutput, ("check_claim",)),
+        (store, ("put", "put_if", "upload", "delete")),
+    ]
+    for owner, names in changing:
+        for name in names:
+            monkeypatch.setattr(owner, name, found.before(getattr(owner, name)))
+    return found
+
+
+@pytest.fixture(params=["disk", "other_disk", "store"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str | None]]:
+    """(output, the folder of unfinished files)."""
+    if request.param == "store":
+        yield "mem://bucket/out", None
+    elif request.param == "disk":
+        yield str(tmp_path / "out"), None
+    else:
+        if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+            pytest.skip("needs a second disk at /dev/shm")
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            yield str(tmp_path / "out"), folder
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    texts: dict[str, list[Any]] = {
+        "old": ["one", "two"] * 9,
+        "new": ["some more", "and others"] * 8,
+        "bad": ["good", 7, 8] * 4,
+    }
+    for name, given in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
+    return {name: tmp_path / f"{name}.jsonl" for name in texts}
+
+
+def run(output: str, inputs: Path, **options: Any) -> None:
+    job = bp.Pipeline(CONFIG, [str(inputs)], output, ROOT / "examples/tokenizer", overwrite=True, **options)
+    job.run(["--runner=FnApiRunner"])
+
+
+def digests(folder: str) -> dict[str, str]:
+    if "://" in folder:
+        named = {found.path[len(folder) + 1 :]: read_bytes(found.path) for found in objects.listed(f"{folder}/")}
+    else:
+        files = (path for path in Path(folder).rglob("*") if path.is_file())
+        named = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    # What says when and how a run was made differs between two runs; the folder of launches is not the output.
+    return {
+        name: hashlib.sha256(data).hexdigest()
+        for name, data in named.items()
+        if not name.endswith("run.json") and ".beam_prep/" not in name
+    }
+
+
+@pytest.mark.parametrize("generations", [None, 1], ids=["replaced", "generations"])
+def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
+    output: tuple[str, str | None], inputs: dict[str, Path], generations: int | None, attempts: Attempts
+) -> None:
+    path, staging = output
+    names = ("old", "new")
+    options = [{"generations": generations, "generation": name} if generations else {} for name in names]
+    with pytest.MonkeyPatch.context() as calm:
+        calm.setattr(attempts, "kills", False)
+        for made in (f"{path}_calm", path):
+            run(made, inputs["old"], staging=staging, **options[0])
+        run(f"{path}_calm", inputs["new"], staging=staging, **options[1])
+    run(path, inputs["new"], staging=staging, **options[1])
+    assert attempts.made > 3
+    wanted = digests(f"{path}_calm")
+    assert len(wanted) > 10
+    assert digests(path) == wanted
+
+
+def test_a_run_that_fails_leaves_the_same_rejects_whatever_an_earlier_attempt_left(
+    output: tuple[str, str | None], inputs: dict[str, Path], attempts: Attempts
+) -> None:
+    path, staging = output
+    with pytest.MonkeyPatch.context() as calm:
+        calm.setattr(attempts, "kills", False)
+        for name in (f"{path}_calm", path):
+            with pytest.raises(RunError, match="rejected"):
+                run(name, inputs["bad"], staging=staging)
+    with pytest.raises(RunError, match="rejected"):
+        run(path, inputs["bad"], staging=staging)
+    assert attempts.made > 3
+    wanted = digests(f"{path}_calm.failed")
+    assert len(wanted) > 1
+    assert digests(f"{path}.failed") == wanted
