@@ -24,9 +24,12 @@ import re
 
 
 class BeamPrepError(Exception):
-    """The base class: ``except BeamPrepError`` catches everything that beam_prep raises on purpose."""
+    """The base class: ``except BeamPrepError`` catches everything that beam_prep raises on purpose.
 
-    exit_code = 1
+    Itself it is raised for an argument that names nothing: a row, a domain or a column that is not there.
+    """
+
+    exit_code = 2
 
 
 class ConfigError(BeamPrepError, ValueError):
@@ -96,8 +99,8 @@ class UserFunctionError(BeamPrepError):
 
 
 _REFUSED = {
-    errno.EACCES: "may not be written",
-    errno.EPERM: "may not be written",
+    errno.EACCES: "may not be read or written",
+    errno.EPERM: "may not be read or written",
     errno.EROFS: "is on a file system that is for reading only",
     errno.ENOTDIR: "is below a file",
     errno.EEXIST: "is a file",

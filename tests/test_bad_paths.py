@@ -92,7 +92,7 @@ def test_errors_of_the_system_are_known_from_their_text() -> None:
         "OSError: [Errno 28] No space left on device: '/a/b'": ("/a/b: No space left on device: make room", 5),
         "OSError: [Errno 5] Input/output error [while running 'Write']": ("a file: Input/output error: run again", 5),
         "Can't write (file write failed: errno = 28, error message = 'No space left on device')": ("make room", 5),
-        "PermissionError: [Errno 13] Permission denied: '/a/b'\\n": ("/a/b may not be written", 4),
+        "PermissionError: [Errno 13] Permission denied: '/a/b'\\n": ("/a/b may not be read or written", 4),
         "[Errno 20] Not a directory: '/a' -> '/b'": ("is below a file", 4),
     }
     for text, (words, code) in cases.items():
