@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer as Tokenizer
     from beam_prep.core.pieces.rendered import Rendered as Rendered
     from beam_prep.core.reading.records import Records as Records
+    from beam_prep.core.shards.chunk import Chunking as Chunking
     from beam_prep.core.shards.layout import Layout as Layout
     from beam_prep.core.tokens.batch import Batch as Batch
     from beam_prep.core.tokens.batch import Segments as Segments
@@ -48,6 +49,7 @@ _PUBLIC = {
     "ApplyTemplate": "transforms.template",
     "Batch": "core.tokens.batch",
     "BuildMask": "transforms.mask",
+    "Chunking": "core.shards.chunk",
     "Column": "core.data.schema",
     "Dataset": "readers.dataset",
     "FilterByChars": "transforms.filter",

@@ -344,9 +344,14 @@ class _Shown:
         )
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         columns, _ = next(self._layout.rows([(own, None)], self._schema))
-        values = {name: column[0] for name, column in columns.items()}
-        title = [self._place(int(batch.line[row])), why, f"domain {batch.domain[row]}"]
-        return render_row(display, values, [part for part in title if part], _counted(batch, row))
+        rows = len(next(iter(columns.values())))  # several if it is cut into chunks
+        text = Text()
+        for number in range(rows):
+            chunk = f"chunk {number + 1:,} of {rows:,}" if rows > 1 else ""
+            title = [self._place(int(batch.line[row])), chunk, why, f"domain {batch.domain[row]}"]
+            values = {name: column[number] for name, column in columns.items()}
+            text.append_text(render_row(display, values, [part for part in title if part], _counted(batch, row)))
+        return text
 
     def left_out(self, line: int) -> _LeftOut:
         """Says why a line that is not blank became no row."""

@@ -26,6 +26,7 @@ from beam_prep.core.pieces.voice_of import TEMPLATE_LIMITS, Render, check_voice
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
+from beam_prep.core.shards.chunk import Chunking
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
@@ -157,7 +158,9 @@ def mask_steps(
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     """The steps from ids and masks to the rows of a block."""
     preprocessing = config.preprocessing
-    steps: list[BlockStep] = [Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer)]
+    steps: list[BlockStep] = []
+    if preprocessing.truncation_mode != "chunk":  # chunks are cut when a shard is written: see `Layout.chunking`
+        steps.append(Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
     if config.output.columns == "labels":
         steps.append(Shift() if preprocessing.shift else Labels())
     return steps
@@ -191,6 +194,8 @@ def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
     sections = outputs[0].sections
     if config.input.tokenized or config.input.adapter is not None or len(outputs) > 1 or len(sections) > 1:
+        return None
+    if config.output.fim is not None:
         return None
     if outputs[0].kind != "ids" or (outputs[0].has_template and not (outputs[0].conversation and render == "auto")):
         return None
@@ -264,7 +269,15 @@ def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
 def text_rules(config: PipelineConfig) -> TextRules:
     """The rules of a config that turn text into pieces, beyond its sections."""
     rules, given = config.preprocessing, config.input
-    return TextRules(rules.eos, rules.bos, given.implicit_prompt, given.chat_template, rules.control_tokens, given.date)
+    return TextRules(
+        rules.eos,
+        rules.bos,
+        given.implicit_prompt,
+        given.chat_template,
+        rules.control_tokens,
+        given.date,
+        None if config.output.fim is None else config.output.fim.build(),
+    )
 
 
 def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
@@ -281,8 +294,11 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         config.position_ids_mode,
         config.columns(),
         config.names,
-        preprocessing.truncation_mode,
+        "keep_start" if preprocessing.truncation_mode == "chunk" else preprocessing.truncation_mode,
         None if multiple is None else Padding(multiple, pad_id_of(tokenizer)),
+        Chunking(preprocessing.chunk_size, preprocessing.stride, preprocessing.untrained == "keep")
+        if preprocessing.chunks
+        else None,
     )
 
 
@@ -326,7 +342,7 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
     """Digest of what a spooled block is a function of, besides its bytes: all but `AFTER_BLOCKS`."""
     config = json.loads(json.dumps(job_facts["config"]))
     preprocessing = config["preprocessing"]
-    if (
+    if preprocessing["truncation_mode"] != "chunk" and (
         preprocessing["packing_strategy"] not in CUTTING
         or (preprocessing["max_packed_len"] or math.inf) >= preprocessing["max_seq_len"]
     ):

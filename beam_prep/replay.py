@@ -341,6 +341,8 @@ def _words(template: str) -> set[str]:
 
 def _longest(preprocessing: Mapping[str, Any]) -> float:
     """The number of tokens to which rows are cut before they are spooled."""
+    if preprocessing["truncation_mode"] == "chunk":
+        return math.inf
     longest = preprocessing["max_seq_len"] or math.inf
     packed = preprocessing["max_packed_len"] if preprocessing["packing_strategy"] in CUTTING else None
     return float(min(longest, packed or longest))

@@ -108,6 +108,7 @@ def test_defaults() -> None:
         "max_items": None,
         "untrained": "drop",
         "truncation_mode": "keep_start",
+        "stride": 0,
         "encode": "separate",
         "eos": "never",
         "bos": "keep",

@@ -27,6 +27,7 @@ CONFIGS = {
     "sft_chat": ("chat", {"sequence": "int32", "loss_mask": "bool"}),
     "sft_instruction": ("instruction", {"sequence": "int32", "loss_mask": "int32"}),
     "pretrain": ("text", {"sequence": "int32"}),
+    "pretrain_chunks": ("text", {"sequence": "int32"}),
     "dpo": ("preference", SIDES),
     "grpo": ("rollouts", {"prompts": "int32", "responses": "int32", "masks": "int32", "rewards": "float32"}),
     "sft_conversation": ("chat", LABELS),
@@ -40,7 +41,7 @@ CONFIGS = {
 }
 Outputs = Callable[[str], bp.Dataset]
 
-DROPPED = {"pretrain": {"too_short": 3}}
+DROPPED = {"pretrain": {"too_short": 3}, "pretrain_chunks": {"too_short": 3}}
 
 
 def lengths(values: np.ndarray | bp.Ragged) -> list[int]:

@@ -12,9 +12,9 @@ SEEN_BY_BLOCKS = {
     "input": ("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt"),
     "preprocessing": (
         *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),
-        *("control_tokens", "padding", "max_packed_len", "shift"),
+        *("control_tokens", "padding", "max_packed_len", "shift", "stride"),
     ),
-    "output": ("domain_key", "dtype", "columns"),
+    "output": ("domain_key", "dtype", "columns", "fim"),
 }
 """Fields of a config that a block may depend on, by their parts."""
 

@@ -305,8 +305,8 @@ def test_tokens_that_are_cut_off_are_a_share_and_above_5_percent_a_warning(run: 
     assert warning.startswith(
         f"{lost:,} tokens were cut off, {lost / tokens:.1%} of all: raise preprocessing.max_seq_len "
     )
-    assert "packing_strategy 'wrapped' or 'bfd_split'" in warning
-    advised = {"max_seq_len": 100_000, "packing_strategy": "wrapped", "max_packed_len": length}
+    assert "truncation_mode 'chunk'" in warning
+    advised = {"max_seq_len": length, "truncation_mode": "chunk"}
     kept = run(config("pretrain", preprocessing=advised), [text] * 3, "advised")
     assert kept.manifest["totals"]["tokens"]["sequence"] == tokens
     assert told(kept) == []

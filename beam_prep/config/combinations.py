@@ -29,6 +29,10 @@ def joint_problems(
     if given.sources and output.columns == "labels":
         yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
         return
+    if output.fim is not None:
+        specs = specs_of(given, output)
+        if given.tokenized or len(specs) > 1 or not specs[0].char_limits or len(specs[0].sections) > 1:
+            yield ("output", "fim"), "found a rule; it works only with one section in input.sections: text that trains"
     holds = contents_of(given, output)
     for name, dtype in output.dtype.items():
         if name not in holds:
@@ -45,11 +49,19 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
     settings: list[tuple[Location, object]] = [
         (("preprocessing", "padding"), preprocessing.padding),
         (("preprocessing", "packing_strategy"), preprocessing.packing_strategy),
+        (("preprocessing", "truncation_mode"), "chunk" if preprocessing.chunks else "none"),
         (("output", "position_ids_mode"), output.position_ids_mode or "none"),
     ]
     for place, value in settings:
         if given.sources and value != "none":
             yield place, f"found {value!r}; it works only with input.sections, whose rows are one sequence"
+    if preprocessing.stride and not preprocessing.chunks:
+        yield ("preprocessing", "stride"), f"found {preprocessing.stride}; it works only with truncation_mode: 'chunk'"
+    elif preprocessing.chunks and preprocessing.stride >= preprocessing.chunk_size:
+        text = (
+            f"found {preprocessing.stride}; it must be less than a chunk, which has {preprocessing.chunk_size} tokens"
+        )
+        yield ("preprocessing", "stride"), text
     if preprocessing.padding != "none" and preprocessing.packing_strategy != "none":
         text = f"found {preprocessing.padding!r} beside packing_strategy; packed rows are padded by the trainer"
         yield ("preprocessing", "padding"), text

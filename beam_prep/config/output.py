@@ -1,10 +1,39 @@
 """`output`: what is written."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from beam_prep.config.values import DType, Formats, Name, Strict, Text
+from beam_prep.core.data.fim import Fim, FimMode
+
+
+def _three(value: object) -> object:
+    if isinstance(value, list | tuple) and len(value) != 3:
+        raise ValueError(f"found {len(value)} tokens; must be 3: those before prefix, middle and suffix")
+    return tuple(value) if isinstance(value, list) else value
+
+
+class FimConfig(Strict):
+    """Fill in the middle: documents of plain text are cut into prefix, middle and suffix, and reordered."""
+
+    rate: float = Field(ge=0, le=1, description="Share of the documents that are reordered, 0 to 1.")
+    mode: FimMode = Field(
+        default="psm", description="psm: prefix, suffix, middle; spm: suffix, then prefix and middle together."
+    )
+    seed: int = Field(default=0, ge=0, description="Another seed reorders others, and cuts at other places.")
+    sentinels: Annotated[
+        tuple[Text, ...] | None,
+        BeforeValidator(_three),
+    ] = Field(
+        default=None,
+        description="The tokens before prefix, middle and suffix; null: the known ones that the tokenizer has.",
+    )
+
+    def build(self) -> Fim:
+        """The rule, as a function on texts."""
+        named = None if self.sentinels is None else (self.sentinels[0], self.sentinels[1], self.sentinels[2])
+        return Fim(self.rate, self.mode, self.seed, named)
 
 
 class OutputConfig(Strict):
@@ -29,6 +58,10 @@ class OutputConfig(Strict):
     names: dict[str, Name] = Field(
         default={},
         description="Column to the name under which it is written; all other keys use the column's own name.",
+    )
+    fim: FimConfig | None = Field(
+        default=None,
+        description="Fill in the middle: reorders a part of the documents. For one section of text that is trained.",
     )
 
     @property

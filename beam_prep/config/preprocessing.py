@@ -18,9 +18,16 @@ class PreprocessingConfig(Strict):
     untrained: Literal["drop", "keep", "reject"] = Field(
         default="drop", description="What is done with rows that have nothing to train on."
     )
-    truncation_mode: Literal["keep_start", "keep_end", "drop", "error"] = Field(
+    truncation_mode: Literal["keep_start", "keep_end", "drop", "error", "chunk"] = Field(
         default="keep_start",
-        description="Sequences longer than max_seq_len: keep their start or end, drop the record, or fail the run.",
+        description="Sequences longer than max_seq_len: keep their start or end, drop the record, fail the run; or "
+        "chunk: cut them into several rows, so that nothing is lost.",
+    )
+    stride: int = Field(
+        default=0,
+        ge=0,
+        description="With chunk: the tokens of the chunk before with which a chunk begins, as context. Where there is "
+        "a mask or labels, they are not trained a second time.",
     )
     encode: Literal["separate", "joint"] = Field(
         default="separate", description="joint: text sections are joined, then encoded; the masked ones are the prompt."
@@ -49,6 +56,17 @@ class PreprocessingConfig(Strict):
     )
     packing_group: int = Field(default=5000, gt=0, description="Consecutive rows of a shard that are packed together.")
     shift: bool = Field(default=False, description="Shift the labels by one, which transformers' models do themselves.")
+
+    @property
+    def chunks(self) -> bool:
+        """True if longer sequences are cut into several rows."""
+        return self.truncation_mode == "chunk"
+
+    @property
+    def chunk_size(self) -> int:
+        """Tokens of a chunk, at most."""
+        packed = self.max_packed_len if self.packing_strategy != "none" else None
+        return min(self.max_seq_len, packed or self.max_seq_len)
 
     # On the field, not in `_problems`, so that it is reported together with an unknown key.
     @field_validator("max_chars")

@@ -51,6 +51,7 @@ class ShardReceipt:
         trained: per column of masks or labels, the tokens that are trained.
         packing: what packing did, see `PackStats`; None without.
         files: in every format.
+        chunks: what cutting into chunks did, see `ChunkStats`; None without.
     """
 
     domain: str
@@ -60,6 +61,12 @@ class ShardReceipt:
     trained: dict[str, int]
     packing: dict[str, int] | None
     files: tuple[WrittenFile, ...]
+    chunks: dict[str, int] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a manifest has it."""
+        found = asdict(self)
+        return found if self.chunks is not None else {name: each for name, each in found.items() if name != "chunks"}
 
 
 def build_manifest(
@@ -91,7 +98,7 @@ def build_manifest(
         **({"roles": plan.roles} if plan.roles else {}),
         "totals": sum_shards(shards),
         "domains": plan.domains,
-        "shards": [asdict(shard) for shard in shards],
+        "shards": [shard.as_dict() for shard in shards],
         "rejects": [asdict(file) for file in rejects],
         "files": [asdict(file) for file in others],
     }
@@ -122,6 +129,7 @@ def sum_shards(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
         "tokens": _sum(shard.tokens for shard in shards),
         "trained": _sum(shard.trained for shard in shards),
         **_packing(shards),
+        **_chunks(shards),
     }
 
 
@@ -132,6 +140,11 @@ def _packing(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
     stats = {**_sum(parts), "capacity": parts[0]["capacity"]}
     filled = stats["packs"] * stats["capacity"]
     return {"packing": {**stats, "fill_rate": round(stats["tokens"] / filled, 6) if filled else 0.0}}
+
+
+def _chunks(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
+    parts = [shard.chunks for shard in shards if shard.chunks is not None]
+    return {"chunks": _sum(parts)} if parts else {}
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -132,6 +132,8 @@ def _totals(dataset: Dataset, marks: bool) -> Text:
     for name, trained in totals["trained"].items():
         share = percent(trained, totals["tokens"][ids_of[name]])
         text.append(f"{name}: {trained:,} trained tokens ({share} of {ids_of[name]})\n")
+    if "chunks" in totals:
+        text.append(f"chunks: {_chunks(totals['chunks'])}\n")
     if "packing" in totals:
         text.append(f"packing: {_packing(totals['packing'])}\n")
     if dataset.tokenizer is None:
@@ -143,6 +145,18 @@ def columns_line(names: Iterable[str], shifted: bool | None) -> str:
     """The names of the columns, and whether labels are shifted; None: there are no labels."""
     labels = {None: "nothing is shifted", True: "labels: shifted by one", False: "labels: unshifted"}[shifted]
     return f"columns: {', '.join(names)}; {labels}"
+
+
+def _chunks(stats: Mapping[str, int]) -> str:
+    bare, again = stats["chunks_untrained"], stats["tokens_repeated"]
+    return ", ".join(
+        [
+            f"{stats['rows']:,} documents in {stats['chunks']:,} chunks",
+            f"{stats['rows_split']:,} split",
+            *([f"{again:,} tokens repeated"] if again else []),
+            *([f"{bare:,} without a trained token, left out"] if bare else []),
+        ]
+    )
 
 
 def _packing(stats: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.shards.chunk import ChunkStats
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.pack import PackStats
 from beam_prep.core.shards.plan import Plan
@@ -85,7 +86,7 @@ def _written(
     columns = layout.columns(spool.receipt(plan.slices[0].name).columns)
     rows = 0
     counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
-    packed: list[PackStats] = []
+    packed, chunked = PackStats(layout.capacity), ChunkStats()
     with output.files() as files:
         writers = [
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
@@ -95,14 +96,21 @@ def _written(
             for writer in writers:
                 writer.write(data)
             rows += len(data[columns[0].name])
-            packed += [stats] if stats is not None else []
+            packed = sum((each for each in stats if isinstance(each, PackStats)), packed)
+            chunked = sum((each for each in stats if isinstance(each, ChunkStats)), chunked)
             for kind, found in count_tokens(columns, data).items():
                 counts[kind].update(found)
         for writer in writers:
             writer.close()
-    packing = asdict(sum(packed, PackStats(layout.capacity))) if layout.packing != "none" else None
     return ShardReceipt(
-        plan.domain, plan.shard, rows, dict(counts["tokens"]), dict(counts["trained"]), packing, files.written()
+        plan.domain,
+        plan.shard,
+        rows,
+        dict(counts["tokens"]),
+        dict(counts["trained"]),
+        asdict(packed) if layout.packing != "none" else None,
+        files.written(),
+        asdict(chunked) if layout.chunking is not None else None,
     )
 
 

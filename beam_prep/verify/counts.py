@@ -29,6 +29,8 @@ def count_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) 
         if shard.packing is not None:
             for problem in _packing(shard, shard.packing, manifest.get("config")):
                 yield f"{MANIFEST}: shard {shard.shard} of {shard.domain!r}: {problem}"
+        for problem in _chunks(shard, manifest.get("config")):
+            yield f"{MANIFEST}: shard {shard.shard} of {shard.domain!r}: {problem}"
 
 
 def _numbers(place: str, found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -55,10 +57,17 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
     for key in {**summed, **totals}:
         if totals.get(key) != summed.get(key):
             yield f"{MANIFEST}: totals say {key} {totals.get(key)}, the shards add up to {summed.get(key)}"
-    # Packing joins records, and counts those that it was given.
-    rows, where = (totals["packing"]["rows"], "packing: rows") if "packing" in totals else (totals["rows"], "rows")
-    if rows != ledger.kept:
-        yield f"{MANIFEST}: totals say {where} {rows}, the ledger says kept {ledger.kept}"
+    # Chunks cut records, packing joins them; both count those that they were given.
+    given, where = ledger.kept, "the ledger says kept"
+    for kind in ("chunks", "packing"):
+        if kind in totals:
+            if totals[kind]["rows"] != given:
+                yield f"{MANIFEST}: totals say {kind}: rows {totals[kind]['rows']}, {where} {given}"
+            left = "chunks" if kind == "chunks" else "packs"
+            given = totals[kind][left] - totals[kind].get("chunks_untrained", 0)
+            where = f"they say {kind}: {left} that are written"
+    if totals["rows"] != given:
+        yield f"{MANIFEST}: totals say rows {totals['rows']}, {where} {given}"
     for shard in shards:
         for column, count in shard.trained.items():
             of = next((c["of"] for c in manifest["columns"] if c["name"] == column), None)
@@ -137,6 +146,9 @@ def _roles(manifest: Mapping[str, Any]) -> Iterator[str]:
     # Labels that are shifted lose a token of each row.
     tokens = sum(manifest["totals"]["tokens"].values())
     tokens += manifest["ledger"]["kept"] * any(column["shifted"] for column in manifest["columns"])
+    if "chunks" in manifest["totals"]:
+        chunks = manifest["totals"]["chunks"]
+        tokens += chunks["tokens_left_out"] - chunks["tokens_repeated"]
     roles = manifest.get("roles", {})
     for role, counts in roles.items():
         if min(counts.values()) < 0 or counts["trained"] > counts["tokens"]:
@@ -185,6 +197,27 @@ def _columns(manifest: Mapping[str, Any]) -> Iterator[str]:
         if column["role"] == "labels" and column["shifted"] != rules["shift"]:
             name, shifted = column["name"], column["shifted"]
             yield f"{MANIFEST}: columns: found shifted {shifted} of {name!r}, the config says {rules['shift']}"
+
+
+def _chunks(shard: ShardReceipt, config: Mapping[str, Any] | None) -> Iterator[str]:
+    """The counts of chunks fit each other, and the config."""
+    chunks = shard.chunks
+    if config is not None and (chunks is not None) != (config["preprocessing"]["truncation_mode"] == "chunk"):
+        yield f"found chunks {chunks}, truncation_mode is {config['preprocessing']['truncation_mode']!r}"
+    if chunks is None:
+        return
+    if min(chunks.values()) < 0:
+        yield f"found chunks {dict(chunks)}, wanted counts"
+    made = chunks["chunks"] - chunks["chunks_untrained"]
+    into = shard.rows if shard.packing is None else shard.packing["rows"]
+    if made != into:
+        bare = chunks["chunks_untrained"]
+        yield f"found chunks {chunks['chunks']}, of which {bare} untrained, wanted {into} to write"
+    if not chunks["rows"] + chunks["rows_split"] <= chunks["chunks"] or chunks["rows_split"] > chunks["rows"]:
+        yield f"found {chunks['chunks']} chunks of {chunks['rows']} rows, of which {chunks['rows_split']} are split"
+    most = max(shard.tokens.values(), default=0)
+    if chunks["tokens_repeated"] > most:
+        yield f"found chunks: tokens_repeated {chunks['tokens_repeated']}, wanted at most {most}"
 
 
 def _packing(shard: ShardReceipt, packing: Mapping[str, int], config: Mapping[str, Any] | None) -> Iterator[str]:

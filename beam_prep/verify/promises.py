@@ -49,7 +49,8 @@ def promises_of(manifest: Mapping[str, Any], columns: Sequence[Column], vocabula
         return Promises(max_id, pad_id)
     rules, output = config["preprocessing"], config["output"]
     packing, padding = rules["packing_strategy"], rules["padding"]
-    longest = rules["max_seq_len"] - any(column.shifted for column in columns)
+    chunks = rules["truncation_mode"] == "chunk"  # which are cut after labels are shifted
+    longest = rules["max_seq_len"] - (not chunks and any(column.shifted for column in columns))
     capacity = None if packing == "none" else rules["max_packed_len"] or rules["max_seq_len"]
     cuts = packing in CUTTING
     totals = manifest["totals"]["trained"]

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from beam_prep.core.data.fim import Fim
+
 IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
 
@@ -104,6 +106,7 @@ class TextRules:
         chat_template: replaces the tokenizer's own.
         control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
         date: the result of `strftime_now` in a chat template, as "2026-11-22".
+        fim: reorders documents, before they get their EOS; for one section of plain text.
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -112,6 +115,7 @@ class TextRules:
     chat_template: str | None = None
     control_tokens: Literal["keep", "escape", "reject"] = "keep"
     date: str | None = None
+    fim: Fim | None = None
 
 
 @dataclass(frozen=True, slots=True)

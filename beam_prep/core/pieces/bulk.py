@@ -28,6 +28,7 @@ def bulk_of(records: Records, collectors: "Sequence[TextCollector | ValueCollect
         or len(collectors) > 1
         or not isinstance(texts, TextCollector)
         or texts.voice.rules.implicit_prompt
+        or texts.voice.fim is not None
     ):
         return None
     output = texts.output

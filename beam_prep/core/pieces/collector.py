@@ -125,7 +125,7 @@ class TextCollector:
             None if section.template else self.guard(text_of(record.get(section.field), section.field, blank))
             for section in self.output.sections
         ]
-        self._end_with_eos(texts)
+        self._finish(texts)
         first = True
         for section, text in zip(self.output.sections, texts, strict=True):
             if section.template is not None:
@@ -138,9 +138,16 @@ class TextCollector:
                 yielded = False
             first = first and not yielded
 
-    def _end_with_eos(self, texts: list[str | None]) -> None:
-        """Appends the EOS token's text to the last text section, even to a blank one, but not to a missing one."""
-        rules, text = self.voice.rules, texts[-1]
+    def _finish(self, texts: list[str | None]) -> None:
+        """Reorders the document for filling in the middle, and ends it with EOS, by the rules.
+
+        The EOS token's text is appended to the last text section, even to a blank one, but not to a missing one.
+        """
+        rules, eos, fim = self.voice.rules, self.voice.eos, self.voice.fim
+        if fim is not None and (document := texts[-1]):
+            end = eos if eos and document.endswith(eos) else ""
+            texts[-1] = fim(document.removesuffix(end)) + end
+        text = texts[-1]
         if rules.eos == "never" or self.output.has_template or text is None:
             return
         if rules.eos == "always" or not text.endswith(self.voice.eos):
@@ -152,7 +159,7 @@ class TextCollector:
         texts = [self.guard(text_of(record.get(section.field), section.field, blank=True)) for section in sections]
         if self.voice.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return
-        self._end_with_eos(texts)
+        self._finish(texts)
         joined = "".join(text or "" for text in texts)
         if not joined:
             return

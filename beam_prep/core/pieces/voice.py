@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from beam_prep.core.chat.control import Guard
 from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.fim import Fim
 from beam_prep.core.data.schema import TextRules
 
 
@@ -16,6 +17,7 @@ class Voice:
         controls: texts of the tokenizer's special tokens.
         bos, eos: texts of these tokens, "" where there are none.
         rules: see `TextRules`.
+        fim: `rules.fim` with the tokenizer's sentinels.
         reference: the same template without plans. It renders a sample of each block too; where it gives anything
             else, it renders the entire block.
     """
@@ -26,6 +28,7 @@ class Voice:
     eos: str = ""
     rules: TextRules = field(default_factory=TextRules)
     reference: ChatTemplate | None = None
+    fim: Fim | None = None
 
     def cut_bos(self, text: str) -> tuple[str, int, bool]:
         """(text, characters cut, with the tokenizer's special tokens), by the rule for BOS."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from beam_prep.core.chat.limits import MAX_CHARACTERS, MAX_WORK
+from beam_prep.core.data.fim import Fim
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
@@ -20,9 +21,13 @@ Render = Literal["auto", "jinja"]
 
 
 def check_voice(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
-    """True if these outputs need a chat template. Raises what `voice_of` raises, and does not load the tokenizer."""
+    """True if these outputs need a chat template.
+
+    Raises what `voice_of` raises, and loads the tokenizer only for `rules.fim`.
+    """
     if rules.eos != "never" and "eos_token" not in tokenizer.special_tokens:
         raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
+    fim_of(tokenizer, rules)
     needed = any(output.has_template for output in outputs)
     if needed:
         tokenizer.template(rules.chat_template, date=rules.date)
@@ -50,7 +55,21 @@ def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules, 
         tokens.get("eos_token", ""),
         rules,
         tokenizer.template(rules.chat_template, date=rules.date) if needed and render == "auto" else None,
+        fim_of(tokenizer, rules),
     )
+
+
+def fim_of(tokenizer: Tokenizer, rules: TextRules) -> Fim | None:
+    """The rule for reordering documents, with the tokenizer's sentinels; None: there is none.
+
+    Raises:
+        TokenizerError: it has no sentinels.
+    """
+    if rules.fim is None:
+        return None
+    added = tokenizer.reference.get_added_tokens_decoder().values()
+    # One that takes white space beside it would change the document.
+    return rules.fim.of([token.content for token in added if not (token.lstrip or token.rstrip or token.single_word)])
 
 
 def render_records(

@@ -8,6 +8,7 @@ import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import CUTTING, IGNORE_INDEX, Column, Packing, name_problems
+from beam_prep.core.shards.chunk import Chunking, ChunkStats
 from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
@@ -17,6 +18,7 @@ from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import ConfigError
 
 Rows = Mapping[str, Ragged]
+Stats = PackStats | ChunkStats
 
 CUT = "truncated_to_pack"
 """The counter of tokens that were cut because a packed row cannot hold them."""
@@ -45,6 +47,8 @@ class Layout:
         names: column -> the name under which it is written, if that differs.
         truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
         padding: pads each row, and adds an `attention_mask`; None: no padding. Not with packing.
+        chunking: cuts rows into chunks before they are packed or padded, and no row is cut to its first tokens; None:
+            no chunks.
 
     Raises:
         ValueError: a value is not one of those allowed, or there is both packing and padding.
@@ -58,6 +62,7 @@ class Layout:
     names: Mapping[str, str] = field(default_factory=dict)
     truncation_mode: TruncationMode = "keep_start"
     padding: Padding | None = None
+    chunking: Chunking | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("packing", Packing), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
@@ -72,7 +77,7 @@ class Layout:
     @property
     def cuts(self) -> bool:
         """True if `fit` cuts or drops rows."""
-        return self.packing in CUTTING
+        return self.packing in CUTTING and self.chunking is None
 
     def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
         """Cuts rows to the length of a packed row. Before the plan, which depends on the lengths of rows.
@@ -95,8 +100,12 @@ class Layout:
         return settle(self.fit(batch, eos_id), untrained, dtype)
 
     def tokens(self, batch: Batch) -> Array:
-        """int64 [rows]: tokens of each row, with its padding, which counts for the size of a shard."""
-        return batch.tokens if self.padding is None else self.padding.lengths(batch.tokens)
+        """int64 [rows]: tokens that are written of each row: with its padding, and with what its chunks repeat."""
+        if self.chunking is None:
+            return batch.tokens if self.padding is None else self.padding.lengths(batch.tokens)
+        chunks, row = self.chunking.lengths(batch.tokens)
+        padded = chunks if self.padding is None else self.padding.lengths(chunks)
+        return np.bincount(row, padded, len(batch)).astype(np.int64)
 
     def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """The columns that are written, by the names under which they are.
@@ -106,6 +115,8 @@ class Layout:
             ConfigError: `names` has a column that is not written, or gives a name that cannot be.
         """
         added = []
+        if self.chunking is not None and any(column.depth != 1 or column.role == "value" for column in columns):
+            raise ValueError("rows of lists or values cannot be cut into chunks")
         if self.padding is not None:
             self.padding.check({column.name: column for column in columns})
             added.append(Column(ATTENTION_MASK, self.dtype.get(ATTENTION_MASK, "int32"), 1, "attention"))
@@ -132,16 +143,32 @@ class Layout:
 
     def rows(
         self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
-    ) -> Iterator[tuple[Rows, PackStats | None]]:
-        """The rows to write, and statistics of the packing of each group.
+    ) -> Iterator[tuple[Rows, Sequence[Stats]]]:
+        """The rows to write, and statistics of the chunks and of the packing of each group.
 
         Args:
             parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
             columns: what is written, see `columns`.
         """
-        for own, stats in self._rows(parts, {column.name: column for column in columns}):
+        written = {column.name: column for column in columns}
+        chunked: list[Stats] = []
+        for own, packed in self._rows(self._chunks(parts, written, chunked), written):
             rows = {self._name(column): values for column, values in own.items()}
-            yield rows, stats and replace(stats, packs_untrained=_untrained(columns, rows))
+            found = [*chunked, *([replace(packed, packs_untrained=_untrained(columns, rows))] if packed else [])]
+            chunked.clear()
+            yield rows, found
+
+    def _chunks(
+        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]
+    ) -> Iterator[tuple[Rows, Array | None]]:
+        """The parts, cut into chunks. Statistics are added to `found`."""
+        if self.chunking is None:
+            yield from parts
+            return
+        for part, _ in parts:
+            chunks, stats = self.chunking.rows(part, {name: written[self._name(name)] for name in part})
+            found.append(stats)
+            yield chunks, None
 
     def _rows(
         self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column]

@@ -268,16 +268,16 @@ def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Po
     lengths = plan.piece_lengths
     offsets = offsets_of(lengths)[plan.packs]
     starts = offsets_of(plan.lengths)[plan.piece_row] + plan.piece_start
-    packed = {name: Ragged(_join(rows.flat, starts, lengths), offsets) for name, rows in columns.items()}
+    packed = {name: Ragged(join_pieces(rows.flat, starts, lengths), offsets) for name, rows in columns.items()}
     packed[SEQ_LENS] = Ragged(lengths.astype(np.int32), plan.packs)
     if position_ids != "none":
         counted = lengths if position_ids == "doc_reset" else np.diff(offsets)
         count = np.arange(counted.max(initial=0), dtype=np.int32)
-        packed[POSITION_IDS] = Ragged(_join(count, np.zeros_like(counted), counted), offsets)
+        packed[POSITION_IDS] = Ragged(join_pieces(count, np.zeros_like(counted), counted), offsets)
     return packed
 
 
-def _join(values: Array, starts: Array, lengths: Array) -> Array:
+def join_pieces(values: Array, starts: Array, lengths: Array) -> Array:
     """`values[start:start + length]` of each, one after the other.
 
     Copies piece by piece: an index of all tokens would take several times the memory of the tokens, and

@@ -275,8 +275,7 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
         now = "" if config.longest is None else f" (now {config.longest:,})"
         advice = f"raise preprocessing.{config.limit}{now}"
         if config.packs:
-            advice += ", or cut longer records into several rows: packing_strategy 'wrapped' or 'bfd_split', with this "
-            advice += "length as max_packed_len and a max_seq_len that no record exceeds"
+            advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
     return texts
 

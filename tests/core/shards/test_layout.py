@@ -57,8 +57,9 @@ def packed_by(layout: Layout, batch: Batch, parts: int) -> tuple[list[Row], list
     documents: list[Row] = []
     total = PackStats(layout.capacity)
     for found, stats in layout.rows(given, tuple(batch.schema.values())):
-        assert stats is not None
-        total += stats
+        (packed,) = stats
+        assert isinstance(packed, PackStats)
+        total += packed
         columns = (found[name].to_lists() for name in ("sequence", "loss_mask", "seq_lens"))
         for ids, mask, lengths in zip(*columns, strict=True):
             packs.append(list(zip(ids, mask, strict=True)))
@@ -163,8 +164,9 @@ def test_packed_rows_without_a_trained_token_are_counted(strategy: Any, role: An
 def test_without_a_mask_every_packed_row_is_trained() -> None:
     batch = made_of([[1, 2, 3]])
     (_, stats), *_ = Layout("wrapped", 2).rows([(batch.columns, None)], tuple(batch.schema.values()))
-    assert stats is not None
-    assert (stats.packs, stats.packs_untrained) == (2, 0)
+    (packed,) = stats
+    assert isinstance(packed, PackStats)
+    assert (packed.packs, packed.packs_untrained) == (2, 0)
 
 
 @given(masked(), st.integers(1, 30), st.integers(1, 4), st.integers(1, 60), st.booleans())
