@@ -29,6 +29,8 @@ def joint_problems(
     if given.sources and output.columns == "labels":
         yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
         return
+    if given.sources and output.loss_weights:
+        yield ("output", "loss_weights"), "found true; it works only with input.sections, whose rows are one sequence"
     holds = contents_of(given, output)
     for name, dtype in output.dtype.items():
         if name not in holds:

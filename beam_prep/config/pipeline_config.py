@@ -19,7 +19,11 @@ from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_o
 from beam_prep.core.data.schema import RESERVED, DefaultRule, RoleRule
 from beam_prep.errors import ConfigError
 
-LEFT_OUT: dict[tuple[str, str], Any] = {("input", "date"): None, ("output", "names"): {}}
+LEFT_OUT: dict[tuple[str, str], Any] = {
+    ("input", "date"): None,
+    ("output", "loss_weights"): False,
+    ("output", "names"): {},
+}
 """(part, field) -> the value at which `canonical` leaves the field out.
 
 A new field belongs here, with its default. Then an output or a spool that was made before there was this field has the
