@@ -18,7 +18,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.data.schema import CUTTING, TextRules
+from beam_prep.core.data.schema import CUTTING, Output, TextRules
 from beam_prep.core.encoding.backends import GIGATOKEN, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
@@ -129,6 +129,11 @@ def chain(
     return steps + row_steps(config, tokenizer)
 
 
+def outputs_of(config: PipelineConfig) -> tuple[Output, ...]:
+    """What each row consists of."""
+    return config.input.outputs(config.preprocessing.encode == "joint", config.output.loss_weights)
+
+
 def mask_steps(
     config: PipelineConfig,
     tokenizer: Tokenizer,
@@ -138,7 +143,7 @@ def mask_steps(
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
-    outputs, domain_key = given.outputs(joint=preprocessing.encode == "joint"), config.output.domain_key
+    outputs, domain_key = outputs_of(config), config.output.domain_key
     if given.tokenized:
         return [FromTokens(outputs[0], tokenizer, domain_key)]
     steps: list[BlockStep] = []
@@ -191,9 +196,10 @@ class CheckInFull(BlockStep):
 
 def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     """The records of a config that are parsed as columns; None if a step needs every record as an object."""
-    outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
+    outputs = outputs_of(config)
     sections = outputs[0].sections
-    if config.input.tokenized or config.input.adapter is not None or len(outputs) > 1 or len(sections) > 1:
+    alone = config.input.tokenized or config.input.adapter is not None or config.output.loss_weights
+    if alone or len(outputs) > 1 or len(sections) > 1:
         return None
     if config.output.fim is not None:
         return None
@@ -262,7 +268,7 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
     """Raises what `ApplyTemplate` would raise of a config."""
     if not config.input.tokenized:
-        outputs = config.input.outputs(joint=config.preprocessing.encode == "joint")
+        outputs = outputs_of(config)
         check_voice(outputs, tokenizer, text_rules(config))
 
 

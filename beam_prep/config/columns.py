@@ -5,6 +5,7 @@ from typing import Literal
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.core.data.schema import LOSS_WEIGHTS
 
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
@@ -12,6 +13,8 @@ def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output
     specs = specs_of(given, output)
     pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in specs]
     columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
+    if output.loss_weights:
+        columns[LOSS_WEIGHTS] = "float32"
     more = {
         "attention_mask": preprocessing.padding != "none",
         "position_ids": position_ids_mode_of(preprocessing, output) != "none",
@@ -37,5 +40,6 @@ def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
         if spec.kind != "value" and spec.mask_name is None:
             holds.setdefault(f"{spec.name}_mask" if given.sources else "loss_mask", "masks")
     if not given.sources:
+        holds |= {LOSS_WEIGHTS: "loss weights"} if output.loss_weights else {}
         holds |= {"attention_mask": "masks", "position_ids": "token ids", "seq_lens": "token ids"}
     return holds

@@ -33,6 +33,8 @@ def joint_problems(
         specs = specs_of(given, output)
         if given.tokenized or len(specs) > 1 or not specs[0].char_limits or len(specs[0].sections) > 1:
             yield ("output", "fim"), "found a rule; it works only with one section in input.sections: text that trains"
+    if given.sources and output.loss_weights:
+        yield ("output", "loss_weights"), "found true; it works only with input.sections, whose rows are one sequence"
     holds = contents_of(given, output)
     for name, dtype in output.dtype.items():
         if name not in holds:

@@ -17,7 +17,7 @@ from beam_prep.config.sections import (
     spec_of,
 )
 from beam_prep.config.values import Name, Strict, Text, as_date
-from beam_prep.core.data.schema import RESERVED, Output, Section
+from beam_prep.core.data.schema import LOSS_WEIGHTS, RESERVED, Output, Section
 from beam_prep.core.reading.adapters import Adapter, AdapterName, adapter
 from beam_prep.errors import ConfigError
 
@@ -77,11 +77,12 @@ class InputConfig(Strict):
         """True if the records are tokenised already."""
         return self.adapter is not None and self.adapter.name == "tokenized"
 
-    def outputs(self, joint: bool = False) -> tuple[Output, ...]:
+    def outputs(self, joint: bool = False, loss_weights: bool = False) -> tuple[Output, ...]:
         """The outputs of each record, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
 
         Args:
             joint: text sections are joined before they are encoded.
+            loss_weights: with the weights of tokens.
         """
         return tuple(
             Output(
@@ -93,8 +94,9 @@ class InputConfig(Strict):
                 ),
                 spec.mask_name,
                 joint and spec.kind == "ids" and not spec.has_template,
+                LOSS_WEIGHTS if loss_weights else None,
             )
-            for spec in specs_of(self, OutputConfig())
+            for spec in specs_of(self, OutputConfig(loss_weights=loss_weights))
         )
 
     def _problems(self) -> Iterator[Problem]:
@@ -170,4 +172,4 @@ def specs_of(given: InputConfig, output: OutputConfig) -> tuple[OutputSpec, ...]
     only = SourceConfig(sections=given.sections or ())
     if output.columns == "labels":
         return (spec_of("input_ids", "labels", only, True, output.dtype),)
-    return (spec_of("sequence", "loss_mask", only, False, output.dtype),)
+    return (spec_of("sequence", "loss_mask", only, output.loss_weights, output.dtype),)

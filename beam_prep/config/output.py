@@ -51,6 +51,11 @@ class OutputConfig(Strict):
     columns: Literal["loss_mask", "labels"] = Field(
         default="loss_mask", description="labels: input_ids and labels (-100 where masked), for input.sections only."
     )
+    loss_weights: bool = Field(
+        default=False,
+        description="Add a float32 column loss_weights: the weight of each token, from `weight` of record and message; "
+        "0 where nothing is trained. For input.sections only.",
+    )
     position_ids_mode: Literal["none", "doc_reset", "continuous"] | None = Field(
         default=None,
         description="position_ids: from 0 in every document, or through the row; null: doc_reset with packing.",

@@ -22,8 +22,9 @@ from beam_prep.errors import ConfigError
 LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "date"): None,
     ("preprocessing", "stride"): 0,
-    ("output", "names"): {},
     ("output", "fim"): None,
+    ("output", "loss_weights"): False,
+    ("output", "names"): {},
 }
 """(part, field) -> the value at which `canonical` leaves the field out.
 

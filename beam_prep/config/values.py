@@ -19,6 +19,7 @@ ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),
     "masks": ("bool", *LARGEST),
     "labels": tuple(name for name in LARGEST if name[0] == "i"),  # -100 where nothing is trained
+    "loss weights": ("float32",),
     "values": tuple(name for name in get_args(DType) if name != "bool"),
 }
 

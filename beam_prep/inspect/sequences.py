@@ -81,12 +81,14 @@ def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSeq
         "lengths": True,
         "mask": column.of is not None,
         "labels": column.of is not None,
+        "weights": False,
         "attention": _padded(display, row) is not None,
         "value": column.name in _values(display, row),
         "position": column.role == "position" and positions_of(column, display, row) is not None,
     }
     if not shown_elsewhere[column.role]:
-        yield f"{column.name}: {_numbers(row[column.name])}"
+        show = _runs if column.role == "weights" else _numbers
+        yield f"{column.name}: {show(row[column.name])}"
 
 
 def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSequence | str]:
@@ -201,6 +203,15 @@ def _trains(config: Mapping[str, Any], name: str) -> bool | None:
     own = {written: column for column, written in config.get("output", {}).get("names", {}).items()}
     sections = given["sources"][own.get(name, name)]["sections"] if given.get("sources") else given["sections"]
     return any(section["action"] not in ("mask", "value") for section in sections)
+
+
+def _runs(values: Array | Ragged) -> str:
+    """Numbers, each with how many times in a row it is there: 12 x 0.0, 5 x 0.5."""
+    flat = values.flat if isinstance(values, Ragged) else values
+    starts = np.flatnonzero(np.append(True, flat[1:] != flat[:-1])[: len(flat)])
+    counts = np.diff(np.append(starts, len(flat)))
+    found = [f"{count:,} x {flat[start]}" for start, count in zip(starts[:_VALUES], counts[:_VALUES], strict=True)]
+    return ", ".join(found) + (" ..." if len(starts) > _VALUES else "")
 
 
 def _numbers(values: Array | Ragged) -> str:

@@ -10,6 +10,9 @@ from beam_prep.verify.promises import Promises
 
 Part = Mapping[str, Ragged]
 
+_ALIGNED = ("mask", "labels", "weights", "attention", "position")
+"""Roles of columns with a value for each id."""
+
 
 class RowChecks:
     """Checks the rows of a shard, part by part.
@@ -42,7 +45,7 @@ class RowChecks:
             if values.flat.dtype.kind == "f" and not np.isfinite(values.flat).all():
                 self._flag(values, ~np.isfinite(values.flat), f"of {column.name!r} holds {{}}, wanted numbers")
         aligned = all(
-            [self._lengths(column, part) for column in self._all("mask", "labels", "attention", "position")]  # noqa: C419
+            [self._lengths(column, part) for column in self._all(*_ALIGNED)]  # noqa: C419
         )  # each is told
         for column in (*self._all("mask"), *self._all("attention")):
             self._bits(column.name, part[column.name])
@@ -51,6 +54,8 @@ class RowChecks:
             ends = self._padding(part, starts)
             for column in self._all("labels"):
                 self._labels(column, part, ends)
+            for column in self._all("weights"):
+                self._weights(column, part)
             for column in self._all("position"):
                 self._positions(column, part, starts)
         self._lists(part)
@@ -243,6 +248,17 @@ class RowChecks:
         wrong[:-1] = (labels[:-1] != tokens[1:]) & (labels[:-1] != IGNORE_INDEX)
         wrong[ends[(ends >= 0) & (ends < len(wrong))]] = False  # the token after it is not in the row
         self._flag(rows, wrong, f"of {column.name!r} holds {{}}, wanted {IGNORE_INDEX} or the id after its place")
+
+    def _weights(self, column: Column, part: Part) -> None:
+        """A weight is a number above 0 where the loss is taken, else 0."""
+        rows = part[column.name]
+        wrong = ~np.isfinite(rows.flat) | (rows.flat < 0)
+        self._flag(rows, wrong, f"of {column.name!r} holds {{}}, wanted weights from 0 on")
+        for loss in self._all("mask", "labels"):
+            if self._of(loss) == self._of(column):
+                trained = _plain(part[loss.name].flat) != (0 if loss.role == "mask" else IGNORE_INDEX)
+                text = f"of {column.name!r} holds {{}}, wanted weights above 0 where {loss.name!r} trains, else 0"
+                self._flag(rows, ~wrong & ((rows.flat > 0) != trained), text)
 
     def _positions(self, column: Column, part: Part, starts: Array) -> None:
         """Positions count from 0, in every document or through the row."""

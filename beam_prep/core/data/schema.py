@@ -10,6 +10,9 @@ from beam_prep.core.data.fim import Fim
 IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
 
+LOSS_WEIGHTS = "loss_weights"
+"""The column of weights that a config adds."""
+
 RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
 """Names that a user's column cannot have: those of added columns, and those that formats use besides columns."""
 
@@ -68,6 +71,7 @@ class Output:
         sections: its parts, in order.
         mask_name: the column of the mask; None if the config needs no mask.
         joint: text sections are joined before they are encoded.
+        weights_name: the column of the weights of its tokens; None: they have none.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Output:
     sections: tuple[Section, ...]
     mask_name: str | None = None
     joint: bool = False
+    weights_name: str | None = None
 
     @property
     def has_template(self) -> bool:
@@ -129,17 +134,17 @@ class Column:
         name: its key in every format.
         dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
         depth: 1 = each row is a list of values, 2 = each row is a list of lists.
-        role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `value`,
-            `attention` (1 where there is a token, 0 where there is padding), `position`, `lengths` (of the documents
-            in a packed row).
-        of: for a mask or labels, the column of ids that it belongs to.
-        shifted: for labels: label i belongs to the token after input i.
+        role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `weights`
+            (of the loss: 0 where it is not taken), `value`, `attention` (1 where there is a token, 0 where there is
+            padding), `position`, `lengths` (of the documents in a packed row).
+        of: for a mask, labels or weights, the column of ids that it belongs to.
+        shifted: for labels and weights: those at i belong to the token after input i.
     """
 
     name: str
     dtype: str
     depth: int
-    role: Literal["ids", "mask", "labels", "value", "attention", "position", "lengths"]
+    role: Literal["ids", "mask", "labels", "weights", "value", "attention", "position", "lengths"]
     of: str | None = None
     shifted: bool = False
 

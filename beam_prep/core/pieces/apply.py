@@ -17,6 +17,7 @@ from beam_prep.core.pieces.implicit_prompt import with_prompt
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN, Rendered
 from beam_prep.core.pieces.values import ValueCollector
 from beam_prep.core.pieces.voice import Voice
+from beam_prep.core.reading.loss_weights import record_weight
 from beam_prep.core.reading.records import Records
 
 
@@ -39,6 +40,8 @@ def apply_template(
     of_texts = [collector for collector in collectors if isinstance(collector, TextCollector)]
     kept: list[int] = []
     domain: list[str] = []
+    weighted = any(output.weights_name is not None for output in outputs)
+    weights: list[float] = []
     ledger = records.ledger.copy()
     made = Counter(records.made)
     countable = any(output.kind != "ids" for output in outputs)
@@ -46,6 +49,7 @@ def apply_template(
     rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
     for line, record in rows:
         try:
+            weight = record_weight(record) if weighted else 1.0
             if voice.rules.implicit_prompt:
                 record = with_prompt(record, outputs)
             yielded = [collector.add(record) for collector in collectors]
@@ -62,6 +66,7 @@ def apply_template(
             if any(yielded):
                 check_size(sum(texts.characters for texts in of_texts), records)
                 kept.append(line)
+                weights.append(weight)
                 if voice.template is not None:
                     made["rendered_by_jinja" if any(c.by_jinja for c in collectors) else "rendered_by_plans"] += 1
                 name = record.get(domain_key) if domain_key is not None else None
@@ -81,6 +86,7 @@ def apply_template(
         domain += bulk.domains(domain_key)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     rendered.made = dict(made)
+    rendered.weights = np.array(weights) if weighted else None
     for output, collector in zip(outputs, collectors, strict=True):
         if isinstance(collector, TextCollector):
             rendered.pieces[output.name] = collector.build()

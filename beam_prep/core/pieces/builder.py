@@ -133,8 +133,11 @@ class PiecesBuilder:
         self._sequences += range(first + 1, first + count + 1)
         self.rows += range(len(self.rows), len(self.rows) + count)
 
-    def build(self, roles: tuple[str, ...], bos: bool) -> Pieces:
-        """The pieces; `bos`: each sequence begins with the BOS token, unless the first rendering brings it."""
+    def build(self, roles: tuple[str, ...], bos: bool, weights: Array) -> Pieces:
+        """The pieces; `bos`: each sequence begins with the BOS token, unless the first rendering brings it.
+
+        For `roles` and `weights` see `Pieces`.
+        """
         sequences = np.asarray(self._sequences, np.int64)
         by_table = self._by_table()
         segments, borders = self._all_segments(by_table)
@@ -156,6 +159,7 @@ class PiecesBuilder:
             np.asarray(self.rows, np.int64),
             np.full(len(sequences) - 1, bos),
             Ragged.concat([message_roles, *self._message_roles_in_bulk]),
+            weights,
         )
 
     def _by_table(self) -> "list[tuple[LayoutSegments, Array, Array, Array]]":

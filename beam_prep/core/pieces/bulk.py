@@ -32,6 +32,8 @@ def bulk_of(records: Records, collectors: "Sequence[TextCollector | ValueCollect
     ):
         return None
     output = texts.output
+    if output.weights_name is not None:  # which the columns do not have
+        return None
     if output.kind != "ids" or [section.field for section in output.sections] != [columns.field]:
         return None
     if columns.kind == "chats":

@@ -1,13 +1,12 @@
 """Checks of the fields of a record and its messages, with a reject for what they may not hold."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from beam_prep.core.chat.control import Guard
 from beam_prep.core.data.block import Reject
-from beam_prep.core.pieces.rendered import UNSET
 from beam_prep.core.reading.adapters import flatten_content, template_kwargs, tools
 from beam_prep.core.reading.json_line import describe
+from beam_prep.core.reading.loss_weights import check_loss_weight
 from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import RunError
 
@@ -20,13 +19,6 @@ def are_plain(messages: Any) -> bool:
     except (TypeError, KeyError):
         return False
     return {str} == set(map(type, texts)) and {dict} == set(map(type, messages)) and {2} == set(map(len, messages))
-
-
-def trained_by_own_key(message: Mapping[str, Any]) -> int:
-    own = message.get("train")
-    if own is None:
-        own = message.get("weight")
-    return UNSET if own is None else int(own)
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:
@@ -46,19 +38,22 @@ def check_characters(text: str) -> None:
         raise Reject("bad_text", f"character {error.start} of a text is half of a surrogate pair") from None
 
 
-def check_messages(value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """(messages, their roles)."""
+def check_messages(value: Any, where: str, loss_weights: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+    """(messages, their roles). For `loss_weights` see `check_message`."""
     if value is None:
         return [], []
     if not isinstance(value, list):
         raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")
     messages = [flatten_content(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
-    return messages, [check_message(message, f"{where}[{turn}]") for turn, message in enumerate(messages)]
+    roles = [check_message(message, f"{where}[{turn}]", loss_weights) for turn, message in enumerate(messages)]
+    return messages, roles
 
 
-def guarded_messages(guard: Guard, value: Any, where: str) -> tuple[list[dict[str, Any]], list[str]]:
+def guarded_messages(
+    guard: Guard, value: Any, where: str, loss_weights: bool = False
+) -> tuple[list[dict[str, Any]], list[str]]:
     """(messages, their roles), as `check_messages` gives them, with the rule for control tokens applied."""
-    messages, roles = check_messages(value, where)
+    messages, roles = check_messages(value, where, loss_weights)
     return guard(messages), guard(roles)
 
 
@@ -68,12 +63,17 @@ def variables_of(record: Record) -> dict[str, Any]:
     return ({} if schemas is None else {"tools": schemas}) | template_kwargs(record)
 
 
-def check_message(message: Any, where: str) -> str:
+def check_message(message: Any, where: str, loss_weights: bool = False) -> str:
     """The role of a message.
+
+    Args:
+        message: the message.
+        where: its place, for messages of rejects.
+        loss_weights: its `weight` may be any weight of a loss, and not only 0 or 1.
 
     Raises:
         Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no string, a
-            weight that is neither 0 nor 1, or not what `train` says.
+            weight that may not be, or that is not what `train` says.
     """
     if not isinstance(message, dict):
         raise Reject("wrong_type", f"{where!r} is {describe(message)}, wanted a message (an object)")
@@ -87,17 +87,20 @@ def check_message(message: Any, where: str) -> str:
     if not isinstance(message.get("train"), bool | None):
         raise Reject("wrong_type", f"'{where}.train' is {describe(message['train'])}, wanted true or false")
     if message.get("weight") is not None:
-        _check_weight(message["weight"], message.get("train"), where)
+        _check_weight(message["weight"], message.get("train"), where, loss_weights)
     return role
 
 
-def _check_weight(weight: Any, train: bool | None, where: str) -> None:
+def _check_weight(weight: Any, train: bool | None, where: str, loss_weights: bool) -> None:
+    if loss_weights:
+        check_loss_weight(weight, f"{where}.weight")
     # SlimOrca has 0.0 and 1.0: a column of numbers and nulls is one of floats.
-    if type(weight) not in (int, float):
+    elif type(weight) not in (int, float):
         raise Reject("wrong_type", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1")
-    if weight not in (0, 1):
-        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1: there are no loss weights")
-    if train is not None and train != weight:
+    elif weight not in (0, 1):
+        why = "there are no loss weights without output.loss_weights"
+        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1: {why}")
+    if train is not None and train != (weight != 0):
         found = f"train {'true' if train else 'false'} and weight {weight}"
         raise Reject("bad_weight", f"'{where}' has {found}, wanted one of them, or both alike")
 

@@ -10,9 +10,10 @@ from beam_prep.core.data.columns import Texts
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.builder import PiecesBuilder
-from beam_prep.core.pieces.checks import guarded_messages, list_of, text_of, trained_by_own_key
+from beam_prep.core.pieces.checks import guarded_messages, list_of, text_of
 from beam_prep.core.pieces.conversations import ConversationCollector
 from beam_prep.core.pieces.layout_segments import LayoutSegments
+from beam_prep.core.pieces.message_weights import MessageWeights
 from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, WHOLE, Pieces, Segment
 from beam_prep.core.pieces.renderer import Renderer
 from beam_prep.core.pieces.voice import Voice
@@ -31,11 +32,12 @@ class TextCollector:
         self.guard = voice.guard
         self.roles = roles
         self._builder = PiecesBuilder()
+        self._weights = MessageWeights()
         self._renderer = None if voice.template is None else Renderer(voice, output)
         self._conversations = (
             None
             if self._renderer is None or not output.conversation
-            else ConversationCollector(output, voice, self._renderer, roles, self._builder)
+            else ConversationCollector(output, voice, self._renderer, roles, self._builder, self._weights)
         )
 
     @property
@@ -102,7 +104,7 @@ class TextCollector:
     def build(self) -> Pieces:
         """The pieces of all rows."""
         bos = self.output.kind == "ids" and self.output.has_template and not self.output.conversation
-        return self._builder.build(tuple(self.roles), bos)
+        return self._builder.build(tuple(self.roles), bos, self._weights.values())
 
     def _list_row(self, record: Record) -> None:
         for section in self.output.sections:
@@ -174,7 +176,7 @@ class TextCollector:
     def _messages(self, section: Section, value: Any, where: str) -> bool:
         """Adds each message, rendered alone; gives True if there is any."""
         assert self._renderer is not None
-        messages, roles = guarded_messages(self.guard, value, where)
+        messages, roles = guarded_messages(self.guard, value, where, self.output.weights_name is not None)
         for turn, (message, role) in enumerate(zip(messages, roles, strict=True)):
             try:
                 text = self._renderer.text([message], False, {})
@@ -182,6 +184,6 @@ class TextCollector:
                 lacks = " has no content" if message.get("content") is None else ""
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
             code = self.roles.setdefault(role, len(self.roles))
-            segment = Segment(*WHOLE, _ACTIONS[section.action], code, turn, trained_by_own_key(message))
+            segment = Segment(*WHOLE, _ACTIONS[section.action], code, turn, self._weights.code(message))
             self._builder.add_piece(text, False, segment, message_roles=(code,))
         return bool(messages)

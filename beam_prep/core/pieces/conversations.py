@@ -13,6 +13,7 @@ from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.builder import PiecesBuilder
 from beam_prep.core.pieces.checks import are_plain, guarded_messages, variables_of
 from beam_prep.core.pieces.layout_segments import NOT_MADE, NOWHERE, LayoutSegments, NoPlanOfPrompt
+from beam_prep.core.pieces.message_weights import MessageWeights
 from beam_prep.core.pieces.rendered import WHOLE, Segment
 from beam_prep.core.pieces.renderer import Renderer
 from beam_prep.core.pieces.trained_parts import TrainedParts
@@ -29,14 +30,21 @@ class ConversationCollector:
         renderer: of the same template.
         roles: the roles of the block: name -> code; new ones are added.
         builder: takes the pieces.
+        weights: of the messages of this output.
     """
 
     def __init__(
-        self, output: Output, voice: Voice, renderer: Renderer, roles: dict[str, int], builder: PiecesBuilder
+        self,
+        output: Output,
+        voice: Voice,
+        renderer: Renderer,
+        roles: dict[str, int],
+        builder: PiecesBuilder,
+        weights: MessageWeights,
     ) -> None:
         self._output, self._voice, self._renderer, self._builder = output, voice, renderer, builder
         self._guard = voice.guard
-        self._parts = TrainedParts(output, roles)
+        self._parts = TrainedParts(output, roles, weights)
         self._tables: dict[tuple[PieceLayout, tuple[int, ...]], LayoutSegments | None] = {}
 
     def add(self, record: Record) -> None:
@@ -50,7 +58,8 @@ class ConversationCollector:
         messages: list[dict[str, Any]] = []
         actions: list[str] = []
         for section in self._output.sections:
-            found, _ = guarded_messages(self._guard, record.get(section.field), section.field)
+            weighted = self._output.weights_name is not None
+            found, _ = guarded_messages(self._guard, record.get(section.field), section.field, weighted)
             messages += found
             actions += [section.action] * len(found)
         if not messages:

@@ -27,7 +27,7 @@ class Segment(NamedTuple):
         action: MASK, TRAIN or BY_ROLE.
         role: index into the block's roles; UNSET for text sections.
         turn: index of the message; UNSET for text sections.
-        own: the message's own `train` or `weight` key, 1 or 0; UNSET without.
+        own: the code of the message's own `train` or `weight` key, see `MessageWeights`; UNSET without.
         proven: 0 where it is not certain that this is the message's span.
     """
 
@@ -69,6 +69,7 @@ class Pieces:
         rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
         bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
         message_roles: int64, the role of every message, one row a piece.
+        weights: float64: the weight of each code of `own`.
     """
 
     texts: Sequence[str]
@@ -82,6 +83,7 @@ class Pieces:
     rows: Array
     bos: Array
     message_roles: Ragged
+    weights: Array
 
     def message_roles_by_row(self) -> Ragged:
         """int64, the role of every message of each row."""
@@ -110,6 +112,7 @@ class Pieces:
             each,
             np.zeros(len(places), bool),
             self.message_roles.take(places),
+            self.weights,
         )
 
 
@@ -129,12 +132,14 @@ class Rendered(Block):
         domain: one name a row.
         pieces: output name -> its texts (kinds `ids` and `list`).
         values: output name -> numbers (kind `value`), float64.
+        weights: float64 [rows], the weights of records; None: no output has weights.
     """
 
     outputs: tuple[Output, ...] = ()
     domain: list[str] = field(default_factory=list)
     pieces: dict[str, Pieces] = field(default_factory=dict)
     values: dict[str, Ragged] = field(default_factory=dict)
+    weights: Array | None = None
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "domains", len(self.domain)

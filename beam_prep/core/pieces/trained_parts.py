@@ -6,7 +6,7 @@ from typing import Any
 from beam_prep.core.chat.conversation import MessageSpan
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.schema import Output
-from beam_prep.core.pieces.checks import trained_by_own_key
+from beam_prep.core.pieces.message_weights import MessageWeights
 from beam_prep.core.pieces.rendered import BY_ROLE, TRAIN, UNSET, WHOLE, Segment
 
 
@@ -16,10 +16,11 @@ class TrainedParts:
     Args:
         output: whose sections say what is trained.
         roles: the roles of the block: name -> code; new ones are added.
+        weights: of the messages of this output.
     """
 
-    def __init__(self, output: Output, roles: dict[str, int]) -> None:
-        self._output, self._roles = output, roles
+    def __init__(self, output: Output, roles: dict[str, int], weights: MessageWeights) -> None:
+        self._output, self._roles, self._weights = output, roles, weights
 
     def codes(self, messages: list[dict[str, Any]]) -> list[int]:
         """The roles of messages."""
@@ -53,14 +54,15 @@ class TrainedParts:
         answer: MessageSpan | None,
     ) -> Iterator[Segment]:
         """The segments that can be trained: the span of each message, or the entire piece."""
-        own = [trained_by_own_key(message) for message in messages]
+        own = [self._weights.code(message) for message in messages]
         roles = self.codes(messages)
         last = len(messages) - 1
         masked = None if answer is None else self.prompt_length(messages, actions)
-        # Not all messages after the prompt are trained.
-        apart = masked is not None and 0 in own[masked:]
+        # Not all messages after the prompt are trained, or not with the same weight.
+        apart = masked is not None and (0 in own[masked:] or (masked < last and max(own[masked:]) > 1))
         if answer is not None and not apart:
-            yield Segment(answer.start, answer.stop, TRAIN, roles[last], last, UNSET, int(answer.proven))
+            weighted = own[last] if own[last] > 1 else UNSET
+            yield Segment(answer.start, answer.stop, TRAIN, roles[last], last, weighted, int(answer.proven))
         if all(action == "train" for action in actions) and set(own) <= {UNSET, 1}:
             yield Segment(*WHOLE, TRAIN)
             return
@@ -69,7 +71,7 @@ class TrainedParts:
         for span in spans():
             place = span.message
             after = apart and masked is not None and place >= masked
-            if (answer is not None and own[place] != 1 and not after) or actions[place] == "mask":
+            if (answer is not None and own[place] < 1 and not after) or actions[place] == "mask":
                 continue
             action = BY_ROLE if actions[place] == "$role" else TRAIN
             yield Segment(span.start, span.stop, action, roles[place], place, own[place], int(span.proven))

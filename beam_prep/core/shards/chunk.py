@@ -13,7 +13,8 @@ from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.shards.pack import join_pieces
 
-_NOTHING = {"mask": 0, "labels": IGNORE_INDEX}
+_NOTHING = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}
+"""What a column has where no loss is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Chunking:
             chunk = Ragged(join_pieces(rows.flat, starts, sizes), offsets_of(sizes))
             if (nothing := _NOTHING.get(schema[name].role)) is not None:
                 chunk = chunk.with_flat(_without_repeated(chunk, repeated, nothing))
-                trained |= chunk.sums(chunk.flat != nothing) > 0
+                if schema[name].role != "weights":  # of 0 is a token that is trained all the same
+                    trained |= chunk.sums(chunk.flat != nothing) > 0
             chunks[name] = chunk
         stats = ChunkStats(
             rows=len(lengths),

@@ -32,9 +32,10 @@ class Segments:
         action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `core.pieces.rendered`.
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
-        own: int8, the message's own `train` or `weight` key (1, 0), -1 without.
+        own: int8, the message's own `train` or `weight` key (1: to train, 0: not to), -1 without.
         proven: bool, False where it is not certain that these are the tokens of the message.
         roles: names of the roles.
+        weight: float64, the weight of the loss on its tokens, if they are trained; None: the output has no weights.
     """
 
     start: Array
@@ -46,6 +47,7 @@ class Segments:
     own: Array
     proven: Array
     roles: tuple[str, ...]
+    weight: Array | None = None
 
     def __len__(self) -> int:
         return len(self.start)

@@ -11,6 +11,7 @@ from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import IGNORE_INDEX, Column, DefaultRule, RoleRule
 from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.tokens.batch import Batch, Segments
+from beam_prep.core.tokens.roles import disjoint
 
 Untrained = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]
@@ -55,7 +56,8 @@ class RoleMask:
 def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
     """Adds the mask column of every output that has one: uint8, 1 where the loss is taken.
 
-    A token that any trained segment covers is trained.
+    A token that any trained segment covers is trained. An output with weights gets their column besides: float32, of
+    the first trained segment that has the token, 0 where none does. What has the weight 0 is not trained.
 
     Raises:
         ValueError: the policy does not give one bool a segment, or masks were built before.
@@ -79,6 +81,10 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
                 f"a mask policy gives bool [{len(segments)}], one a segment; "
                 f"{policy!r} gave {trained.dtype} {trained.shape}"
             )
+        if output.weights_name is not None and segments.weight is not None:
+            trained = trained & (segments.weight > 0)
+            columns[output.weights_name] = rows.with_flat(_weights(segments, trained, len(rows.flat)))
+            schema[output.weights_name] = Column(output.weights_name, "float32", rows.depth, "weights", of=name)
         roles = roles.with_tokens(batch.line, rows, segments, trained)
         columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
@@ -107,6 +113,18 @@ def _cover(segments: Segments, trained: Array, size: int) -> Array:
     np.add.at(edges, start, 1)
     np.add.at(edges, stop, -1)
     return (np.cumsum(edges[:-1]) > 0).astype(np.uint8)
+
+
+def _weights(segments: Segments, trained: Array, size: int) -> Array:
+    """float32 [size]: the weight of each token of a trained segment, 0 elsewhere."""
+    assert segments.weight is not None
+    places, start, stop = disjoint(segments, np.flatnonzero(trained))
+    some = start < stop
+    places, start, stop = places[some], start[some], stop[some]
+    lengths = np.diff(np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]]))
+    weights = np.zeros(len(lengths), np.float32)
+    weights[1::2] = segments.weight[places]
+    return np.repeat(weights, lengths)
 
 
 def trained_tokens(batch: Batch) -> dict[str, Array]:

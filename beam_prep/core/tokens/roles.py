@@ -92,7 +92,7 @@ class Roles:
         if (start[1:] < stop[:-1]).any():
             # Segments share a token: it counts for the first of them, and for the first that is trained.
             picks = [(known, TOKENS), (known[kinds == BOTH], TRAINED)]
-            parts = [(*_disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
+            parts = [(*disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
         spans = [self.spans]
         for places, start, stop, kinds in parts:
             sequence = segments.sequence[places]
@@ -145,7 +145,7 @@ class Roles:
 _FEW = 1 << 16
 
 
-def _disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]:
+def disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]:
     """(segments in order, their starts, their stops); a shared token belongs to the first segment that has it."""
     places = places[np.argsort(segments.start[places], kind="stable")]
     start, stop = segments.start[places], segments.stop[places]

@@ -1,5 +1,7 @@
 """The labels layout, shifted or not."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from beam_prep.core.data.block import step
@@ -10,7 +12,7 @@ from beam_prep.core.tokens.batch import Batch
 
 @step
 def to_labels(batch: Batch, shift: bool) -> Batch:
-    """`sequence` and its mask -> `input_ids` and `labels`, int32, -100 where there is no loss.
+    """`sequence` and its mask -> `input_ids` and `labels`, int32, -100 where there is no loss. Weights follow labels.
 
     With `shift`, position i of a row's labels is the token that follows position i of its input_ids
     (`input_ids = ids[:-1]`, `labels = where(mask, ids, -100)[1:]`): for trainers that do not shift by themselves.
@@ -20,7 +22,11 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
         ValueError: the batch is not one output of ids with its mask.
     """
     output = batch.outputs[0]
-    if len(batch.outputs) != 1 or output.kind != "ids" or len(batch.columns) not in (1, 2):
+    if (
+        len(batch.outputs) != 1
+        or output.kind != "ids"
+        or set(batch.columns) - {output.weights_name} - {output.mask_name} != {output.name}
+    ):
         raise ValueError(f"labels are made of one sequence and its mask, the batch has {', '.join(batch.columns)}")
     if shift:
         message = "the record has fewer than 2 tokens, so no token follows another"
@@ -33,13 +39,16 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
         ids, labels_rows = _drop_one(ids, flat, last=True), _drop_one(ids, labels, last=False)
     else:
         labels_rows = ids.with_flat(labels)
-    return batch._with(
-        columns={"input_ids": ids, "labels": labels_rows},
-        schema={
-            "input_ids": Column("input_ids", "int32", 1, "ids"),
-            "labels": Column("labels", "int32", 1, "labels", of="input_ids", shifted=shift),
-        },
-    )
+    columns = {"input_ids": ids, "labels": labels_rows}
+    schema = {
+        "input_ids": Column("input_ids", "int32", 1, "ids"),
+        "labels": Column("labels", "int32", 1, "labels", of="input_ids", shifted=shift),
+    }
+    if (name := output.weights_name) is not None:
+        weights = batch[name]
+        columns[name] = _drop_one(weights, weights.flat, last=False) if shift else weights
+        schema[name] = replace(batch.schema[name], of="input_ids", shifted=shift)
+    return batch._with(columns=columns, schema=schema)
 
 
 def _drop_one(rows: Ragged, flat: Array, last: bool) -> Ragged:

@@ -72,6 +72,11 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
             continue
         pieces = rendered.pieces[output.name]
         ids, segments = _join(pieces, encoded[output.name], bos_id)
+        if output.weights_name is not None and rendered.weights is not None:
+            row = np.repeat(np.arange(len(pieces.rows) - 1), np.diff(pieces.rows))[segments.sequence]
+            own = pieces.segments["own"]
+            own_weight = np.where(own == UNSET, 1.0, pieces.weights[own])
+            segments = replace(segments, weight=rendered.weights[row] * own_weight)
         if bos_id is not None:
             batch.count("double_bos", _double_bos(ids, pieces.rows, bos_id))
         rows = Ragged(ids, pieces.rows) if output.kind == "list" else ids
@@ -251,7 +256,7 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
         given["action"],
         given["role"],
         given["turn"],
-        given["own"],
+        np.minimum(given["own"], 1),
         given["proven"].astype(bool),
         pieces.roles,
     )
@@ -315,4 +320,5 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
         segments.own[picked],
         segments.proven[picked],
         segments.roles,
+        None if segments.weight is None else segments.weight[picked],
     )

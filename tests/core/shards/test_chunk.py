@@ -16,7 +16,8 @@ from beam_prep.core.shards.layout import Layout
 IDS = Column("input_ids", "int32", 1, "ids")
 MASK = Column("loss_mask", "int32", 1, "mask", "input_ids")
 LABELS = Column("labels", "int32", 1, "labels", "input_ids")
-SCHEMA = {column.name: column for column in (IDS, MASK, LABELS)}
+WEIGHTS = Column("loss_weights", "float32", 1, "weights", "input_ids")
+SCHEMA = {column.name: column for column in (IDS, MASK, LABELS, WEIGHTS)}
 
 
 def rows_of(masks: list[list[int]]) -> dict[str, bp.Ragged]:
@@ -24,7 +25,8 @@ def rows_of(masks: list[list[int]]) -> dict[str, bp.Ragged]:
     mask = bp.Ragged.from_lists(masks)
     ids = mask.with_flat(np.arange(1, len(mask.flat) + 1, dtype=np.int32))
     labels = mask.with_flat(np.where(mask.flat > 0, ids.flat, IGNORE_INDEX).astype(np.int32))
-    return {"input_ids": ids, "loss_mask": mask, "labels": labels}
+    weights = mask.with_flat(mask.flat.astype(np.float32) / 4)
+    return {"input_ids": ids, "loss_mask": mask, "labels": labels, "loss_weights": weights}
 
 
 @st.composite
@@ -53,6 +55,7 @@ def test_each_token_is_there_and_is_trained_once(case: tuple[list[list[int]], Ch
     trained = chunks["input_ids"].flat[chunks["loss_mask"].flat == 1]
     assert sorted(trained) == sorted(rows["input_ids"].flat[rows["loss_mask"].flat == 1])
     assert sorted(chunks["labels"].flat[chunks["labels"].flat != IGNORE_INDEX]) == sorted(trained)
+    assert np.array_equal(chunks["loss_weights"].flat, chunks["loss_mask"].flat / 4)
     split = sum(len(mask) > chunking.size for mask in masks)
     repeated = sum(map(len, found)) - len(rows["input_ids"].flat)
     assert stats == ChunkStats(len(masks), split, len(found), 0, repeated)

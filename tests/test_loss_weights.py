@@ -1,0 +1,374 @@
+"""`output.loss_weights`: a weight for each token, from the weights of its message and its record."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.config import FORMAT_NAMES
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import RoleMask, build_mask
+from beam_prep.core.tokens.tokenized import from_tokens
+from beam_prep.errors import BeamPrepError, ConfigError
+from tests.core.chars import batch_of, outcomes, texts, trained
+
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"
+OUTPUTS = {
+    "message": [Section("messages", "$role", "message")],
+    "all": [Section("messages", "train", "conversation")],
+    "role": [Section("messages", "$role", "conversation")],
+    "last": [Section("messages", "$last", "conversation")],
+    "prompt": [Section("prompt", "mask", "conversation"), Section("messages", "train", "conversation")],
+}
+NUMBERS = st.one_of(st.sampled_from([0, 1, 0.0, 1.0, 0.5, 2, 1e-12, 1e12]), st.floats(1e-6, 1e6))
+
+
+def said(role: str, content: str, **own: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **own}
+
+
+def output(*sections: Section) -> Output:
+    return Output("sequence", "ids", sections, "loss_mask", weights_name="loss_weights")
+
+
+def masked(name: str, record: dict[str, Any]) -> Batch:
+    record = {"prompt": [said("user", "q")], **record}
+    batch = batch_of([record], output(*OUTPUTS[name]), template=TEMPLATE)
+    return build_mask(batch, RoleMask({"assistant": "train"}))
+
+
+def shown(batch: Batch) -> list[tuple[str, float]]:
+    """(characters, weight) of each run of equal weights of the only row."""
+    found: list[tuple[str, float]] = []
+    for character, weight in zip(texts(batch)[0], batch["loss_weights"].to_lists()[0], strict=True):
+        if found and found[-1][1] == weight:
+            found[-1] = found[-1][0] + character, weight
+        else:
+            found.append((character, weight))
+    return found
+
+
+TALK = [said("user", "hi"), said("assistant", "bc", weight=0.5), said("user", "d"), said("assistant", "efg")]
+
+
+TWO = [said("user", "b", weight=2), said("assistant", "c")]
+TRAINED = [said("user", "b"), said("assistant", "c", weight=0.5, train=True)]
+TWICE = said("assistant", "c", weight=2)
+AS_SAID = [("u:", 0), ("b", 2), (";a:", 0), ("c", 1), (";", 0)]
+PART = [("u:q;a:", 0), ("bc", 0.5), (";u:", 0), ("d", 1), (";a:", 0), ("efg", 1), (";", 0)]
+FOURTH = [("u:hi;a:", 0), ("bc", 0.125), (";u:d;a:", 0), ("efg", 0.25), (";", 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "wanted"),
+    [
+        # A template for each message: all of its rendering has its weight.
+        ("message", {"messages": TALK}, [("^u:hi;", 0), ("a:bc;", 0.5), ("u:d;", 0), ("a:efg;", 1)]),
+        ("message", {"messages": TALK, "weight": 3}, [("^u:hi;", 0), ("a:bc;", 1.5), ("u:d;", 0), ("a:efg;", 3)]),
+        # One conversation: what the message says.
+        ("role", {"messages": TALK}, [("u:hi;a:", 0), ("bc", 0.5), (";u:d;a:", 0), ("efg", 1), (";", 0)]),
+        ("role", {"messages": TALK, "weight": 0.25}, FOURTH),
+        ("role", {"messages": TWO}, AS_SAID),
+        ("role", {"messages": TRAINED}, [("u:b;a:", 0), ("c", 0.5), (";", 0)]),
+        # What follows the prompt has the weight of the last message; an earlier one is trained by its own key only.
+        ("last", {"messages": [TWO[1], TWICE]}, [("a:c;a:", 0), ("c", 2), (";", 0)]),
+        ("last", {"messages": TALK}, [("u:hi;a:", 0), ("bc", 0.5), (";u:d;a:", 0), ("efg", 1), (";", 0)]),
+        ("prompt", {"messages": [TWICE], "weight": 0.5}, [("u:q;a:", 0), ("c", 1), (";", 0)]),
+        # Several messages of other weights are each trained as with $role.
+        ("prompt", {"messages": TALK[1:]}, PART),
+        ("all", {"messages": [said("user", "b"), said("assistant", "c")], "weight": 0.5}, [("u:b;a:c;", 0.5)]),
+        ("all", {"messages": TWO}, AS_SAID),
+    ],
+)  # fmt: skip
+def test_weights_by_hand(name: str, record: Any, wanted: Any) -> None:
+    assert shown(masked(name, record)) == wanted
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.one_of(st.none(), NUMBERS), min_size=1, max_size=5), st.one_of(st.none(), NUMBERS))
+def test_a_weight_changes_no_mask_but_where_it_is_0(name: str, weights: list[Any], whole: float | None) -> None:
+    """Above 0 exactly where the mask is 1; in sum, the weight of each message as often as it has trained tokens."""
+    # The assistant is last, as `$last` wants it; each message is of a letter of its own.
+    roles = [("assistant", "user")[(len(weights) - place + 1) % 2] for place in range(len(weights))]
+    messages = [
+        said(role, "bcdef"[place] * (place + 1), **({} if weight is None else {"weight": weight}))
+        for place, (role, weight) in enumerate(zip(roles, weights, strict=True))
+    ]
+    if name == "last":
+        messages = [said("user", "z"), *messages]
+    batch = masked(name, {"messages": messages} | ({} if whole is None else {"weight": whole}))
+    assert outcomes(batch) == [""]
+    flat, mask = batch["loss_weights"].flat, batch["loss_mask"].flat
+    assert flat.dtype == np.float32
+    assert np.isfinite(flat).all()
+    assert ((flat > 0) == (mask == 1)).all()
+    record = 1.0 if whole is None else whole
+    for weight, message in zip(weights, messages[-len(weights) :], strict=True):
+        here = [letter in message["content"] for letter in texts(batch)[0]]
+        found = flat[here]
+        wanted = np.float32(record * (1.0 if weight is None else weight))
+        assert set(found.tolist()) <= {0.0, float(wanted)}
+        assert found.sum(dtype=np.float64) == pytest.approx(float(wanted) * int(mask[here].sum()))
+    # The same conversation, each weight above 0 as 1: the same mask, where no rule trains the text around messages.
+    if whole != 0 and name in ("message", "role"):
+        ones = [m | ({"weight": float(m["weight"] != 0)} if "weight" in m else {}) for m in messages]
+        assert trained(batch) == trained(masked(name, {"messages": ones}))
+
+
+BAD = [
+    (-1, "bad_weight", "is a number (-1), wanted 0, or a number from 1e-12 to 1e+12"),
+    (-0.5, "bad_weight", "is a number (-0.5), wanted 0, or"),
+    (1e-13, "bad_weight", "is a number (1e-13), wanted 0, or"),
+    (10**400, "bad_number", "beyond a double"),
+    (10**30, "bad_weight", "is a number (1000000000000000000000000000000), wanted 0, or"),
+    (True, "wrong_type", "is a boolean (true), wanted 0, or"),
+    ("1", "wrong_type", 'is a string ("1"), wanted 0, or'),
+    ([1], "wrong_type", "is a list, wanted 0, or"),
+    ({}, "wrong_type", "is an object, wanted 0, or"),
+]
+
+
+@pytest.mark.parametrize("of", ["record", "message"])
+@pytest.mark.parametrize(("weight", "reason", "message"), BAD)
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_what_is_no_weight_is_a_reject(name: str, weight: Any, reason: str, message: str, of: str) -> None:
+    own = {"weight": weight}
+    record = {"messages": [said("user", "b"), said("assistant", "c", **(own if of == "message" else {}))]}
+    ledger = masked(name, record | (own if of == "record" else {})).ledger
+    assert ledger.outcomes[ledger.status[0] - 1] == ("rejected", reason)
+    assert message in ledger.messages[0]
+    if reason != "bad_number":
+        assert ledger.messages[0].startswith("'weight' is" if of == "record" else "'messages[1].weight' is")
+
+
+@pytest.mark.parametrize("weight", [b"NaN", b"Infinity", b"-Infinity", b"1e400"])
+def test_a_weight_that_is_no_number_of_json_rejects_the_line(weight: bytes) -> None:
+    line = b'{"messages": [{"role": "assistant", "content": "c", "weight": %s}]}' % weight
+    assert bp.testing.rejects(bp.testing.records([line])) == [(0, "bad_number" if weight == b"1e400" else "bad_json")]
+
+
+def test_train_and_weight_that_contradict_are_a_reject() -> None:
+    for own in ({"weight": 0.5, "train": False}, {"weight": 0, "train": True}):
+        batch = masked("role", {"messages": [said("user", "b"), said("assistant", "c", **own)]})
+        assert outcomes(batch) == ["bad_weight"]
+
+
+# Text, and rows that are tokenised already
+
+
+def test_texts_have_the_weight_of_their_record() -> None:
+    batch = batch_of(
+        [{"text": "ab", "weight": 0.5}, {"text": "c"}, {"text": "d", "weight": None}, {"text": "e", "weight": 0}],
+        output(Section("text", "train", None, False)),
+    )
+    batch = build_mask(batch, RoleMask())
+    assert batch["loss_weights"].to_lists() == [[0.5, 0.5], [1], [1], [0]]
+    assert batch["loss_mask"].to_lists() == [[1, 1], [1], [1], [0]]
+
+
+def tokens(*records: Any) -> Batch:
+    return from_tokens(bp.testing.records(records), output(), max_id=99)
+
+
+def test_rows_of_ids_have_the_weights_of_record_and_token() -> None:
+    batch = tokens(
+        {"input_ids": [5, 6, 7], "loss_weights": [0.5, 0, 2], "weight": 3},
+        {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "loss_weights": [4, 0, 2]},
+        {"input_ids": [5, 6], "loss_mask": [0, 1], "weight": 0.1},
+        {"input_ids": [5], "weight": 0},
+        {"input_ids": [5], "loss_weights": None},
+    )
+    third = float(np.float32(0.1))
+    assert batch["loss_weights"].to_lists() == [[1.5, 0, 6], [0, 0, 2], [0, third], [0], [1]]
+    assert batch["loss_mask"].to_lists() == [[1, 0, 1], [0, 0, 1], [0, 1], [0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ([1], "count_mismatch"),
+        ([1, True], "wrong_type"),
+        ([1, None], "wrong_type"),
+        ([1, [1]], "wrong_type"),
+        ("ab", "wrong_type"),
+        ({}, "wrong_type"),
+        ([1, -1], "bad_weight"),
+        ([1, 1e13], "bad_weight"),
+        ([1, 10**300], "bad_weight"),
+        ([1, 1e-300], "bad_weight"),
+    ],
+)
+def test_rows_of_ids_with_bad_weights_are_rejects(weights: Any, reason: str) -> None:
+    assert outcomes(tokens({"input_ids": [5, 6], "loss_weights": weights})) == [reason]
+
+
+# Runs
+
+
+@pytest.fixture
+def run(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Samples in which many rows train nothing."""
+    return functools.partial(run, max_drop_rate=1)
+
+
+LONG = [
+    {"input_ids": [11, 12, 13, 14, 15], "labels": [-100, 12, 13, 14, 15], "loss_weights": [9, 1, 0.5, 0, 2]},
+    {"input_ids": [21, 22, 23], "weight": 0.25},
+    {"input_ids": [31, 32], "labels": [-100, 32], "weight": 0},
+]
+
+
+def rows(result: Any) -> list[dict[str, list[Any]]]:
+    found = bp.open(result.output)
+    found.verify()
+    assert {column.name: (column.dtype, column.role) for column in found.schema}["loss_weights"] == (
+        "float32",
+        "weights",
+    )
+    return [{name: values.tolist() for name, values in row.items()} for row in found]
+
+
+def config(columns: str = "labels", **preprocessing: Any) -> dict[str, Any]:
+    return {
+        "input": {"adapter": "tokenized"},
+        "preprocessing": preprocessing,
+        "output": {"columns": columns, "loss_weights": True, "storage_format": list(FORMAT_NAMES)},
+    }
+
+
+def test_weights_are_those_of_the_labels(run: Callable[..., Any]) -> None:
+    result = run(config(), LONG)
+    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    assert rows(result) == [
+        {"input_ids": [11, 12, 13, 14, 15], "labels": [-100, 12, 13, -100, 15], "loss_weights": [0, 1, 0.5, 0, 2]},
+        {"input_ids": [21, 22, 23], "labels": [21, 22, 23], "loss_weights": [0.25] * 3},
+    ]
+
+
+def test_weights_are_shifted_with_the_labels(run: Callable[..., Any]) -> None:
+    assert rows(run(config(shift=True), LONG)) == [
+        {"input_ids": [11, 12, 13, 14], "labels": [12, 13, -100, 15], "loss_weights": [1, 0.5, 0, 2]},
+        {"input_ids": [21, 22], "labels": [22, 23], "loss_weights": [0.25] * 2},
+    ]
+
+
+def test_weights_are_cut_with_their_tokens(run: Callable[..., Any]) -> None:
+    start = rows(run(config("loss_mask", max_seq_len=3), LONG, "start"))
+    assert start[0] == {"sequence": [11, 12, 13], "loss_mask": [0, 1, 1], "loss_weights": [0, 1, 0.5]}
+    end = rows(run(config("loss_mask", max_seq_len=3, truncation_mode="keep_end"), LONG, "end"))
+    assert end[0] == {"sequence": [13, 14, 15], "loss_mask": [1, 0, 1], "loss_weights": [0.5, 0, 2]}
+
+
+def test_padding_has_the_weight_0(run: Callable[..., Any]) -> None:
+    padded = rows(run(config(padding=4), LONG))
+    assert [row["loss_weights"] for row in padded] == [[0, 1, 0.5, 0, 2, 0, 0, 0], [0.25, 0.25, 0.25, 0]]
+    assert padded[1]["labels"] == [21, 22, 23, -100]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "wanted"),
+    [
+        ("bfd", [[0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]]),
+        ("simple", [[0, 1, 0.5, 0, 2], [0.25] * 3]),
+        ("wrapped", [[0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]]),
+        ("bfd_split", [[0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]]),
+    ],
+)
+def test_weights_are_packed_with_their_tokens(strategy: str, wanted: Any, run: Callable[..., Any]) -> None:
+    packed = rows(run(config(packing_strategy=strategy, max_packed_len=8), LONG))
+    assert [row["loss_weights"] for row in packed] == wanted
+
+
+def test_other_libraries_read_the_weights(run: Callable[..., Any]) -> None:
+    import datasets
+    import h5py
+
+    out = Path(run(config(), LONG).output)
+    wanted = [0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]
+    assert np.fromfile(out / "__default__" / "loss_weights.bin", np.float32).tolist() == wanted
+    read = datasets.load_from_disk(str(out / "__default__"))
+    assert read.features["loss_weights"].feature.dtype == "float32"
+    assert read["loss_weights"][:] == [wanted[:5], wanted[5:]]
+    with h5py.File(next((out / "__default__").glob("*.h5"))) as file:
+        assert file["loss_weights"][:].tolist() == wanted
+
+
+CHAT = {
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+    "mask": {"assistant": "train"},
+}
+
+
+def test_ids_masks_and_kept_records_are_those_without_weights(run: Callable[..., Any]) -> None:
+    records = [
+        {"messages": [said("user", "hi"), said("assistant", "one two"), said("user", "d"), said("assistant", "three")]},
+        {"messages": [said("user", "hi", weight=0), said("assistant", "a b", weight=1)], "weight": 0.5},
+        {"messages": [said("user", "b"), said("assistant", "c", weight=0)]},
+    ]
+    plain = bp.open(run(CHAT, records, "plain").output)
+    weighted = bp.open(run({**CHAT, "output": {"loss_weights": True}}, records, "weighted").output)
+    assert len(plain) == len(weighted) == 2
+    assert weighted.manifest["ledger"] == plain.manifest["ledger"]
+    assert weighted.manifest["roles"] == plain.manifest["roles"]
+    for one, other, weight in zip(plain, weighted, (1, 0.5), strict=True):
+        assert other["sequence"].tolist() == one["sequence"].tolist()
+        assert other["loss_mask"].tolist() == one["loss_mask"].tolist()
+        assert other["loss_weights"].tolist() == (one["loss_mask"] * weight).tolist()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "record"),
+    [
+        (
+            "sharegpt",
+            {"conversations": [{"from": "human", "value": "b"}, {"from": "gpt", "value": "c", "weight": 0.5}]},
+        ),
+        ("alpaca", {"instruction": "b", "output": "c", "weight": 0.5}),
+    ],
+)
+def test_adapters_keep_the_weights(adapter: str, record: Any, run: Callable[..., Any]) -> None:
+    given = {**CHAT["input"], "adapter": adapter}
+    row = bp.open(run({**CHAT, "input": given, "output": {"loss_weights": True}}, [record]).output)[0]
+    assert set(row["loss_weights"].tolist()) == {0, 0.5}
+
+
+def test_every_record_is_compared_with_the_reference(run: Callable[..., Any]) -> None:
+    records = [{"messages": [said("user", "hi"), said("assistant", f"a {n}", weight=n)]} for n in range(1, 9)]
+    result = run({**CHAT, "output": {"loss_weights": True}}, records, check="full")
+    assert [max(row["loss_weights"].tolist()) for row in bp.open(result.output)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"output": {"loss_weights": 1}}, "output.loss_weights: found 1; must be true or false"),
+        ({"output": {"loss_weights": True, "dtype": {"loss_weights": "float64"}}}, "allowed for loss weights: float32"),
+        (
+            {"input": {"sources": {"a": CHAT["input"]}}, "output": {"loss_weights": True}},
+            "works only with input.sections",
+        ),
+    ],
+)
+def test_configs_that_are_refused(changes: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        bp.PipelineConfig.from_dict({**CHAT, **changes})
+    assert problem in str(error.value)
+
+
+def test_damaged_weights_are_seen(run: Callable[..., Any]) -> None:
+    for value, problem in [(0.0, "wanted weights above 0 where 'labels' trains"), (-1.0, "wanted weights from 0 on")]:
+        out = run({**config(), "output": {"columns": "labels", "loss_weights": True}}, LONG, f"out{value}").output
+        path = Path(out) / "__default__" / "loss_weights.bin"
+        weights = np.fromfile(path, np.float32)
+        weights[1] = value
+        weights.tofile(path)
+        with pytest.raises(BeamPrepError, match=problem):
+            bp.open(out).verify()
