@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from beam_prep.core.tokens.pad import Padding as Padding
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.dataset import Dataset as Dataset
-    from beam_prep.readers.dataset import open_dataset
+    from beam_prep.readers.open import open_dataset
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
@@ -76,7 +76,7 @@ _PUBLIC = {
     "Tokenize": "transforms.tokenize",
     "Tokenizer": "core.encoding.tokenizer",
     "Truncate": "transforms.truncate",
-    "open": "readers.dataset",
+    "open": "readers.open",
     "testing": "testing",
 }
 

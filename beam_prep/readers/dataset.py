@@ -10,162 +10,24 @@ Readers trust nothing but the manifest: what it does not list is not there.
 """
 
 import difflib
-import itertools
-import os
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from bisect import bisect_left
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
-from beam_prep.formats import FORMATS, Format, Row, ShardReader
-from beam_prep.formats.generation import ReaderLease, followed
-from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, load, output_columns
+from beam_prep.formats import Row
+from beam_prep.formats.manifest import MANIFEST
+from beam_prep.readers.output import OpenOutput
 from beam_prep.verify.files import LocalFiles
 from beam_prep.verify.output import problems
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
-
-
-def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
-    """Opens an output directory. Reads its manifest; shards are opened when their rows are asked for.
-
-    Of an output with generations the latest is opened, and kept: it is not removed as long as it is in use (a lease,
-    which lasts a day and is renewed as shards are opened).
-
-    >>> ds = bp.open("out/chat")
-    >>> len(ds), ds.columns
-    (260, ('input_ids', 'labels'))
-
-    Raises:
-        FormatError: there is no output; the message says what is there instead.
-    """
-    folder, lease = Path(os.path.abspath(path)), None
-    if (latest := followed(folder)) != folder:
-        folder, lease = latest, ReaderLease(latest)
-    try:
-        text = (folder / MANIFEST).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(_why_not(path, folder)) from None
-    manifest = load(text, str(folder / MANIFEST))
-    try:
-        output = _OpenOutput(folder, manifest, lease)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{folder / MANIFEST} is damaged ({error!r}): make the output again") from None
-    return Dataset(output, range(output.starts[-1]))
-
-
-def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
-    """Says why a path without a manifest is not an output, and what to type."""
-    failed = Path(f"{folder}.failed")
-    if "://" in os.fspath(path):
-        return (
-            f"{path}: only local directories can be opened; copy it to this machine first: {_copying(os.fspath(path))}"
-        )
-    if (folder / FAILURE).is_file():
-        return f"{path} is what a failed run left, not an output: the reason is in {folder / FAILURE}"
-    if (failed / FAILURE).is_file():
-        return f"{path} holds no output, its run failed: the reason is in {failed / FAILURE}"
-    if not folder.exists():
-        return f"{path}: no such directory; give the directory that `beam-prep run` made with -o"
-    if above := next((parent for parent in folder.parents[:3] if (parent / MANIFEST).is_file()), None):
-        return f"{path} is a part of an output: open {above}"
-    if not folder.is_dir():
-        return f"{path} is a file; give the directory that `beam-prep run` made with -o"
-    return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
-
-
-def _copying(path: str) -> str:
-    """The command that copies an output from a store into this directory."""
-    path = path.rstrip("/")
-    if path.startswith("s3://"):
-        return f"aws s3 cp --recursive {path} {path.rpartition('/')[2]}"
-    return f"gcloud storage cp --recursive {path} ." if path.startswith("gs://") else "with the tools of its store"
-
-
-class _ListedShard(NamedTuple):
-    """A shard as the manifest lists it."""
-
-    domain: str
-    number: int
-    rows: int
-
-
-class _OpenOutput:
-    """Shared by all views of an output: the manifest and the open shards. Row numbers count in the entire output."""
-
-    def __init__(self, folder: Path, manifest: dict[str, Any], lease: ReaderLease | None = None) -> None:
-        self._lease = lease
-        self.folder = folder
-        self.manifest = manifest
-        self.schema = output_columns(manifest)
-        self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
-        self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
-        self.shards_of: dict[str, int] = {}
-        self.rows_of: dict[str, range] = {}
-        for index, shard in enumerate(self.shards):
-            self.shards_of[shard.domain] = self.shards_of.get(shard.domain, 0) + 1
-            first = self.rows_of[shard.domain].start if shard.domain in self.rows_of else self.starts[index]
-            self.rows_of[shard.domain] = range(first, self.starts[index + 1])
-        self._folders = {name: folder / manifest["domains"][name] for name in self.shards_of}
-        self._format = _format_of(folder, manifest)
-        self._open: dict[int, ShardReader] = {}
-
-    def __reduce__(self) -> tuple[type["_OpenOutput"], tuple[Path, dict[str, Any]]]:
-        # The other process opens the shards itself.
-        return _OpenOutput, (self.folder, self.manifest)
-
-    def shard_of(self, row: int) -> int:
-        return bisect_right(self.starts, row) - 1
-
-    def reader(self, index: int, keep: bool) -> ShardReader:
-        """The shard's reader. With `keep` it stays open."""
-        if index in self._open:
-            return self._open[index]
-        if self._lease is not None:
-            self._lease.renew()
-        domain, number, rows = self.shards[index]
-        folder = self._folders[domain]
-        reader = self._format.read(folder, self.schema, number, self.shards_of[domain])
-        if len(reader) != rows:
-            raise FormatError(
-                f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
-                "make the output again"
-            )
-        if keep:
-            self._open[index] = reader
-        return reader
-
-    @cached_property
-    def tokenizer(self) -> "Tokenizer | None":
-        if not any(file["path"].startswith(f"{TOKENIZER}/") for file in self.manifest["files"]):
-            return None
-        from beam_prep.core.encoding.tokenizer import Tokenizer
-
-        folder = self.folder / TOKENIZER
-        if not folder.is_dir():
-            raise FormatError(f"{folder}: no such directory, though {MANIFEST} lists it")
-        found = Tokenizer.load(folder)
-        wanted = self.manifest.get("tokenizer", {}).get("fingerprint", found.fingerprint)
-        if found.fingerprint != wanted:
-            raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
-        return found
-
-
-def _format_of(folder: Path, manifest: Mapping[str, Any]) -> Format:
-    known = [name for name in manifest["formats"] if name in FORMATS]
-    if not known:
-        raise FormatError(
-            f"{folder} is in {', '.join(manifest['formats'])}, which this version cannot read: "
-            "pip install --upgrade beam-prep"
-        )
-    return FORMATS["bin" if "bin" in known else known[0]]
 
 
 class Dataset:
@@ -188,7 +50,7 @@ class Dataset:
     Pickles as its path and manifest, so that a data loader's processes open the files themselves.
     """
 
-    def __init__(self, output: _OpenOutput, rows: range) -> None:
+    def __init__(self, output: OpenOutput, rows: range) -> None:
         """Only `open_dataset` and views call this."""
         self._output = output
         self._rows = rows
