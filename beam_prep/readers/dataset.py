@@ -11,7 +11,7 @@ Readers trust nothing but the manifest: what it does not list is not there.
 
 import difflib
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
@@ -23,8 +23,6 @@ from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import Row
 from beam_prep.formats.manifest import MANIFEST
 from beam_prep.readers.output import OpenOutput
-from beam_prep.verify.files import LocalFiles
-from beam_prep.verify.output import problems
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -34,9 +32,10 @@ class Dataset:
     """The rows of an output, or of a part of it: a sequence (map-style dataset) that is read lazily.
 
     Row order: domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column name to
-    array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. The arrays are copies and
-    belong to the caller. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share the open shards. An
-    indexed shard stays open (memory-mapped); iterating keeps one shard open at a time.
+    array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is a dict
+    of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are copies
+    and belong to the caller. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share the open shards. An
+    indexed shard stays open (memory-mapped) until others need its place; iterating keeps one shard open at a time.
 
     >>> ds = bp.open("out/chat")
     >>> row = ds[0]
@@ -46,6 +45,9 @@ class Dataset:
     'Nine minutes from the moment ...<|im_end|>'
     >>> len(ds[:100]), ds.domains
     (100, ('__default__',))
+    >>> batch = ds[[5, 0, 5]]
+    >>> batch["input_ids"].lengths.tolist()
+    [114, 87, 114]
 
     Pickles as its path and manifest, so that a data loader's processes open the files themselves.
     """
@@ -118,25 +120,37 @@ class Dataset:
     def __getitem__(self, index: SupportsIndex) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> "Dataset": ...
-    def __getitem__(self, index: SupportsIndex | slice) -> "Row | Dataset":
-        """A row (negative: from the end), or a view of a slice.
+    @overload
+    def __getitem__(self, index: Sequence[int] | Array) -> dict[str, Ragged]: ...
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> "Row | Dataset | dict[str, Ragged]":
+        """A row (negative: from the end), a view of a slice, or the columns of the rows of a list.
 
         Raises:
             IndexError: there is no such row.
-            FormatError: the row's shard is missing or damaged; the message names the file.
+            FormatError: a row's shard is missing or damaged; the message names the file.
         """
+        if type(index) is int:  # nearly always; what follows takes longer than a short row
+            return self._output.row(self._row_number(index))
         if isinstance(index, slice):
             return Dataset(self._output, self._rows[index])
-        number = self._row_number(index)
-        shard = self._output.shard_of(number)
-        return _copy(self._output.reader(shard, keep=True).row(number - self._output.starts[shard]))
+        if isinstance(index, Sequence) or (isinstance(index, np.ndarray) and index.ndim):
+            return self._output.gather(self._row_numbers(index))
+        return self._output.row(self._row_number(index))
+
+    def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
+        """The rows of a list, as torch's `DataLoader` asks for a batch.
+
+        Raises:
+            IndexError, FormatError: see `[]`.
+        """
+        return [self._output.row(self._row_number(index)) for index in indices]
 
     def __iter__(self) -> Iterator[Row]:
-        shard, reader = -1, None
+        shard, opened = -1, None
         for number in self._rows:
-            if (found := self._output.shard_of(number)) != shard or reader is None:
-                shard, reader = found, self._output.reader(found, keep=False)
-            yield _copy(reader.row(number - self._output.starts[shard]))
+            if (found := self._output.shard_of(number)) != shard or opened is None:
+                shard, opened = found, self._output.opened(found, keep=False)
+            yield opened.row(number)
 
     def sizes(self, most: int) -> tuple[Array, Array]:
         """The sizes of rows, without reading them. Only for views without a step.
@@ -157,13 +171,16 @@ class Dataset:
         for shard in shards.tolist():
             start, mine = self._output.starts[shard], self._in_shard(shard)
             numbers.append(np.arange(mine.start, mine.stop) - self._rows.start)
-            found = self._output.reader(shard, keep=False).sizes()
+            found = self._output.opened(shard, keep=False).reader.sizes()
             sizes.append(found[mine.start - start : mine.stop - start])
         return np.concatenate(numbers), np.concatenate(sizes)
 
     def _in_shard(self, shard: int) -> range:
         """The rows of this view that are in a shard."""
         return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))
+
+    def _row_numbers(self, indices: Sequence[int] | Array) -> Array:
+        return self._rows.start + self._rows.step * checked(indices, len(self))
 
     def _row_number(self, index: SupportsIndex) -> int:
         try:
@@ -217,9 +234,31 @@ class Dataset:
         Raises:
             FormatError: something is not as the manifest says; the message has one line for each difference.
         """
+        from beam_prep.verify.files import LocalFiles
+        from beam_prep.verify.output import problems  # takes longer to import than an output to open
+
         found = list(problems(LocalFiles(self.path), self.manifest))
         if found:
             raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
+
+
+def checked(indices: Sequence[int] | Array, count: int) -> Array:
+    """int64: indices of rows, counted from the front.
+
+    Raises:
+        IndexError: one is not among the `count` rows, or they are no integers.
+    """
+    found = np.asarray(indices)
+    if found.size == 0:
+        return np.zeros(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        hint = "; of a mask give np.flatnonzero(mask)" if found.dtype == bool else ""
+        raise IndexError(f"found {found.ndim} dimensions of {found.dtype}, wanted a list of integers{hint}")
+    wrong = (found < -count) | (found >= count)
+    if wrong.any():
+        raise IndexError(f"row {found[wrong][0]} of {count}")
+    found = found.astype(np.int64)
+    return np.where(found < 0, found + count, found)
 
 
 def drawn(of: int, count: int, first: bool = False) -> Array:
@@ -235,18 +274,6 @@ def _within(rows: range, part: range) -> range:
     if rows.step < 0:
         return _within(rows[::-1], part)[::-1]
     return rows[bisect_left(rows, part.start) : bisect_left(rows, part.stop)]
-
-
-def _copy(row: Row) -> Row:
-    """Copies in native byte order: a tensor over a read-only map would crash the process when it is written to."""
-    return {
-        name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
-        for name, value in row.items()
-    }
-
-
-def _native(values: Array) -> Array:
-    return np.array(values, dtype=values.dtype.newbyteorder("="))
 
 
 def _trained_ids(ids: list[int]) -> list[int]:

@@ -2,18 +2,26 @@
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.errors import FormatError
-from beam_prep.formats import FORMATS, Format, ShardReader
+from beam_prep.formats import FORMATS, Format, Row
 from beam_prep.formats.generation import ReaderLease
 from beam_prep.formats.manifest import MANIFEST, TOKENIZER, output_columns
+from beam_prep.readers.shards import OpenShard, OpenShards
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
+
+
+_AT_ONCE = 4096
+"""Rows that are gathered at once."""
 
 
 class _ListedShard(NamedTuple):
@@ -42,7 +50,8 @@ class OpenOutput:
             self.rows_of[shard.domain] = range(first, self.starts[index + 1])
         self._folders = {name: folder / manifest["domains"][name] for name in self.shards_of}
         self._format = _format_of(folder, manifest)
-        self._open: dict[int, ShardReader] = {}
+        self._open = OpenShards()
+        self._firsts = np.array(self.starts[:-1], np.int64)
 
     def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Path, dict[str, Any]]]:
         # The other process opens the shards itself.
@@ -51,10 +60,15 @@ class OpenOutput:
     def shard_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
 
-    def reader(self, index: int, keep: bool) -> ShardReader:
-        """The shard's reader. With `keep` it stays open."""
-        if index in self._open:
-            return self._open[index]
+    def opened(self, index: int, keep: bool = True) -> OpenShard:
+        """A shard. With `keep` it stays open, until others need its place.
+
+        Raises:
+            FormatError: it is missing or damaged.
+        """
+        found = self._open.get(index)
+        if found is not None:
+            return found
         if self._lease is not None:
             self._lease.renew()
         domain, number, rows = self.shards[index]
@@ -65,9 +79,37 @@ class OpenOutput:
                 f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
                 "make the output again"
             )
-        if keep:
-            self._open[index] = reader
-        return reader
+        opened = OpenShard(reader, self.starts[index])
+        return self._open.add(index, opened, len(self.schema)) if keep else opened
+
+    def row(self, number: int) -> Row:
+        """A copy of a row."""
+        return self.opened(bisect_right(self.starts, number) - 1).row(number)
+
+    def gather(self, rows: Array) -> dict[str, Ragged]:
+        """Rows of any shards, in this order: column name to their values, copied once, in native byte order.
+
+        Args:
+            rows: int64, numbers of rows of the entire output.
+        """
+        if len(rows) > _AT_ONCE:  # the views below keep all of their shards mapped
+            parts = [self.gather(rows[start : start + _AT_ONCE]) for start in range(0, len(rows), _AT_ONCE)]
+            return {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}
+        views: dict[str, list[Any]] = {column.name: [None] * len(rows) for column in self.schema}
+        shards = np.searchsorted(self._firsts, rows, "right") - 1
+        order = np.argsort(shards, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(rows) else ():
+            shard = int(shards[places[0]])
+            opened = self.opened(shard)
+            numbers = rows[places] - opened.start
+            if opened.columns is not None:
+                for name, column in opened.columns.items():
+                    _view(column, numbers, places, views[name])
+                continue
+            for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
+                for name, values in opened.reader.row(number).items():
+                    views[name][place] = values
+        return {column.name: joined(views[column.name], column.dtype, column.depth) for column in self.schema}
 
     @cached_property
     def tokenizer(self) -> "Tokenizer | None":
@@ -83,6 +125,22 @@ class OpenOutput:
         if found.fingerprint != wanted:
             raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
         return found
+
+
+def _view(column: Ragged, numbers: Array, places: Array, views: list[Any]) -> None:
+    """Puts rows of a column, as views, into their places."""
+    values, starts, stops = column.values, column.offsets[numbers].tolist(), column.offsets[numbers + 1].tolist()
+    for place, start, stop in zip(places.tolist(), starts, stops, strict=True):
+        views[place] = values[start:stop]
+
+
+def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:
+    """Rows as one `Ragged` over a copy of their values."""
+    if depth == 1:
+        values: Array | Ragged = np.concatenate([np.zeros(0, dtype), *rows], dtype=dtype)
+    else:
+        values = joined([each for row in rows for each in row], dtype, depth - 1)
+    return Ragged.from_lengths(values, [len(row) for row in rows])
 
 
 def _format_of(folder: Path, manifest: Mapping[str, Any]) -> Format:
