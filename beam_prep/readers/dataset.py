@@ -47,7 +47,7 @@ class Dataset:
     (100, ('__default__',))
     >>> batch = ds[[5, 0, 5]]
     >>> batch["input_ids"].lengths.tolist()
-    [114, 87, 114]
+    [264, 87, 264]
 
     Pickles as its path and manifest, so that a data loader's processes open the files themselves.
     """
