@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from beam_prep.core.tokens.mask import RoleMask as RoleMask
     from beam_prep.core.tokens.pad import Padding as Padding
     from beam_prep.pipeline import Pipeline as Pipeline
+    from beam_prep.readers.collate import collate as collate
     from beam_prep.readers.dataset import Dataset as Dataset
-    from beam_prep.readers.dataset import open_dataset
+    from beam_prep.readers.open import open_dataset
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
@@ -78,7 +79,8 @@ _PUBLIC = {
     "Tokenize": "transforms.tokenize",
     "Tokenizer": "core.encoding.tokenizer",
     "Truncate": "transforms.truncate",
-    "open": "readers.dataset",
+    "collate": "readers.collate",
+    "open": "readers.open",
     "testing": "testing",
 }
 

@@ -383,7 +383,7 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import MANIFEST, load
-    from beam_prep.readers.dataset import open_dataset
+    from beam_prep.readers.open import open_dataset
     from beam_prep.verify.files import LocalFiles, OutputFiles
     from beam_prep.verify.output import numbers, problems
 

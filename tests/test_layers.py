@@ -124,7 +124,7 @@ WITHOUT_BEAM = (
     "progress",
 )
 SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "replay", "runners", "running", "testing")
-HEAVY = {"apache_beam", "tensorflow", "torch", "transformers"}
+HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
 
 
 def files(part: str) -> list[Path]:

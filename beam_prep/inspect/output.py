@@ -17,7 +17,8 @@ from beam_prep.formats import FORMATS
 from beam_prep.inspect.rows import render
 from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.text import percent
-from beam_prep.readers.dataset import Dataset, drawn, open_dataset
+from beam_prep.readers.dataset import Dataset, drawn
+from beam_prep.readers.open import open_dataset
 
 
 def inspect(

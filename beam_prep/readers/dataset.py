@@ -10,171 +10,32 @@ Readers trust nothing but the manifest: what it does not list is not there.
 """
 
 import difflib
-import itertools
-import os
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
-from beam_prep.formats import FORMATS, Format, Row, ShardReader
-from beam_prep.formats.generation import ReaderLease, followed
-from beam_prep.formats.manifest import FAILURE, MANIFEST, TOKENIZER, load, output_columns
-from beam_prep.verify.files import LocalFiles
-from beam_prep.verify.output import problems
+from beam_prep.formats import Row
+from beam_prep.formats.manifest import MANIFEST
+from beam_prep.readers.output import OpenOutput
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
-
-
-def open_dataset(path: str | os.PathLike[str]) -> "Dataset":
-    """Opens an output directory. Reads its manifest; shards are opened when their rows are asked for.
-
-    Of an output with generations the latest is opened, and kept: it is not removed as long as it is in use (a lease,
-    which lasts a day and is renewed as shards are opened).
-
-    >>> ds = bp.open("out/chat")
-    >>> len(ds), ds.columns
-    (260, ('input_ids', 'labels'))
-
-    Raises:
-        FormatError: there is no output; the message says what is there instead.
-    """
-    folder, lease = Path(os.path.abspath(path)), None
-    if (latest := followed(folder)) != folder:
-        folder, lease = latest, ReaderLease(latest)
-    try:
-        text = (folder / MANIFEST).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(_why_not(path, folder)) from None
-    manifest = load(text, str(folder / MANIFEST))
-    try:
-        output = _OpenOutput(folder, manifest, lease)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{folder / MANIFEST} is damaged ({error!r}): make the output again") from None
-    return Dataset(output, range(output.starts[-1]))
-
-
-def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
-    """Says why a path without a manifest is not an output, and what to type."""
-    failed = Path(f"{folder}.failed")
-    if "://" in os.fspath(path):
-        return (
-            f"{path}: only local directories can be opened; copy it to this machine first: {_copying(os.fspath(path))}"
-        )
-    if (folder / FAILURE).is_file():
-        return f"{path} is what a failed run left, not an output: the reason is in {folder / FAILURE}"
-    if (failed / FAILURE).is_file():
-        return f"{path} holds no output, its run failed: the reason is in {failed / FAILURE}"
-    if not folder.exists():
-        return f"{path}: no such directory; give the directory that `beam-prep run` made with -o"
-    if above := next((parent for parent in folder.parents[:3] if (parent / MANIFEST).is_file()), None):
-        return f"{path} is a part of an output: open {above}"
-    if not folder.is_dir():
-        return f"{path} is a file; give the directory that `beam-prep run` made with -o"
-    return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
-
-
-def _copying(path: str) -> str:
-    """The command that copies an output from a store into this directory."""
-    path = path.rstrip("/")
-    if path.startswith("s3://"):
-        return f"aws s3 cp --recursive {path} {path.rpartition('/')[2]}"
-    return f"gcloud storage cp --recursive {path} ." if path.startswith("gs://") else "with the tools of its store"
-
-
-class _ListedShard(NamedTuple):
-    """A shard as the manifest lists it."""
-
-    domain: str
-    number: int
-    rows: int
-
-
-class _OpenOutput:
-    """Shared by all views of an output: the manifest and the open shards. Row numbers count in the entire output."""
-
-    def __init__(self, folder: Path, manifest: dict[str, Any], lease: ReaderLease | None = None) -> None:
-        self._lease = lease
-        self.folder = folder
-        self.manifest = manifest
-        self.schema = output_columns(manifest)
-        self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
-        self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
-        self.shards_of: dict[str, int] = {}
-        self.rows_of: dict[str, range] = {}
-        for index, shard in enumerate(self.shards):
-            self.shards_of[shard.domain] = self.shards_of.get(shard.domain, 0) + 1
-            first = self.rows_of[shard.domain].start if shard.domain in self.rows_of else self.starts[index]
-            self.rows_of[shard.domain] = range(first, self.starts[index + 1])
-        self._folders = {name: folder / manifest["domains"][name] for name in self.shards_of}
-        self._format = _format_of(folder, manifest)
-        self._open: dict[int, ShardReader] = {}
-
-    def __reduce__(self) -> tuple[type["_OpenOutput"], tuple[Path, dict[str, Any]]]:
-        # The other process opens the shards itself.
-        return _OpenOutput, (self.folder, self.manifest)
-
-    def shard_of(self, row: int) -> int:
-        return bisect_right(self.starts, row) - 1
-
-    def reader(self, index: int, keep: bool) -> ShardReader:
-        """The shard's reader. With `keep` it stays open."""
-        if index in self._open:
-            return self._open[index]
-        if self._lease is not None:
-            self._lease.renew()
-        domain, number, rows = self.shards[index]
-        folder = self._folders[domain]
-        reader = self._format.read(folder, self.schema, number, self.shards_of[domain])
-        if len(reader) != rows:
-            raise FormatError(
-                f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
-                "make the output again"
-            )
-        if keep:
-            self._open[index] = reader
-        return reader
-
-    @cached_property
-    def tokenizer(self) -> "Tokenizer | None":
-        if not any(file["path"].startswith(f"{TOKENIZER}/") for file in self.manifest["files"]):
-            return None
-        from beam_prep.core.encoding.tokenizer import Tokenizer
-
-        folder = self.folder / TOKENIZER
-        if not folder.is_dir():
-            raise FormatError(f"{folder}: no such directory, though {MANIFEST} lists it")
-        found = Tokenizer.load(folder)
-        wanted = self.manifest.get("tokenizer", {}).get("fingerprint", found.fingerprint)
-        if found.fingerprint != wanted:
-            raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
-        return found
-
-
-def _format_of(folder: Path, manifest: Mapping[str, Any]) -> Format:
-    known = [name for name in manifest["formats"] if name in FORMATS]
-    if not known:
-        raise FormatError(
-            f"{folder} is in {', '.join(manifest['formats'])}, which this version cannot read: "
-            "pip install --upgrade beam-prep"
-        )
-    return FORMATS["bin" if "bin" in known else known[0]]
 
 
 class Dataset:
     """The rows of an output, or of a part of it: a sequence (map-style dataset) that is read lazily.
 
     Row order: domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column name to
-    array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. The arrays are copies and
-    belong to the caller. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share the open shards. An
-    indexed shard stays open (memory-mapped); iterating keeps one shard open at a time.
+    array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is a dict
+    of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are copies
+    and belong to the caller. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share the open shards. An
+    indexed shard stays open (memory-mapped) until others need its place; iterating keeps one shard open at a time.
 
     >>> ds = bp.open("out/chat")
     >>> row = ds[0]
@@ -184,11 +45,14 @@ class Dataset:
     'Nine minutes from the moment ...<|im_end|>'
     >>> len(ds[:100]), ds.domains
     (100, ('__default__',))
+    >>> batch = ds[[5, 0, 5]]
+    >>> batch["input_ids"].lengths.tolist()
+    [264, 87, 264]
 
     Pickles as its path and manifest, so that a data loader's processes open the files themselves.
     """
 
-    def __init__(self, output: _OpenOutput, rows: range) -> None:
+    def __init__(self, output: OpenOutput, rows: range) -> None:
         """Only `open_dataset` and views call this."""
         self._output = output
         self._rows = rows
@@ -256,25 +120,37 @@ class Dataset:
     def __getitem__(self, index: SupportsIndex) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> "Dataset": ...
-    def __getitem__(self, index: SupportsIndex | slice) -> "Row | Dataset":
-        """A row (negative: from the end), or a view of a slice.
+    @overload
+    def __getitem__(self, index: Sequence[int] | Array) -> dict[str, Ragged]: ...
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> "Row | Dataset | dict[str, Ragged]":
+        """A row (negative: from the end), a view of a slice, or the columns of the rows of a list.
 
         Raises:
             IndexError: there is no such row.
-            FormatError: the row's shard is missing or damaged; the message names the file.
+            FormatError: a row's shard is missing or damaged; the message names the file.
         """
+        if type(index) is int:  # nearly always; what follows takes longer than a short row
+            return self._output.row(self._row_number(index))
         if isinstance(index, slice):
             return Dataset(self._output, self._rows[index])
-        number = self._row_number(index)
-        shard = self._output.shard_of(number)
-        return _copy(self._output.reader(shard, keep=True).row(number - self._output.starts[shard]))
+        if isinstance(index, Sequence) or (isinstance(index, np.ndarray) and index.ndim):
+            return self._output.gather(self._row_numbers(index))
+        return self._output.row(self._row_number(index))
+
+    def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
+        """The rows of a list, as torch's `DataLoader` asks for a batch.
+
+        Raises:
+            IndexError, FormatError: see `[]`.
+        """
+        return [self._output.row(self._row_number(index)) for index in indices]
 
     def __iter__(self) -> Iterator[Row]:
-        shard, reader = -1, None
+        shard, opened = -1, None
         for number in self._rows:
-            if (found := self._output.shard_of(number)) != shard or reader is None:
-                shard, reader = found, self._output.reader(found, keep=False)
-            yield _copy(reader.row(number - self._output.starts[shard]))
+            if (found := self._output.shard_of(number)) != shard or opened is None:
+                shard, opened = found, self._output.opened(found, keep=False)
+            yield opened.row(number)
 
     def sizes(self, most: int) -> tuple[Array, Array]:
         """The sizes of rows, without reading them. Only for views without a step.
@@ -295,13 +171,16 @@ class Dataset:
         for shard in shards.tolist():
             start, mine = self._output.starts[shard], self._in_shard(shard)
             numbers.append(np.arange(mine.start, mine.stop) - self._rows.start)
-            found = self._output.reader(shard, keep=False).sizes()
+            found = self._output.opened(shard, keep=False).reader.sizes()
             sizes.append(found[mine.start - start : mine.stop - start])
         return np.concatenate(numbers), np.concatenate(sizes)
 
     def _in_shard(self, shard: int) -> range:
         """The rows of this view that are in a shard."""
         return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))
+
+    def _row_numbers(self, indices: Sequence[int] | Array) -> Array:
+        return self._rows.start + self._rows.step * checked(indices, len(self))
 
     def _row_number(self, index: SupportsIndex) -> int:
         try:
@@ -355,9 +234,31 @@ class Dataset:
         Raises:
             FormatError: something is not as the manifest says; the message has one line for each difference.
         """
+        from beam_prep.verify.files import LocalFiles
+        from beam_prep.verify.output import problems  # takes longer to import than an output to open
+
         found = list(problems(LocalFiles(self.path), self.manifest))
         if found:
             raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
+
+
+def checked(indices: Sequence[int] | Array, count: int) -> Array:
+    """int64: indices of rows, counted from the front.
+
+    Raises:
+        IndexError: one is not among the `count` rows, or they are no integers.
+    """
+    found = np.asarray(indices)
+    if found.size == 0:
+        return np.zeros(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        hint = "; of a mask give np.flatnonzero(mask)" if found.dtype == bool else ""
+        raise IndexError(f"found {found.ndim} dimensions of {found.dtype}, wanted a list of integers{hint}")
+    wrong = (found < -count) | (found >= count)
+    if wrong.any():
+        raise IndexError(f"row {found[wrong][0]} of {count}")
+    found = found.astype(np.int64)
+    return np.where(found < 0, found + count, found)
 
 
 def drawn(of: int, count: int, first: bool = False) -> Array:
@@ -373,18 +274,6 @@ def _within(rows: range, part: range) -> range:
     if rows.step < 0:
         return _within(rows[::-1], part)[::-1]
     return rows[bisect_left(rows, part.start) : bisect_left(rows, part.stop)]
-
-
-def _copy(row: Row) -> Row:
-    """Copies in native byte order: a tensor over a read-only map would crash the process when it is written to."""
-    return {
-        name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
-        for name, value in row.items()
-    }
-
-
-def _native(values: Array) -> Array:
-    return np.array(values, dtype=values.dtype.newbyteorder("="))
 
 
 def _trained_ids(ids: list[int]) -> list[int]:

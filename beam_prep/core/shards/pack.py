@@ -218,31 +218,47 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
     """int64 [pieces]: the pack of each piece, in order of opening. `sizes` must not rise.
 
     As sizes never rise, a pack that fits once fits until it is filled, and one that begins to fit later has less room
-    than all that fit already. So a stack keeps them sorted, and nothing is searched.
+    than all that fit already. So a stack keeps them sorted, and nothing is searched. Pieces of one size fill packs of
+    one room alike, so ranges of packs are filled at once: a loop over sizes and rooms, not over pieces.
     """
-    pack_of: list[int] = []
-    room: list[int] = []  # of each pack
-    fitting: list[int] = []  # packs that hold the next piece, the tightest on top
-    waiting: dict[int, list[int]] = {}  # room -> packs that do not, in the order in which they came to it
+    pack_of = np.empty(len(sizes), np.int64)
+    fitting: list[tuple[int, int, int]] = []  # room and range of packs that hold the next piece, the tightest on top
+    waiting: dict[int, list[tuple[int, int]]] = {}  # room -> ranges that do not, in the order in which they came to it
     rooms: list[int] = []  # heap of the rooms of `waiting`, negated: the most room on top
-    for size in sizes.tolist():
+    packs = at = 0
+    starts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)] if len(sizes) else [0]
+    for end in starts[1:]:
+        size = int(sizes[at])
         while rooms and -rooms[0] >= size:
-            fitting += reversed(waiting.pop(-heappop(rooms)))
-        if fitting:
-            pack = fitting.pop()
-        else:
-            pack = len(room)
-            room.append(capacity)
-        pack_of.append(pack)
-        left = room[pack] = room[pack] - size
-        if left >= size:
-            fitting.append(pack)
-        elif left in waiting:
-            waiting[left].append(pack)
-        elif left:
-            waiting[left] = [pack]
-            heappush(rooms, -left)
-    return np.array(pack_of, np.int64)
+            room = -heappop(rooms)
+            fitting += [(room, first, stop) for first, stop in reversed(waiting.pop(room))]
+        while at < end:
+            if fitting:
+                room, first, stop = fitting.pop()
+            else:
+                room, first = capacity, packs
+                stop = packs = first + -(-(end - at) // (capacity // size))
+            each = room // size
+            full = min(stop - first, (end - at) // each)
+            if full:
+                pack_of[at : at + full * each] = np.repeat(np.arange(first, first + full), each)
+                at += full * each
+                if left := room - each * size:
+                    if left not in waiting:
+                        waiting[left] = []
+                        heappush(rooms, -left)
+                    waiting[left].append((first, first + full))
+                first += full
+            if first < stop and at < end:  # fewer pieces than one more pack holds
+                last, rest = first, end - at
+                pack_of[at:end] = last
+                at = end
+                if last + 1 < stop:
+                    fitting.append((room, last + 1, stop))
+                fitting.append((room - rest * size, last, last + 1))
+            elif first < stop:
+                fitting.append((room, first, stop))
+    return pack_of
 
 
 def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Positions = "none") -> dict[str, Ragged]:

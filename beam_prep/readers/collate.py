@@ -1,0 +1,201 @@
+"""`bp.collate(ds, ...)`: makes a batch of rows, for the `collate_fn` of a loader.
+
+A padded batch has an array [rows, longest] a column. A packed batch has all rows one after the other, [1, tokens], and
+says where the documents begin, in the fields that transformers' flash attention takes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.errors import ConfigError, FormatError
+from beam_prep.formats import Row
+from beam_prep.readers.output import joined
+
+Arrays = Literal["numpy", "torch", "jax"]
+Side = Literal["right", "left"]
+
+
+class HasSchema(Protocol):
+    """A dataset, or a view of one."""
+
+    @property
+    def schema(self) -> tuple[Column, ...]: ...
+
+
+def collate(
+    of: HasSchema | Sequence[Column],
+    pad_id: int | None = None,
+    packed: bool | None = None,
+    arrays: Arrays = "numpy",
+    side: Side = "right",
+    pad_to_multiple_of: int = 1,
+) -> "Collate":
+    """A function that makes a batch of rows.
+
+    * Padded: `[rows, longest]` a column, and an `attention_mask` (1 = a real token). Ids are padded with `pad_id`,
+      labels with -100, masks and all else with 0. Lists of lists become `[rows, lists, longest]`. With several columns
+      of ids (preference pairs) each has a mask of its own, as `chosen_attention_mask`.
+    * Packed: `[1, tokens]` a column, without padding, and `position_ids`, which begin at 0 with each document;
+      `cu_seq_lens_q` and `cu_seq_lens_k` (int32, where documents begin, and the end), `max_length_q` and
+      `max_length_k` (of the longest document). The first token of a document has label -100 and mask 0, unless labels
+      are shifted: the token before it belongs to another one. There is no `attention_mask`: with one, models let
+      documents see each other.
+
+    Columns keep their names. Integers become int64 (jax: int32).
+
+    >>> ds = bp.open("out/chat")
+    >>> batch = bp.collate(ds, pad_id=0)([ds[0], ds[5]])
+    >>> batch["input_ids"].shape, batch["attention_mask"].sum(axis=1).tolist()
+    ((2, 264), [87, 264])
+    >>> batch = bp.collate(ds, packed=True)([ds[0], ds[5]])
+    >>> batch["input_ids"].shape, batch["cu_seq_lens_q"].tolist(), batch["max_length_q"]
+    ((1, 351), [0, 87, 351], 264)
+
+    Args:
+        of: what the rows come from, or its `schema`: it says what the columns are.
+        pad_id: for padded batches.
+        packed: default: True if the rows are packed (they have the lengths of their documents).
+        arrays: `numpy`, `torch` or `jax`.
+        side: where a padded batch is padded: `right` or `left`.
+        pad_to_multiple_of: the length of a padded batch is a multiple of it.
+
+    Raises:
+        ConfigError: the columns cannot be batched so; the message says why, and what to do.
+    """
+    schema = tuple(of if isinstance(of, Sequence) else of.schema)
+    roles = {column.role for column in schema}
+    if packed is None:
+        packed = "lengths" in roles
+    for name, value, known in (("arrays", arrays, Arrays), ("side", side, Side)):
+        if value not in get_args(known):
+            raise ConfigError(f"{name} is {value!r}, wanted one of {', '.join(get_args(known))}")
+    if pad_to_multiple_of < 1:
+        raise ConfigError(f"pad_to_multiple_of is {pad_to_multiple_of}, wanted at least 1")
+    for problem in _packed_problems(schema, pad_to_multiple_of) if packed else _padded_problems(schema, pad_id):
+        raise ConfigError(problem)
+    return Collate(schema, pad_id or 0, packed, arrays, side, pad_to_multiple_of)
+
+
+def _padded_problems(schema: Sequence[Column], pad_id: int | None) -> list[str]:
+    problems = []
+    if any(column.role == "lengths" for column in schema):
+        problems.append(
+            "the rows hold several documents each, which would see each other in a padded batch: leave out packed=False"
+        )
+    if pad_id is None and any(column.role == "ids" for column in schema):
+        problems.append("a padded batch needs pad_id=..., the id of the tokenizer's padding token")
+    return problems
+
+
+def _packed_problems(schema: Sequence[Column], multiple: int) -> list[str]:
+    problems = []
+    ids = [column.name for column in schema if column.role == "ids"]
+    if len(ids) != 1:
+        problems.append(
+            f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: use packed=False, pad_id=..."
+        )
+    for column in schema:
+        if column.depth != 1 or column.role == "value":
+            problems.append(f"column {column.name!r} has no value for each token: use packed=False, pad_id=...")
+        if column.role == "attention":
+            problems.append("the rows are padded: make the output without padding, or use packed=False, pad_id=...")
+    if multiple != 1:
+        problems.append("a packed batch is not padded: leave out pad_to_multiple_of")
+    return problems
+
+
+@dataclass(frozen=True)
+class Collate:
+    """See `collate`, which makes it. Can be pickled, for the processes of a loader."""
+
+    schema: tuple[Column, ...]
+    pad_id: int
+    packed: bool
+    arrays: Arrays
+    side: Side
+    multiple: int
+
+    def __call__(self, rows: Sequence[Row] | Mapping[str, Ragged]) -> dict[str, Any]:
+        """A batch of rows, or of their columns (`ds[[1, 5, 7]]`)."""
+        if isinstance(rows, Mapping):
+            columns = dict(rows)
+        else:
+            columns = {c.name: joined([row[c.name] for row in rows], c.dtype, c.depth) for c in self.schema}
+        made = self._flattened(columns) if self.packed else self._padded(columns)
+        return {name: _converted(value, self.arrays) for name, value in made.items()}
+
+    def _padded(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        ids = [column.name for column in self.schema if column.role == "ids"]
+        fills = {"ids": self.pad_id, "labels": IGNORE_INDEX}
+        for column in self.schema:
+            batch[column.name] = self._rectangle(columns[column.name], fills.get(column.role, 0), column.role)
+        if not any(column.role == "attention" for column in self.schema):
+            for name in ids:
+                real = columns[name].with_flat(np.ones(len(columns[name].flat), np.int64))
+                mask = "attention_mask" if len(ids) == 1 else f"{name}_attention_mask"
+                batch[mask] = self._rectangle(real, 0, "attention")
+        return batch
+
+    def _rectangle(self, rows: Ragged, fill: int, role: str) -> Array:
+        multiple, side = (1, "right") if role == "value" else (self.multiple, self.side)
+        if not isinstance(rows.values, Ragged):
+            return _rectangle(rows.values, rows.lengths, fill, multiple, side)
+        lists = _rectangle(rows.values.flat, rows.values.lengths, fill, multiple, side)
+        # Rows of fewer lists than the longest one are filled up at their end.
+        padded = np.full((len(rows), int(rows.lengths.max(initial=0)), lists.shape[1]), fill, lists.dtype)
+        padded[np.arange(padded.shape[1]) < rows.lengths[:, None]] = lists
+        return padded
+
+    def _flattened(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
+        (ids,) = (columns[column.name] for column in self.schema if column.role == "ids")
+        lengths = next((columns[c.name].flat for c in self.schema if c.role == "lengths"), ids.lengths)
+        lengths = lengths[lengths > 0].astype(np.int64)
+        if lengths.sum() != len(ids.flat):
+            raise FormatError(f"documents of {lengths.sum()} tokens in rows of {len(ids.flat)}: make the output again")
+        borders = offsets_of(lengths)
+        batch: dict[str, Any] = {}
+        for column in self.schema:
+            if column.role in ("position", "lengths"):
+                continue
+            values = columns[column.name].flat.copy()
+            if column.role in ("labels", "mask") and not column.shifted:
+                values[borders[:-1]] = IGNORE_INDEX if column.role == "labels" else 0
+            batch[column.name] = values[None]
+        place = next((column.name for column in self.schema if column.role == "position"), "position_ids")
+        batch[place] = (np.arange(borders[-1]) - np.repeat(borders[:-1], lengths))[None]
+        batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = borders.astype(np.int32)
+        batch["max_length_q"] = batch["max_length_k"] = int(lengths.max(initial=0))
+        return batch
+
+
+def _rectangle(values: Array, lengths: Array, fill: int, multiple: int, side: str) -> Array:
+    """Values of rows as an array [rows, longest]."""
+    width = -(-int(lengths.max(initial=0)) // multiple) * multiple
+    if fill and values.dtype.kind in "iu":
+        values = values.astype(np.int64)  # a narrow one may not hold the fill
+    padded = np.full((len(lengths), width), fill, values.dtype)
+    places = np.arange(width)
+    padded[places < lengths[:, None] if side == "right" else places >= width - lengths[:, None]] = values
+    return padded
+
+
+def _converted(value: Any, arrays: Arrays) -> Any:
+    if isinstance(value, int):
+        return value
+    if value.dtype.kind in "iu" and value.ndim > 1:  # borders stay int32
+        value = value.astype(np.int32 if arrays == "jax" else np.int64, copy=False)
+    if arrays == "torch":
+        import torch
+
+        return torch.from_numpy(value)
+    if arrays == "jax":
+        import jax.numpy
+
+        return jax.numpy.asarray(value)
+    return value

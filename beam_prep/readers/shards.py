@@ -1,0 +1,113 @@
+"""The open shards of a process: no more of them than it may map files.
+
+Linux gives a process 65,530 maps (`vm.max_map_count`), and every column of an open shard can be one. So of all outputs
+that a process reads, the shard that was opened first is closed first. What was read from it is a copy, and stays.
+"""
+
+import os
+import threading
+import weakref
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.formats import Row, ShardReader
+
+
+class OpenShard:
+    """An open shard. Its rows are copies in native byte order, and the caller's own.
+
+    Args:
+        reader: of its format.
+        start: the number of its first row in the entire output.
+    """
+
+    __slots__ = ("__weakref__", "_flat", "columns", "reader", "start")
+
+    def __init__(self, reader: ShardReader, start: int) -> None:
+        self.reader, self.start = reader, start
+        self.columns: dict[str, Ragged] | None = getattr(reader, "columns", None)
+        self._flat: list[tuple[str, Array, Array]] | None = None
+        if self.columns is not None and all(_is_flat(rows) for rows in self.columns.values()):
+            self._flat = [(name, rows.flat, rows.offsets) for name, rows in self.columns.items()]
+
+    def row(self, number: int) -> Row:
+        """A row, by its number in the entire output."""
+        at = number - self.start
+        if self._flat is not None:  # a third of the time
+            return {name: values[starts[at] : starts[at + 1]].copy() for name, values, starts in self._flat}
+        return {
+            name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
+            for name, value in self.reader.row(at).items()
+        }
+
+
+def _is_flat(rows: Ragged) -> bool:
+    return isinstance(rows.values, np.ndarray) and rows.values.dtype.isnative
+
+
+def _native(values: Array) -> Array:
+    # A copy: a tensor over a read-only map would crash the process when it is written to.
+    return np.array(values, dtype=values.dtype.newbyteorder("="))
+
+
+def _most() -> int:
+    """Half of the maps that a process may have; the other half is for all else."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text()) // 2
+    except (OSError, ValueError):  # not Linux
+        return 65_530 // 2
+
+
+MOST_MAPS = _most()
+
+
+class OpenShards:
+    """The open shards of one output, by number."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, OpenShard] = {}
+        self.get = self._open.get
+
+    def add(self, shard: int, opened: OpenShard, maps: int) -> OpenShard:
+        """Keeps a shard open, and closes others if there are too many.
+
+        Returns:
+            The shard: as another thread opened it, if that was faster.
+        """
+        with _all.lock:
+            if shard not in self._open:
+                self._open[shard] = opened
+                _all.add(self, shard, maps)
+            return self._open.get(shard, opened)
+
+    def close(self, shard: int) -> None:
+        self._open.pop(shard, None)
+
+
+class _Process:
+    """All that are open in this process, the oldest first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._opened: deque[tuple[weakref.ref[OpenShards], int, int]] = deque()
+        self._maps = 0
+
+    def add(self, owner: OpenShards, shard: int, maps: int) -> None:
+        self._opened.append((weakref.ref(owner), shard, maps))
+        self._maps += maps
+        while self._maps > MOST_MAPS and len(self._opened) > 1:
+            oldest, number, its = self._opened.popleft()
+            self._maps -= its
+            if (shards := oldest()) is not None:
+                shards.close(number)
+
+    def renew_lock(self) -> None:
+        """A fork can happen while another thread holds the lock."""
+        self.lock = threading.Lock()
+
+
+_all = _Process()
+os.register_at_fork(after_in_child=lambda: _all.renew_lock())

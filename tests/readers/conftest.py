@@ -1,0 +1,87 @@
+"""Outputs of any rows, without a run: what a reader gets to see."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.formats import FORMATS
+
+IDS = Column("input_ids", "int32", 1, "ids")
+MASK = Column("loss_mask", "bool", 1, "mask", of="input_ids")
+LABELS = Column("labels", "int32", 1, "labels", of="input_ids")
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write(folder: Path, columns: Sequence[Column], shards: Mapping[str, Sequence[Rows]], formats: str = "bin") -> Path:
+    """Writes an output.
+
+    Args:
+        folder: of the output.
+        columns: what the rows have.
+        shards: domain -> the rows of each of its shards.
+        formats: one.
+    """
+    entries = []
+    for domain, parts in shards.items():
+        for number, rows in enumerate(parts):
+            paths: list[Path] = []
+
+            def open_file(name: str, home: Path = folder / domain, paths: list[Path] = paths) -> BinaryIO:
+                paths.append(home / name)
+                paths[-1].parent.mkdir(parents=True, exist_ok=True)
+                return paths[-1].open("wb")
+
+            writer = FORMATS[formats].writer(open_file, columns, number, len(parts))
+            writer.write({c.name: Ragged.from_lists([row[c.name] for row in rows], c.dtype, c.depth) for c in columns})
+            writer.close()
+            files = [
+                {"path": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": _digest(path)}
+                for path in paths
+            ]
+            entries.append({"domain": domain, "shard": number, "rows": len(rows), "tokens": {}, "trained": {}})
+            entries[-1] |= {"packing": None, "files": files}
+    manifest = {
+        "manifest_version": 1,
+        "formats": [formats],
+        "columns": [asdict(column) for column in columns],
+        "domains": {domain: domain for domain in shards},
+        "shards": entries,
+        "files": [],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def documents(lengths: Sequence[int], first: int = 0) -> list[dict[str, list[Any]]]:
+    """Rows of these lengths. Their ids count on from `first`, so each token tells its row and place."""
+    rows: list[dict[str, list[Any]]] = []
+    for length in lengths:
+        ids = list(range(first, first + length))
+        rows.append({"input_ids": ids, "loss_mask": [token % 2 == 0 for token in ids], "labels": ids})
+        first += length
+    return rows
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Callable[..., Path]:
+    """Makes outputs, in folders of their own."""
+    made: list[Path] = []
+
+    def _output(columns: Sequence[Column], shards: Mapping[str, Sequence[Rows]], formats: str = "bin") -> Path:
+        made.append(write(tmp_path / f"out{len(made)}", columns, shards, formats))
+        return made[-1]
+
+    return _output

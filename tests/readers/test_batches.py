@@ -1,0 +1,139 @@
+"""Several rows at once, and outputs of more shards than a process may map."""
+
+import gc
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.core.data.schema import Column
+from beam_prep.readers import shards
+from tests.readers.conftest import IDS, MASK, documents
+
+LENGTHS = [3, 0, 5, 1, 7, 2, 2, 9, 4, 6, 1, 8]
+FORMATS = ["bin", "tfrecord", "arrow", "h5"]
+
+
+def in_shards(rows: list[Any], sizes: list[int]) -> list[list[Any]]:
+    borders = np.cumsum([0, *sizes]).tolist()
+    return [rows[a:b] for a, b in itertools.pairwise(borders)]
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bp.Dataset:
+    """Twelve rows in five shards of two domains, one shard without rows."""
+    from tests.readers.conftest import write
+
+    rows = documents(LENGTHS)
+    parts = {"a": in_shards(rows[:8], [3, 0, 5]), "b": in_shards(rows[8:], [1, 3])}
+    folder = tmp_path_factory.mktemp("batches") / request.param
+    return bp.open(write(folder, [IDS, MASK], parts, request.param))
+
+
+@given(
+    st.lists(st.integers(-12, 11), max_size=30), st.sampled_from([slice(None), slice(None, None, -1), slice(2, 9, 3)])
+)
+@settings(max_examples=60, deadline=None)
+def test_a_list_gives_the_rows_that_indexing_gives(dataset: bp.Dataset, indices: list[int], part: slice) -> None:
+    view = dataset[part]
+    indices = [index % len(view) - (len(view) if index < 0 else 0) for index in indices]
+    batch = view[indices]
+    assert list(batch) == ["input_ids", "loss_mask"]
+    for name, rows in batch.items():
+        assert rows.to_lists() == [view[index][name].tolist() for index in indices]
+        assert rows.flat.dtype == view[0][name].dtype
+        assert rows.flat.flags.writeable
+    for row, index in zip(view.__getitems__(indices), indices, strict=True):
+        assert {name: values.tolist() for name, values in row.items()} == {
+            name: values.tolist() for name, values in view[index].items()
+        }
+
+
+def test_arrays_of_indices_are_lists(dataset: bp.Dataset) -> None:
+    for kind in (np.int64, np.uint8, np.int32):
+        assert dataset[np.array([4, 2], kind)]["input_ids"].lengths.tolist() == [7, 5]
+    assert dataset[np.array(4)]["input_ids"].tolist() == dataset[4]["input_ids"].tolist()
+    assert dataset[(4, 2)]["input_ids"].lengths.tolist() == [7, 5]
+
+
+def test_what_is_no_list_of_rows_is_an_index_error(dataset: bp.Dataset) -> None:
+    for wrong, message in [
+        ([1, 12], "row 12 of 12"),
+        ([-13], "row -13 of 12"),
+        ([0.5], "wanted a list of integers"),
+        ([True] * 12, r"of a mask give np\.flatnonzero\(mask\)"),
+        ([[1, 2]], "found 2 dimensions"),
+    ]:
+        with pytest.raises(IndexError, match=message):
+            dataset[wrong]  # type: ignore[call-overload]
+    with pytest.raises(IndexError, match="row 12 of 12"):
+        dataset.__getitems__([12])
+
+
+def test_lists_of_lists_come_in_batches(output: Callable[..., Path]) -> None:
+    column = Column("responses", "int32", 2, "ids")
+    rows = [{"responses": [[1, 2], [], [3]]}, {"responses": []}, {"responses": [[4]]}]
+    dataset = bp.open(output([column], {"a": [rows[:2], rows[2:]]}))
+    batch = dataset[[2, 0, 1, 2]]["responses"]
+    assert batch.to_lists() == [[[4]], [[1, 2], [], [3]], [], [[4]]]
+    assert batch.depth == 2
+
+
+def test_a_batch_of_more_rows_than_are_gathered_at_once(dataset: bp.Dataset) -> None:
+    indices = np.random.default_rng(0).integers(0, 12, 9_000)
+    batch = dataset[indices]["input_ids"]
+    assert batch.lengths.tolist() == [LENGTHS[index] for index in indices]
+    assert batch[8_999].tolist() == dataset[int(indices[-1])]["input_ids"].tolist()
+
+
+def maps_of(folder: Path) -> int:
+    """Files of a folder that this process maps."""
+    return Path("/proc/self/maps").read_text().count(str(folder))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux only")
+@pytest.mark.parametrize("formats", FORMATS)
+def test_more_shards_than_a_process_may_map(
+    formats: str, output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "MOST_MAPS", 8)
+    monkeypatch.setattr(shards, "_all", shards._Process())
+    rows = documents([2] * 50)
+    parts = {"a": [[row] for row in rows[:40]], "b": [[row] for row in rows[40:]]}
+    folders = [output([IDS, MASK], parts, formats) for _ in range(2)]
+    opened = [bp.open(folder) for folder in folders]
+    wanted = [row["input_ids"] for row in rows]
+    for dataset in opened:
+        assert [row["input_ids"].tolist() for row in dataset] == wanted
+        order = np.random.default_rng(0).permutation(50).tolist()
+        for index in order:
+            assert dataset[index]["input_ids"].tolist() == wanted[index]
+        assert dataset[order]["input_ids"].to_lists() == [wanted[index] for index in order]
+        gc.collect()
+        assert sum(map(maps_of, folders)) <= 8
+
+
+def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MOST_MAPS", 8)
+    monkeypatch.setattr(shards, "_all", shards._Process())
+    dataset = bp.open(output([IDS], {"a": [[row] for row in documents([3] * 40)]}))
+    wrong: list[Any] = []
+
+    def read(seed: int) -> None:
+        for index in np.random.default_rng(seed).integers(0, 40, 300).tolist():
+            if dataset[index]["input_ids"].tolist() != [3 * index, 3 * index + 1, 3 * index + 2]:
+                wrong.append(index)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
