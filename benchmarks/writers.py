@@ -24,7 +24,8 @@ from _page import machine, table
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.formats import FORMATS
-from beam_prep.formats.arrow import BATCH_ROWS, _schema
+from beam_prep.formats.arrow import BATCH_ROWS
+from beam_prep.formats.batches import schema_of
 
 COLUMNS = (Column("sequence", "int32", 1, "ids"), Column("loss_mask", "bool", 1, "mask", of="sequence"))
 Shard = dict[str, Ragged]
@@ -74,7 +75,7 @@ def by_tensorflow(shard: Shard, folder: Path) -> Path:
 
 def by_pyarrow(shard: Shard, folder: Path) -> Path:
     path = folder / "theirs"
-    schema = _schema(COLUMNS)  # with the metadata that `datasets` reads
+    schema = schema_of(COLUMNS)  # with the metadata that `datasets` reads
     with open(path, "wb") as file, pa.ipc.new_stream(pa.PythonFile(file), schema) as writer:
         for start in range(0, len(shard["sequence"]), BATCH_ROWS):
             part = {name: values[start : start + BATCH_ROWS] for name, values in shard.items()}

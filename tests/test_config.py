@@ -738,7 +738,7 @@ def test_formats_are_one_or_several() -> None:
     assert load(sections(TEXT, output={"storage_format": ["bin", "tfrecord"]})).output.formats == ("bin", "tfrecord")
 
 
-@pytest.mark.parametrize("given", ["parquet", [], ["bin", "bin"], ["bin", 3], None, {"bin": True}, [["bin"]]])
+@pytest.mark.parametrize("given", ["csv", [], ["bin", "bin"], ["bin", 3], None, {"bin": True}, [["bin"]]])
 def test_other_formats_are_refused(given: object) -> None:
     problem = the_problem(sections(TEXT, output={"storage_format": given}), "output.storage_format")
     assert "'bin', 'tfrecord'" in problem

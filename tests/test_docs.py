@@ -221,7 +221,7 @@ def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monk
         assert source.exists(), f"<!-- needs: {name} -->"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(source, target_is_directory=True)
-    for module in ("tensorflow", "datasets", "h5py"):
+    for module in ("tensorflow", "datasets", "h5py", "duckdb"):
         if f"import {module}" in block.text:
             pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
@@ -246,6 +246,10 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
             assert names["mask"].tolist() == row["loss_mask"].tolist()
         elif "load_from_disk" in code:
             assert names["rows"][0]["sequence"] == row["sequence"].tolist()
+        elif "read_parquet" in code:
+            assert names["frame"]["sequence"][0].tolist() == row["sequence"].tolist()
+            assert next(iter(names["rows"]))["sequence"] == row["sequence"].tolist()
+            assert names["trained"] == [(sum(row["loss_mask"].sum() for row in beam_prep.open("out/all")),)]
         else:
             assert names["row"].tolist() == row["sequence"].tolist()
     if "out/grpo" in code:

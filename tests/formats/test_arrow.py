@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import arrow
+from beam_prep.formats import arrow, batches
 from beam_prep.formats.arrow import Arrow, ArrowReader, dataset_dict
 
 SEQUENCE = Column("sequence", "int32", 1, "ids")
@@ -379,7 +379,7 @@ def test_memory_and_writes_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(5):
         writer.write({"sequence": Ragged.from_lengths(np.full(10_300, 9, np.int32), [*[100] * 100, 5, 200, 95])})
         # What is not written yet is one batch at most.
-        assert sum(part["sequence"].flat.nbytes for part in writer._parts) <= 4000
+        assert sum(part["sequence"].flat.nbytes for part in writer._batches._parts) <= 4000
     writer.close()
     assert max(sizes) < 5000
     assert sum(sizes) > 5 * 4 * 10_300
@@ -467,8 +467,8 @@ def test_a_value_that_does_not_fit_its_dtype_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_beyond_the_borders_of_arrow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "MAX_VALUES", 10)
-    with pytest.raises(ValueError, match="a row of 11 values: the format arrow holds up to 10"):
+    monkeypatch.setattr(batches, "MAX_VALUES", 10)
+    with pytest.raises(ValueError, match="a row of 11 values: a list of Arrow holds up to 10"):
         write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 11])}])
 
 

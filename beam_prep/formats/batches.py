@@ -1,0 +1,213 @@
+"""Rows as Arrow record batches: what `arrow` and `parquet` share.
+
+Columns are `list<item: dtype>` (depth 2: `list<item: list<item: dtype>>`) without nulls; bool values are bits. The
+borders of the batches follow from the rows alone. The schema's key `huggingface` has the features of `datasets`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import Column
+from beam_prep.formats.contract import Row, cast, check_rows
+
+MAX_VALUES = 2**31 - 1
+"""Values of a record batch that the borders of an Arrow list, int32, can count."""
+
+
+def features(columns: Sequence[Column]) -> dict[str, Any]:
+    """The argument of `datasets`' `Features.from_dict`."""
+    found = {}
+    for column in columns:
+        feature: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
+        for _ in range(column.depth):
+            feature = {"feature": feature, "_type": "Sequence"}
+        found[column.name] = feature
+    return found
+
+
+def schema_of(columns: Sequence[Column]) -> pa.Schema:
+    """The schema of the batches."""
+    metadata = {"huggingface": json.dumps({"info": {"features": features(columns)}})}
+    return pa.schema([(column.name, _type(column)) for column in columns], metadata)
+
+
+def _type(column: Column) -> pa.DataType:
+    """`list<item: dtype>`, or the list of this."""
+    found = pa.from_numpy_dtype(np.dtype(column.dtype))
+    for _ in range(column.depth):
+        found = pa.list_(found)
+    return found
+
+
+def check_types(schema: pa.Schema, columns: Sequence[Column]) -> None:
+    """Compares a schema with the columns that are wanted.
+
+    Raises:
+        ValueError: one is not there, or of another type.
+    """
+    for column in columns:
+        found = [field.type for field in schema if field.name == column.name]
+        if found != [_type(column)]:
+            said = ", ".join(map(str, found)) or "none"
+            raise ValueError(f"column {column.name!r}: found {said}, not {_type(column)}")
+
+
+class Batches:
+    """Cuts rows into record batches, and hands them on as they fill; at most one that is not full stays in memory.
+
+    Args:
+        columns: of the rows.
+        most_rows: of a batch.
+        most_bytes: of a batch's values (a bool counted as one); a row that has more is a batch of its own.
+        put: takes a batch.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], most_rows: int, most_bytes: int, put: Callable[[pa.RecordBatch], None]
+    ) -> None:
+        self.schema = schema_of(columns)
+        self._columns = tuple(columns)
+        self._most_rows, self._most_bytes = most_rows, most_bytes
+        self._put = put
+        self._clear()
+
+    def _clear(self) -> None:
+        # The batch that is being filled: rows of earlier calls (copies) and of this one (a view), and their sizes.
+        self._parts: list[dict[str, Ragged]] = []
+        self._rows = self._bytes = 0
+
+    def add(self, columns: Mapping[str, Ragged]) -> None:
+        """Adds rows; see `ShardWriter.write`.
+
+        Raises:
+            ValueError: also for a row of more than `MAX_VALUES` values.
+        """
+        rows = check_rows(self._columns, columns)
+        data = {
+            column.name: columns[column.name].with_flat(cast(columns[column.name].flat, column.dtype, column.name))
+            for column in self._columns
+        }
+        sizes = [ragged.flat_lengths * ragged.flat.itemsize for ragged in data.values()]
+        ends = offsets_of(np.sum(sizes, axis=0)) if rows else np.zeros(1, np.int64)
+        start = 0
+        while start < rows:
+            stop = self._fitting(ends, start)
+            if stop == start:
+                self.flush()
+            else:
+                self._parts.append({name: ragged[start:stop] for name, ragged in data.items()})
+                self._rows += stop - start
+                self._bytes += int(ends[stop] - ends[start])
+                start = stop
+        if rows:
+            self._parts[-1] = {name: ragged.with_flat(ragged.flat.copy()) for name, ragged in self._parts[-1].items()}
+
+    def _fitting(self, ends: Array, start: int) -> int:
+        """The row up to which rows from `start` on fit into the batch; `ends`: their borders, in bytes.
+
+        An empty batch takes a row of any size.
+        """
+        by_bytes = int(np.searchsorted(ends, ends[start] + self._most_bytes - self._bytes, "right")) - 1
+        return max(min(by_bytes, start + self._most_rows - self._rows), start if self._rows else start + 1)
+
+    def flush(self) -> None:
+        """Hands on the batch that is not full, if it has rows.
+
+        Raises:
+            ValueError: the last row has more than `MAX_VALUES` values.
+        """
+        if not self._rows:
+            return
+        arrays = [
+            _array(Ragged.concat([part[column.name] for part in self._parts]), _type(column))
+            for column in self._columns
+        ]
+        self._put(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        self._clear()
+
+
+def _array(values: Array | Ragged, stored: pa.DataType) -> pa.Array:
+    """Rows or values as an Arrow array over the same memory (bools are packed): no nulls, no bitmap of them."""
+    if not isinstance(values, Ragged):
+        data = np.packbits(values, bitorder="little") if values.dtype == bool else values
+        return pa.Array.from_buffers(stored, len(values), [None, pa.py_buffer(data)], null_count=0)
+    if values.offsets[-1] > MAX_VALUES:
+        raise ValueError(f"a row of {values.offsets[-1]} values: a list of Arrow holds up to {MAX_VALUES}")
+    borders = pa.py_buffer(values.offsets.astype(np.int32))
+    inner = _array(values.values, stored.value_type)
+    return pa.Array.from_buffers(stored, len(values), [None, borders], null_count=0, children=[inner])
+
+
+def sizes_of(batch: pa.RecordBatch) -> Array:
+    """int64 [rows]: innermost values of each, of all columns."""
+    return np.zeros(batch.num_rows, np.int64) + sum(map(_sizes, batch.columns))
+
+
+def _sizes(rows: pa.ListArray) -> Array:
+    borders = rows.offsets.to_numpy().astype(np.int64)
+    if pa.types.is_nested(rows.values.type):
+        borders = rows.values.offsets.to_numpy().astype(np.int64)[borders]
+    return np.diff(borders)
+
+
+class BatchView:
+    """The rows of a record batch as numpy views.
+
+    Raises:
+        ValueError: a column has nulls.
+    """
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._columns = {name: _View(array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
+
+    def row(self, index: int) -> Row:
+        """One row; its arrays are views (bools are copied).
+
+        Raises:
+            ValueError: its borders lie outside of the values.
+        """
+        return {name: view.row(index) for name, view in self._columns.items()}
+
+
+class _View:
+    """A column of a record batch as numpy views: an Arrow array takes ten times as long for a row.
+
+    Raises:
+        ValueError: the column has nulls.
+    """
+
+    def __init__(self, array: pa.Array) -> None:
+        # Of each level of lists: the borders, and the number of items that they cut.
+        self._borders: list[tuple[Array, int]] = []
+        while pa.types.is_list(array.type):
+            self._borders.append((array.offsets.to_numpy(), len(array.values)))
+            array = array.values
+        self._bits = pa.types.is_boolean(array.type)
+        self._values: Array = np.frombuffer(array.buffers()[1], np.uint8) if self._bits else array.to_numpy()
+
+    def row(self, index: int) -> Array | Ragged:
+        """One row.
+
+        Raises:
+            ValueError: its borders lie outside of the values.
+        """
+        start, stop = index, index + 1
+        for borders, size in self._borders:
+            lists = borders[start : stop + 1]
+            if lists[0] < 0 or lists[-1] > size or (lists[1:] < lists[:-1]).any():
+                raise ValueError(f"its borders do not rise from 0 to {size}")
+            start, stop = int(lists[0]), int(lists[-1])
+        values = self._flat(start, stop)
+        return values if len(self._borders) == 1 else Ragged(values, lists.astype(np.int64) - start)
+
+    def _flat(self, start: int, stop: int) -> Array:
+        if not self._bits:
+            return self._values[start:stop]
+        first = start // 8
+        bits = np.unpackbits(self._values[first : (stop + 7) // 8], bitorder="little")
+        return bits[start - 8 * first : stop - 8 * first].view(bool)

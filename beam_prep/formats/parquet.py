@@ -1,0 +1,230 @@
+"""`parquet`: one file a shard, `<domain>/shard_0000.parquet`, `shard_0001.parquet` ...
+
+    pandas.read_parquet("out/wiki")
+    duckdb.sql("select len(sequence) from 'out/wiki/*.parquet'")
+    datasets.load_dataset("parquet", data_files="out/wiki/*.parquet")
+
+* Columns are lists (depth 2: lists of lists) without nulls, in the types of Arrow, whose schema is kept in the file
+  with the features of `datasets`.
+* A row group holds the next `GROUP_ROWS` rows, or fewer where their values would exceed `GROUP_BYTES`: its borders
+  follow from the rows alone. There are no times in the file. **The bytes depend on pyarrow's version**, which is in
+  the file, too; another may also compress in another way.
+* Every page has a crc, which our reader checks.
+
+Compression is zstd, level 1, of plain values. The ids and masks of 9.3 million tokens (46.6 MB) in other ways, in one
+thread (`python benchmarks/parquet_encodings.py out/chat`):
+
+    zstd 1, plain                10.1 MB   written in 0.27 s   read in 0.13 s
+    zstd 1, dictionary           10.5 MB              0.29 s           0.11 s
+    zstd 1, byte stream split    11.2 MB              0.24 s           0.12 s
+    zstd 1, delta                16.5 MB              0.33 s           0.12 s
+    zstd 3, plain                 9.2 MB              0.37 s           0.15 s
+    snappy, dictionary           12.3 MB              0.25 s           0.10 s
+    snappy, plain                14.9 MB              0.22 s           0.12 s
+    none, dictionary             18.3 MB              0.23 s           0.09 s
+    none, plain                  38.7 MB              0.15 s           0.08 s
+
+For random rows `bin` and `arrow` are better: a row costs the reading of its row group.
+
+Source: parquet.apache.org/docs/file-format.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats.batches import Batches, BatchView, check_types, sizes_of
+from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, row_number
+
+__all__ = ["Parquet", "ParquetReader", "ParquetWriter"]
+
+GROUP_ROWS = 10_000
+"""Rows of a row group, at most."""
+
+GROUP_BYTES = 1 << 23
+"""Bytes of a row group's values, at most (a bool counted as one); a row that has more is a row group of its own."""
+
+
+class Parquet:
+    """The format `parquet`; see the module."""
+
+    name = "parquet"
+    sizes_in: SizeUnit = "values"
+
+    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ParquetWriter":
+        """See `Format.writer`."""
+        return ParquetWriter(open_file, columns, _file_name(shard))
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
+        """See `Format`."""
+        return {_file_name(shard): None}
+
+    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ParquetReader":
+        """See `Format.read`. Reads the footer; a row group is read when one of its rows is asked for."""
+        return ParquetReader(folder / _file_name(shard), columns)
+
+
+def _file_name(shard: int) -> str:
+    return f"shard_{shard:04d}.parquet"
+
+
+class ParquetWriter:
+    """Writes row groups as they fill; at most one that is not full stays in memory. See `ShardWriter`."""
+
+    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
+        import pyarrow.parquet as pq
+
+        self._batches = Batches(columns, GROUP_ROWS, GROUP_BYTES, self._put)
+        self._file = open_file(name)
+        self._sink = _Sink(self._file)
+        with self._sink:
+            self._writer = pq.ParquetWriter(
+                pa.PythonFile(self._sink, mode="w"),
+                self._batches.schema,
+                version="2.6",
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=False,
+                write_statistics=False,  # of token ids they say nothing
+                write_page_checksum=True,
+            )
+
+    def write(self, columns: Mapping[str, Ragged]) -> None:
+        """See `ShardWriter.write`.
+
+        Raises:
+            ValueError: also for a row of more values than the borders of an Arrow list can count.
+        """
+        self._batches.add(columns)
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        with self._sink:
+            self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
+
+    def close(self) -> None:
+        """Writes the last row group and the footer, and closes the file."""
+        self._batches.flush()
+        with self._sink:
+            self._writer.close()
+        self._file.close()
+
+
+class _Sink:
+    """What pyarrow needs of a file; ours need only write.
+
+    It writes while it is entered. After an exception pyarrow would still write a footer, when it frees its writer.
+    """
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._entered = False
+        self._at = 0
+
+    def __enter__(self) -> None:
+        self._entered = True
+
+    def __exit__(self, *raised: object) -> None:
+        self._entered = False
+
+    def write(self, data: bytes) -> int:
+        if self._entered:
+            self._file.write(data)
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing: our writer closes the file."""
+
+
+class ParquetReader:
+    """Rows of one shard; the row group of the last one stays in memory. See `ShardReader`."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        """Reads the footer; the file is open for the time of a call only.
+
+        Raises:
+            FormatError: the file is missing, cut, damaged in its footer, or does not hold these columns.
+        """
+        import pyarrow.parquet as pq
+
+        self._path = path
+        self._columns = tuple(columns)
+        self._held: tuple[int, BatchView] | None = None
+        try:
+            self._metadata = pq.read_metadata(str(path))
+            check_types(self._metadata.schema.to_arrow_schema(), self._columns)
+            groups = range(self._metadata.num_row_groups)
+            sizes = (self._metadata.row_group(group).num_rows for group in groups)
+            self._starts: list[int] = list(accumulate(sizes, initial=0))
+            if self._starts[-1] != self._metadata.num_rows:
+                raise ValueError(f"its row groups have {self._starts[-1]} rows of {self._metadata.num_rows}")
+        except FileNotFoundError:
+            raise FormatError(f"{path}: no such file") from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise FormatError(f"{path}: not a complete Parquet file of these columns: {error}") from None
+
+    def __reduce__(self) -> tuple[type["ParquetReader"], tuple[Path, tuple[Column, ...]]]:
+        return ParquetReader, (self._path, self._columns)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def row(self, index: int) -> Row:
+        """See `ShardReader.row`. The first row of a row group costs the reading of the group."""
+        number = row_number(index, len(self))
+        group = bisect_right(self._starts, number) - 1
+        if self._held is None or self._held[0] != group:
+            self._held = group, BatchView(self._read(group))
+        return self._held[1].row(number - self._starts[group])
+
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`. Reads the file."""
+        sizes = (sizes_of(self._read(group)) for group in range(len(self._starts) - 1))
+        return np.concatenate([np.zeros(0, np.int64), *sizes])
+
+    def _read(self, group: int) -> pa.RecordBatch:
+        """The rows of a row group.
+
+        Raises:
+            FormatError: they are damaged.
+        """
+        import pyarrow.parquet as pq
+
+        rows = self._starts[group + 1] - self._starts[group]
+        names = [column.name for column in self._columns]
+        try:
+            with pa.memory_map(str(self._path)) as source:
+                file = pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True)
+                table = file.read_row_group(group, names, use_threads=False).select(names)
+            check_types(table.schema, self._columns)
+            (batch,) = table.combine_chunks().to_batches()
+            batch.validate()
+            if batch.num_rows != rows or any(_nulls(array) for array in batch.columns):
+                raise ValueError(f"found {batch.num_rows} rows of {rows}, or nulls")
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise FormatError(f"{self._path}: row group {group} is damaged: {error}") from None
+        return batch
+
+
+def _nulls(array: pa.Array) -> bool:
+    while pa.types.is_list(array.type):
+        if array.null_count:
+            return True
+        array = array.values
+    return bool(array.null_count)
