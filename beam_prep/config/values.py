@@ -13,7 +13,9 @@ from beam_prep.config.problems import Problem, ProblemsError, shown
 OutputKind = Literal["ids", "list", "value"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
-FORMAT_NAMES = ("bin", "tfrecord", "arrow", "h5")
+FORMAT_NAMES = ("bin", "tfrecord", "arrow", "h5", "megatron", "mds")
+UNKNOWN_DTYPES = {"megatron": ("uint32", "uint64", "float16")}
+"""Format to the dtypes that it cannot hold. (bool it holds as uint8.)"""
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),

@@ -3,9 +3,31 @@
 from beam_prep.formats.arrow import Arrow
 from beam_prep.formats.contract import Format, OpenFile, Row, ShardReader, ShardWriter
 from beam_prep.formats.hdf5 import HDF5
+from beam_prep.formats.mds import MDS
+from beam_prep.formats.megatron import Megatron
 from beam_prep.formats.mmap_bin import Bin
 from beam_prep.formats.tfrecord import TFRecord
 
-__all__ = ["FORMATS", "HDF5", "Arrow", "Bin", "Format", "OpenFile", "Row", "ShardReader", "ShardWriter", "TFRecord"]
+__all__ = [
+    "FORMATS",
+    "HDF5",
+    "MDS",
+    "Arrow",
+    "Bin",
+    "Format",
+    "Megatron",
+    "OpenFile",
+    "Row",
+    "ShardReader",
+    "ShardWriter",
+    "TFRecord",
+]
 
-FORMATS: dict[str, Format] = {"bin": Bin(), "tfrecord": TFRecord(), "arrow": Arrow(), "h5": HDF5()}
+FORMATS: dict[str, Format] = {
+    "bin": Bin(),
+    "tfrecord": TFRecord(),
+    "arrow": Arrow(),
+    "h5": HDF5(),
+    "megatron": Megatron(),
+    "mds": MDS(),
+}
