@@ -15,7 +15,9 @@ from hypothesis import settings
 
 from beam_prep import errors
 from beam_prep.config import OutputSpec, PipelineConfig, json_text
+from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
 from beam_prep.errors import BeamPrepError, ConfigError
+from beam_prep.formats.megatron import CODES
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared")) / "goldens" / "sections"
@@ -750,6 +752,28 @@ def test_dtypes_are_those_asked_for() -> None:
     assert config.columns() == dtype
     labels = {"columns": "labels", "dtype": {"input_ids": "uint32", "labels": "int64"}}
     assert load(sections(TEXT, output=labels)).columns() == {"input_ids": "uint32", "labels": "int64"}
+
+
+def test_megatron_has_no_code_for_some_dtypes() -> None:
+    for dtype in ALLOWED_DTYPES["token ids"]:
+        given = sections(TEXT, output={"storage_format": ["bin", "megatron"], "dtype": {"sequence": dtype}})
+        if dtype in CODES:
+            assert load(given).columns() == {"sequence": dtype}
+        else:
+            wanted = f"found {dtype!r}; the format 'megatron' has all dtypes but uint32, uint64, float16"
+            assert the_problem(given, "output.dtype.sequence") == wanted
+    every = {dtype for dtypes in ALLOWED_DTYPES.values() for dtype in dtypes}
+    assert every - CODES.keys() == set(UNKNOWN_DTYPES["megatron"])
+
+
+def test_a_shard_of_mds_has_less_than_4_gib() -> None:
+    output = {"storage_format": "mds", "max_tokens_per_shard": 7 * 2**27, "dtype": {"loss_mask": "bool"}}
+    assert load(sections(TEXT, output=output)).output.formats == ("mds",)
+    problem = the_problem(sections(CHAT, output=output), "output.max_tokens_per_shard")
+    assert problem == (
+        f"found {7 * 2**27}, of 5 bytes each; at most {7 * 2**29 // 5}, because a shard of 'mds' has less than 4 GiB"
+    )
+    assert load(sections(CHAT, output={**output, "storage_format": "bin"})).output.formats == ("bin",)
 
 
 def test_dtype_may_name_a_mask_that_is_left_out() -> None:

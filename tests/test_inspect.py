@@ -585,7 +585,7 @@ def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_s
         named = [each for why in whys if why != "drawn" for each in why.split(", ")]
         assert (named[0], sorted(named[1:])) == ("the first", ["the longest", "the shortest"])
         assert (" of 16 shards" in out) == (rows is many)
-        assert (" in bytes" in out) == (name == "tfrecord")
+        assert (" in bytes" in out) == (FORMATS[name].sizes_in == "bytes")
         if rows is one and FORMATS[name].sizes_in == "values":
             lengths = [len(row["sequence"]) for row in rows]
             at = {each: lengths[number] for number, why in shown.items() for each in why.split(", ")}

@@ -15,6 +15,9 @@ import beam_prep as bp
 from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.errors import FormatError
+from beam_prep.formats import FORMATS, mds
+from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats.manifest import output_columns, receipts_of
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 
@@ -100,6 +103,10 @@ def list_again(output: Path) -> None:
     """Puts the sizes and digests of the files as they are into the manifest: only the counts can tell now."""
     manifest = manifest_of(output)
     for file in listed(manifest):
+        if file["path"].endswith(f"/{mds.INDEX}"):  # it has digests, too; the shards come first
+            folder = file["path"].removesuffix(f"/{mds.INDEX}")
+            shards = [each for each in receipts_of(manifest) if manifest["domains"][each.domain] == folder]
+            (output / file["path"]).write_bytes(mds.index_text(output_columns(manifest), folder, shards))
         data = (output / file["path"]).read_bytes()
         file.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     write(output, manifest)
@@ -327,12 +334,13 @@ def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, to
     shards = [shard for shard in manifest_of(output)["shards"] if shard["domain"] == "near"]
     first, last = shards[0], shards[-1]
     assert first["rows"] != last["rows"]
-    for file in first["files"]:
-        path = Path(file["path"])
-        number = f"{last['shard']:04d}" if name != "arrow" else f"{last['shard']:05d}-of"
-        zero = number.replace(str(last["shard"]), "0")
-        if path.suffix in {"bin": (".bin", ".json"), "h5": (".h5",)}.get(name, (f".{name}",)) and zero in file["path"]:
-            shutil.copy(output / path, output / file["path"].replace(zero, number, 1))
+    columns = output_columns(manifest_of(output))
+    named: list[FilesOfShard] = [
+        FORMATS[name].files(columns, each["shard"], len(shards))  # type: ignore[attr-defined]
+        for each in (first, last)
+    ]
+    for old, new in zip(*([file for file, text in files.items() if text is None] for files in named), strict=True):
+        shutil.copy(output / "near" / old, output / "near" / new)
     list_again(output)
     where = f"near: shard {last['shard']} ({name}): found"
     assert told(output) == [
@@ -345,7 +353,7 @@ def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, to
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_a_shard_that_its_reader_cannot_read_is_named(name: str, output: Path, told: Told) -> None:
-    suffix = {"bin": ".json", "h5": ".h5"}.get(name, f".{name}")
+    suffix = {"bin": ".json", "h5": ".h5", "megatron": "-sequence.idx"}.get(name, f".{name}")
     shard = manifest_of(output)["shards"][0]
     (path,) = [output / file["path"] for file in shard["files"] if is_main(file["path"], suffix)]
     path.write_bytes(path.read_bytes()[:-9])
@@ -362,13 +370,28 @@ def is_main(path: str, suffix: str) -> bool:
 
 def test_a_mask_that_lost_a_one_is_found(output: Path, told: Told) -> None:
     shard = manifest_of(output)["shards"][0]
-    path = output / next(file["path"] for file in shard["files"] if file["path"].endswith("loss_mask.bin"))
+    path = output / next(file["path"] for file in shard["files"] if file["path"].endswith("/loss_mask.bin"))
     path.write_bytes(path.read_bytes().replace(b"\x01", b"\x00", 1))
     list_again(output)
     trained = shard["trained"]["loss_mask"]
     assert told(output) == [
         f"far: shard 0 (bin): found trained {trained - 1} of 'loss_mask', manifest.json says {trained}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"samples": ', '"samples": 1'), ("ndarray:int32", "ndarray:int64"), ('"bytes": ', '"bytes": 1')]
+)
+def test_an_index_that_says_something_else_is_found(old: str, new: str, output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    (file,) = [file for file in manifest["files"] if file["path"] == "near/index.json"]
+    text = (output / file["path"]).read_text()
+    changed = text.replace(old, new, 1).encode()
+    (output / file["path"]).write_bytes(changed)
+    file.update(bytes=len(changed), sha256=hashlib.sha256(changed).hexdigest())
+    write(output, manifest)
+    (problem,) = told(output)
+    assert problem.startswith("near/index.json: found 'shards': ")
 
 
 def test_rejects_are_counted_by_reason(output: Path, told: Told) -> None:

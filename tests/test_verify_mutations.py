@@ -5,7 +5,6 @@ gets the new sizes, digests, and counts, so that only the rows themselves can te
 """
 
 import functools
-import hashlib
 import itertools
 import json
 import operator
@@ -30,7 +29,7 @@ from beam_prep.verify.output import problems
 from beam_prep.verify.parts import parts_of
 from tests.conftest import ROOT
 from tests.test_configs import CONFIGS, sample
-from tests.test_verify import listed, manifest_of, write
+from tests.test_verify import list_again, listed, manifest_of, write
 
 pytestmark = pytest.mark.long
 
@@ -81,15 +80,6 @@ def found_in(output: Path) -> list[str]:
         return [str(error)]
 
 
-def sign(output: Path) -> None:
-    """Lists sizes and digests of the files as they are."""
-    manifest = manifest_of(output)
-    for file in listed(manifest):
-        data = (output / file["path"]).read_bytes()
-        file.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    write(output, manifest)
-
-
 def rows_of(output: Path, kind: str, columns: tuple[Column, ...]) -> Rows:
     """The rows of the only shard, as copies."""
     reader = FORMATS[kind].read(output / "__default__", columns, 0, 1)
@@ -114,7 +104,7 @@ def rewrite(output: Path, columns: tuple[Column, ...], rows: Rows) -> None:
         shard["packing"].update(packs=shard["rows"], tokens=next(iter(shard["tokens"].values())))
     manifest["totals"] = json.loads(json.dumps(sum_shards(receipts_of(manifest))))
     write(output, manifest)
-    sign(output)
+    list_again(output)
 
 
 def cut(rows: Ragged, row: int = 0) -> Ragged:
@@ -372,7 +362,7 @@ def list_what_is_there(output: Path) -> None:
         if path.is_file() and (name := path.relative_to(output).as_posix()) not in names:
             manifest["files"].append({"path": name, "bytes": 0, "sha256": ""})
     write(output, manifest)
-    sign(output)
+    list_again(output)
 
 
 @cases(["sft_chat"], FORMAT_NAMES)
@@ -429,5 +419,5 @@ def test_a_bool_that_is_neither_0_nor_1_is_found(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(1)] = 2
     path.write_bytes(data)
-    sign(output)
+    list_again(output)
     assert found_in(output) == ["__default__: shard 0 (bin): row 0 of 'loss_mask' holds 2, wanted 0 or 1"]

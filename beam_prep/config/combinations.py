@@ -1,6 +1,8 @@
 """Settings that contradict each other: problems between the parts of a config, none of which is wrong alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from beam_prep.config.columns import column_dtypes, contents_of
 from beam_prep.config.input import InputConfig, specs_of
@@ -8,11 +10,13 @@ from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import Location, Problem, unknown_name
 from beam_prep.config.sections import prompt_first
-from beam_prep.config.values import ALLOWED_DTYPES
+from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
 from beam_prep.core.data.schema import name_problems
 
 MAX_PADDED = 1 << 22
 """Tokens that rows are padded to: a row is in memory with its padding."""
+MAX_MDS = 7 << 29
+"""Bytes of the values in a shard of mosaicml-streaming. Its offsets are uint32; an eighth is left for rows' borders."""
 
 
 def joint_problems(
@@ -42,8 +46,24 @@ def joint_problems(
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
     if preprocessing is not None:
-        for name, problem in name_problems(output.names, tuple(column_dtypes(given, preprocessing, output))):
+        dtypes = column_dtypes(given, preprocessing, output)
+        for name, problem in name_problems(output.names, tuple(dtypes)):
             yield ("output", "names", name), problem
+        yield from _format_problems(dtypes, output, lists=bool(given.sources))
+
+
+def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: bool) -> Iterator[Problem]:
+    """Problems of formats that cannot hold everything."""
+    for kind in output.formats:
+        for name, dtype in dtypes.items():
+            if dtype in (unknown := UNKNOWN_DTYPES.get(kind, ())):
+                text = f"found {dtype!r}; the format {kind!r} has all dtypes but {', '.join(unknown)}"
+                yield ("output", "dtype", name), text
+    # Every column but seq_lens has a value for each token; of lists the number of values is not known here.
+    width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name != "seq_lens")
+    if "mds" in output.formats and not lists and output.max_tokens_per_shard > (most := MAX_MDS // width):
+        text = f"found {output.max_tokens_per_shard}, of {width} bytes each; at most {most}, because a shard of 'mds'"
+        yield ("output", "max_tokens_per_shard"), f"{text} has less than 4 GiB"
 
 
 def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:

@@ -19,7 +19,11 @@ FORMAT_NAMES = (
     "arrow",
     "h5",
     "parquet",
+    "megatron",
+    "mds",
 )
+UNKNOWN_DTYPES = {"megatron": ("uint32", "uint64", "float16")}
+"""Format to the dtypes that it cannot hold. (bool it holds as uint8.)"""
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),

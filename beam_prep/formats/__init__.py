@@ -3,6 +3,8 @@
 from beam_prep.formats.arrow import Arrow
 from beam_prep.formats.contract import Format, OpenFile, Row, ShardReader, ShardWriter
 from beam_prep.formats.hdf5 import HDF5
+from beam_prep.formats.mds import MDS
+from beam_prep.formats.megatron import Megatron
 from beam_prep.formats.mmap_bin import Bin
 from beam_prep.formats.parquet import Parquet
 from beam_prep.formats.tfrecord import TFRecord
@@ -10,9 +12,11 @@ from beam_prep.formats.tfrecord import TFRecord
 __all__ = [
     "FORMATS",
     "HDF5",
+    "MDS",
     "Arrow",
     "Bin",
     "Format",
+    "Megatron",
     "OpenFile",
     "Parquet",
     "Row",
@@ -27,4 +31,6 @@ FORMATS: dict[str, Format] = {
     "arrow": Arrow(),
     "h5": HDF5(),
     "parquet": Parquet(),
+    "megatron": Megatron(),
+    "mds": MDS(),
 }

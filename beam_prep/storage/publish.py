@@ -1,6 +1,7 @@
 """Writes shards, and publishes the output that they make."""
 
 import hashlib
+import itertools
 import json
 import logging
 import platform
@@ -19,7 +20,7 @@ from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
 from beam_prep.errors import EngineError, OutputError, RunError
-from beam_prep.formats import FORMATS
+from beam_prep.formats import FORMATS, mds
 from beam_prep.formats.arrow import dataset_dict
 from beam_prep.formats.manifest import (
     DATASET_DICT,
@@ -254,7 +255,7 @@ class Publisher:
             message = self._fail(plan, rejects, problem)
             self.target.claims.end()  # not released: the engine may run this step again
             raise RunError(message)
-        others = self._others(plan)
+        others = self._others(plan, shards)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
         text, target = dump(manifest), self.target
         # Otherwise this step runs again after it had published.
@@ -284,13 +285,17 @@ class Publisher:
         if wanted != found:
             raise EngineError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
-    def _others(self, plan: Plan) -> dict[str, bytes]:
+    def _others(self, plan: Plan, shards: Sequence[ShardReceipt]) -> dict[str, bytes]:
         """The files that belong to no shard."""
         others = {}
         if "tfrecord" in self.formats:
             others[FEATURES] = dump(features(plan.columns))
         if "arrow" in self.formats:
             others[DATASET_DICT] = dump(dataset_dict(sorted(plan.domains.values())))
+        if "mds" in self.formats:
+            for domain, found in itertools.groupby(shards, lambda shard: shard.domain):
+                folder = plan.domains[domain]
+                others[f"{folder}/{mds.INDEX}"] = mds.index_text(plan.columns, folder, list(found))
         if self.tokenizer is not None:
             others |= {f"{TOKENIZER}/{name}": content for name, content in self.tokenizer.contents().items()}
         return others

@@ -8,18 +8,23 @@ from typing import Any
 
 from beam_prep.core.data.schema import Column
 from beam_prep.formats.arrow import INFO, STATE, Arrow, dataset_dict
-from beam_prep.formats.manifest import DATASET_DICT, FEATURES, MANIFEST
+from beam_prep.formats.manifest import DATASET_DICT, FEATURES, MANIFEST, receipts_of
+from beam_prep.formats.mds import INDEX, index
 from beam_prep.formats.tfrecord import features
 
 
 def described_problems(
     folder: Path, name: str, manifest: Mapping[str, Any], columns: Sequence[Column]
 ) -> Iterator[str]:
-    """Compares `features.json` and `dataset_dict.json`; other files are none of these."""
+    """Compares `features.json`, `dataset_dict.json` and every `index.json`; other files are none of these."""
     if name == FEATURES:
         yield from _compared(folder, name, features(columns))
     elif name == DATASET_DICT:
         yield from _compared(folder, name, dataset_dict(sorted(manifest["domains"].values())))
+    elif name.endswith(f"/{INDEX}") and "mds" in manifest["formats"]:
+        place = name.removesuffix(f"/{INDEX}")
+        shards = [shard for shard in manifest["shards"] if manifest["domains"][shard["domain"]] == place]
+        yield from _compared(folder, name, index(columns, place, receipts_of({"shards": shards})))
 
 
 def arrow_problems(folder: Path, place: str, columns: Sequence[Column], shards: int) -> Iterator[str]:

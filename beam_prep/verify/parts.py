@@ -9,6 +9,7 @@ from beam_prep.core.data.schema import Column
 from beam_prep.formats import ShardReader
 from beam_prep.formats.contract import Row
 from beam_prep.formats.hdf5 import HDF5Reader
+from beam_prep.formats.megatron import MegatronReader
 from beam_prep.formats.mmap_bin import BinReader
 
 VALUES_AT_ONCE = 1 << 20
@@ -21,7 +22,7 @@ def parts_of(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[st
     Raises:
         FormatError: a row is damaged.
     """
-    if isinstance(reader, BinReader | HDF5Reader):  # their columns are arrays
+    if isinstance(reader, BinReader | HDF5Reader | MegatronReader):  # their columns are arrays
         ends = offsets_of(reader.sizes())
         start = 0
         while start < len(reader):

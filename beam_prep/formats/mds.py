@@ -1,0 +1,278 @@
+"""`mds`: shards of mosaicml-streaming, one `<domain>/shard.00000.mds` a shard, and the domain's `index.json`.
+
+    rows = StreamingDataset(local="out/wiki", batch_size=8)        # or remote="s3://bucket/out/wiki"
+
+* A shard is: uint32, the number of rows; uint32, where each row begins, and the end; the shard's own description, JSON;
+  the rows. A row is: uint32, the bytes of each of its fields; the fields. All little-endian.
+* Fields are in the order of their names, as in the description. Each is an `ndarray:<dtype>` of one dimension: a byte
+  (1 dimension, shifted by 2, and the width of the next: 0, 1, 2 for 1, 2, 4 bytes), the number of values, the values.
+* bool is uint8, 0 or 1: an ndarray here cannot be bool. A column of lists of lists has its values, flat, under its
+  name, and the lengths of the inner lists as the int64 field `<name>/lengths`, as in `tfrecord`.
+* An empty row is an ndarray of no values. `StreamingDataset` reads it, though `MDSWriter` writes none.
+* The offsets are uint32, so a shard has less than 4 GiB. They come first, and are known last: until then the rows are
+  in a temporary file (`TMPDIR`).
+* `index.json` lists the shards of the domain, with sizes and sha256, which no shard knows of the others: it is written
+  when the output is published.
+
+Source: streaming/base/format/mds, `MDSWriter` (size_limit=None, hashes=["sha256"]), `NDArray`; base/format/writer.py.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
+from beam_prep.formats.manifest import ShardReceipt
+
+__all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter", "index", "index_text"]
+
+INDEX = "index.json"
+
+_U4 = np.dtype("<u4")
+_WIDTHS = (np.dtype("<u1"), np.dtype("<u2"), _U4)
+_ONE_DIMENSION = 1 << 2
+_COPY_BYTES = 1 << 20
+_MAX_BYTES = 2**32 - 1
+
+
+class MDS:
+    """The format `mds`; see the module."""
+
+    name = "mds"
+    sizes_in: SizeUnit = "bytes"
+
+    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
+        """See `Format.writer`."""
+        return MDSWriter(open_file, columns, _file_name(shard))
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
+        """See `Format`."""
+        return {_file_name(shard): None}
+
+    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "MDSReader":
+        """See `Format.read`. The file is mapped; rows are decoded when they are asked for."""
+        return MDSReader(folder / _file_name(shard), columns)
+
+
+def _file_name(shard: int) -> str:
+    return f"shard.{shard:05d}.mds"
+
+
+def index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
+    """The content of a domain's `index.json`.
+
+    Args:
+        columns: of the output.
+        folder: of the domain, in the output.
+        shards: of the domain, in order.
+    """
+    entries = []
+    for shard in shards:
+        name = _file_name(shard.shard)
+        file = {file.path: file for file in shard.files}[f"{folder}/{name}"]
+        raw = {"basename": name, "bytes": file.bytes, "hashes": {"sha256": file.sha256}}
+        entries.append({**_description(columns), "raw_data": raw, "samples": shard.rows, "zip_data": None})
+    return {"shards": entries, "version": 2}
+
+
+def index_text(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> bytes:
+    """The bytes of a domain's `index.json`, as `MDSWriter` writes them; see `index`."""
+    return json.dumps(index(columns, folder, shards), sort_keys=True).encode()
+
+
+def _fields(columns: Sequence[Column]) -> dict[str, tuple[Column, str]]:
+    """Field -> its column and the dtype that is stored, in the order of a row."""
+    fields = {column.name: (column, "uint8" if column.dtype == "bool" else column.dtype) for column in columns}
+    fields |= {f"{column.name}/lengths": (column, "int64") for column in columns if column.depth == 2}
+    return dict(sorted(fields.items()))
+
+
+def _description(columns: Sequence[Column]) -> dict[str, Any]:
+    fields = _fields(columns)
+    return {
+        "column_encodings": [f"ndarray:{dtype}" for _, dtype in fields.values()],
+        "column_names": list(fields),
+        "column_sizes": [None] * len(fields),
+        "compression": None,
+        "format": "mds",
+        "hashes": ["sha256"],
+        "size_limit": None,
+        "version": 2,
+    }
+
+
+class MDSWriter:
+    """Appends rows to a temporary file, and copies it after the offsets in `close`. See `ShardWriter`."""
+
+    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
+        self._columns = tuple(columns)
+        self._fields = _fields(columns)
+        self._description = json.dumps(_description(columns)).encode()
+        self._file = open_file(name)
+        self._rows = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `close`)
+        self._sizes: list[Array] = []
+        self._bytes = len(self._description) + 8
+
+    def write(self, columns: Mapping[str, Ragged]) -> None:
+        """See `ShardWriter.write`.
+
+        Raises:
+            ValueError: also if the shard becomes larger than 4 GiB.
+        """
+        rows = check_rows(self._columns, columns)
+        if not rows:
+            return
+        arrays = [_array(columns[column.name], column, name) for name, (column, _) in self._fields.items()]
+        heads = [[_head(length) for length in array.lengths.tolist()] for array in arrays]
+        sizes = [
+            array.lengths * array.flat.itemsize + np.fromiter(map(len, head), np.int64, rows)
+            for array, head in zip(arrays, heads, strict=True)
+        ]
+        of_rows = np.sum(sizes, axis=0) + _U4.itemsize * len(sizes)
+        self._bytes += int(of_rows.sum()) + _U4.itemsize * rows
+        if self._bytes > _MAX_BYTES:
+            raise ValueError(
+                f"a shard of more than {_MAX_BYTES} bytes, which the format mds cannot hold: "
+                "lower output.max_tokens_per_shard"
+            )
+        self._sizes.append(of_rows)
+        of_fields = np.stack(sizes, axis=1).astype(_U4).reshape(-1)
+        parts: list[Sequence[bytes | memoryview]] = [_slices(of_fields, np.full(rows, len(sizes)))]
+        for array, head in zip(arrays, heads, strict=True):
+            parts += [head, _slices(array.flat, array.lengths)]
+        self._rows.write(b"".join(chain.from_iterable(zip(*parts, strict=True))))
+
+    def close(self) -> None:
+        """Writes the offsets, and after them the rows; closes the file."""
+        sizes = np.concatenate([np.zeros(0, np.int64), *self._sizes])
+        offsets = offsets_of(sizes) + _rows_begin(len(sizes), len(self._description))
+        self._file.write(np.concatenate([[len(sizes)], offsets]).astype(_U4).tobytes() + self._description)
+        self._rows.seek(0)
+        shutil.copyfileobj(self._rows, self._file, _COPY_BYTES)
+        self._rows.close()
+        self._file.close()
+
+
+def _rows_begin(rows: int, description: int) -> int:
+    return _U4.itemsize * (rows + 2) + description
+
+
+def _array(rows: Ragged, column: Column, field: str) -> Ragged:
+    """A field of all rows, as it is stored."""
+    if field != column.name and isinstance(rows.values, Ragged):
+        return Ragged(rows.values.lengths.astype("<i8"), rows.offsets)
+    values = cast(rows.flat, column.dtype, column.name)
+    return Ragged.from_lengths(values.view(np.uint8) if column.dtype == "bool" else values, rows.flat_lengths)
+
+
+def _head(length: int) -> bytes:
+    """What is before the values of an ndarray."""
+    width = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
+    return bytes([_ONE_DIMENSION | width]) + length.to_bytes(1 << width, "little")
+
+
+def _slices(values: Array, lengths: Array) -> list[memoryview]:
+    """The bytes of each row."""
+    data = values.view(np.uint8).data
+    return [data[start:stop] for start, stop in pairwise((offsets_of(lengths) * values.itemsize).tolist())]
+
+
+class MDSReader:
+    """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        """Maps the file and reads the offsets.
+
+        Raises:
+            FormatError: it is missing, cut, damaged before its rows, or does not hold these columns. (A changed value
+                shows only in the manifest's sha256.)
+        """
+        self._path = path
+        self._columns = tuple(columns)
+        self._fields = _fields(columns)
+        try:
+            self._data = map_file(path) if path.stat().st_size else np.zeros(0, np.uint8)
+        except FileNotFoundError:
+            raise FormatError(f"{path}: no such file") from None
+        self._starts = self._offsets()
+
+    def __reduce__(self) -> tuple[type["MDSReader"], tuple[Path, tuple[Column, ...]]]:
+        # A pickled memmap is a copy of the file.
+        return MDSReader, (self._path, self._columns)
+
+    def _offsets(self) -> Array:
+        """Where rows begin, and the end of the file, int64 [rows + 1]."""
+        data = self._data
+        rows = int(data[:4].view(_U4)[0]) if len(data) >= 4 else 0
+        if len(data) < _rows_begin(rows, 0):
+            raise FormatError(f"{self._path}: found {len(data)} bytes, too few for the offsets of {rows} rows")
+        offsets = data[4 : _rows_begin(rows, 0)].view(_U4).astype(np.int64)
+        if offsets[-1] != len(data) or offsets[0] < _rows_begin(rows, 0) or (np.diff(offsets) < 0).any():
+            raise FormatError(f"{self._path}: the offsets do not rise to the end of the file, {len(data)}")
+        try:
+            found = json.loads(data[_rows_begin(rows, 0) : offsets[0]].tobytes())
+        except ValueError as error:
+            raise FormatError(f"{self._path}: its description is not JSON: {error}") from None
+        wanted = _description(self._columns)
+        if found != wanted:
+            raise FormatError(f"{self._path}: does not hold these columns: found {found}, wanted {wanted}")
+        return offsets
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def row(self, index: int) -> Row:
+        """See `ShardReader.row`."""
+        number = row_number(index, len(self))
+        data = self._data[self._starts[number] : self._starts[number + 1]]
+        try:
+            arrays = dict(zip(self._fields, self._arrays(data), strict=True))
+            return {column.name: _value(column, arrays) for column in self._columns}
+        except ValueError as error:
+            raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
+
+    def _arrays(self, row: Array) -> Iterator[Array]:
+        """The fields of a row.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        start = _U4.itemsize * len(self._fields)
+        if len(row) < start:
+            raise ValueError(f"it has {len(row)} bytes")
+        sizes = row[:start].view(_U4).tolist()
+        if start + sum(sizes) != len(row):
+            raise ValueError(f"its fields have {sizes} bytes, all of it {len(row)}")
+        for (name, (_, dtype)), size in zip(self._fields.items(), sizes, strict=True):
+            yield _decoded(row[start : start + size], np.dtype(dtype).newbyteorder("<"), name)
+            start += size
+
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        return np.diff(self._starts)
+
+
+def _decoded(field: Array, dtype: np.dtype[Any], name: str) -> Array:
+    kind = int(field[0]) if len(field) else -1
+    width = _WIDTHS[kind & 3] if kind >> 2 == 1 and kind & 3 < len(_WIDTHS) else None
+    if width is None or len(field) < 1 + width.itemsize:
+        raise ValueError(f"{name!r} is no array of one dimension")
+    begin = 1 + width.itemsize
+    count = int(field[1:begin].view(width)[0])
+    if begin + count * dtype.itemsize != len(field):
+        raise ValueError(f"{name!r} has {len(field)} bytes for {count} values")
+    return field[begin:].view(dtype)
+
+
+def _value(column: Column, arrays: Mapping[str, Array]) -> Array | Ragged:
+    values = arrays[column.name].view(bool) if column.dtype == "bool" else arrays[column.name]
+    return values if column.depth == 1 else Ragged.from_lengths(values, arrays[f"{column.name}/lengths"])

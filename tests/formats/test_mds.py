@@ -1,0 +1,227 @@
+"""`mds`, read back by a few lines of json and numpy, and by its own reader. `StreamingDataset`: tests/trainers."""
+
+import json
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats import mds
+from beam_prep.formats.manifest import ShardReceipt, WrittenFile
+from beam_prep.formats.mds import MDS, MDSReader
+from tests.formats.drawn import Slices, rows_of
+from tests.formats.test_hdf5 import DTYPES, MASK, RESPONSES, SEQUENCE, plain, write_as
+
+
+def write(folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 0) -> Path:
+    write_as(MDS(), folder, columns, slices, shard, 20_000)
+    return folder / f"shard.{shard:05d}.mds"
+
+
+def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> MDSReader:
+    return MDS().read(folder, columns, shard, 20_000)
+
+
+def foreign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Somebody else's reader: the description, and every row's arrays."""
+    data = path.read_bytes()
+    (count,) = struct.unpack_from("<I", data)
+    offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
+    assert offsets[-1] == len(data)
+    described = json.loads(data[4 * (count + 2) : offsets[0]])
+    names = described["column_names"]
+    rows = []
+    for begin, end in pairwise(offsets):
+        sizes = struct.unpack_from(f"<{len(names)}I", data, begin)
+        place, row = begin + 4 * len(names), {}
+        for name, encoding, size in zip(names, described["column_encodings"], sizes, strict=True):
+            field, place = data[place : place + size], place + size
+            width = 1 << (field[0] & 3)
+            assert field[0] >> 2 == 1
+            row[name] = np.frombuffer(field[1 + width :], encoding.removeprefix("ndarray:"))
+            assert len(row[name]) == int.from_bytes(field[1 : 1 + width], "little")
+        assert place == end
+        rows.append(row)
+    return described, rows
+
+
+SEQUENCES = [[5, 6, 7], [], [-1, 2**31 - 1]]
+MASKS = [[False, True, True], [], [True, False]]
+
+
+def sft() -> dict[str, Ragged]:
+    return {"sequence": Ragged.from_lists(SEQUENCES), "loss_mask": Ragged.from_lists(MASKS, bool)}
+
+
+def test_a_shard_is_a_file_that_describes_itself(tmp_path: Path) -> None:
+    described, rows = foreign(write(tmp_path, [SEQUENCE, MASK], [sft()], shard=12))
+    assert described == {
+        "column_encodings": ["ndarray:uint8", "ndarray:int32"],
+        "column_names": ["loss_mask", "sequence"],
+        "column_sizes": [None, None],
+        "compression": None,
+        "format": "mds",
+        "hashes": ["sha256"],
+        "size_limit": None,
+        "version": 2,
+    }
+    assert [row["sequence"].tolist() for row in rows] == SEQUENCES
+    assert [row["loss_mask"].tolist() for row in rows] == MASKS
+
+
+def test_lists_of_lists_are_two_fields(tmp_path: Path) -> None:
+    lists: list[list[list[int]]] = [[[1, 2], [], [3]], [], [[]], [[65535]]]
+    path = write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists(lists, np.uint16, depth=2)}])
+    described, rows = foreign(path)
+    assert described["column_encodings"] == ["ndarray:uint16", "ndarray:int64"]
+    assert described["column_names"] == ["responses", "responses/lengths"]
+    assert [row["responses"].tolist() for row in rows] == [[1, 2, 3], [], [], [65535]]
+    assert [row["responses/lengths"].tolist() for row in rows] == [[2, 0, 1], [], [0], [1]]
+    reader = read(tmp_path, [RESPONSES])
+    assert [plain(reader.row(index))["responses"] for index in range(-4, 0)] == lists
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 65_535, 65_536])
+def test_a_length_takes_as_many_bytes_as_it_needs(length: int, tmp_path: Path) -> None:
+    values = np.arange(length, dtype=np.int32)
+    path = write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lengths(values, [length])}])
+    assert foreign(path)[1][0]["sequence"].tolist() == values.tolist()
+    assert read(tmp_path, [SEQUENCE]).row(0)["sequence"].tolist() == values.tolist()
+
+
+@given(rows_of(DTYPES))
+def test_rows_come_back_whatever_they_are_and_however_they_came(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[Column], dict[str, Ragged], Slices]
+) -> None:
+    columns, rows, slices = drawn
+    once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
+    path = write(once, columns, [rows])
+    assert path.read_bytes() == write(many, columns, slices).read_bytes()
+    found = foreign(path)[1]
+    reader = read(many, columns)
+    assert len(reader) == len(found) == len(rows["sequence"])
+    assert (reader.sizes() > 0).all()
+    for index, theirs in enumerate(found):
+        ours = reader.row(index)
+        assert ours["sequence"].dtype == rows["sequence"].flat.dtype
+        wanted: Any = {name: each[index] for name, each in rows.items()}
+        for row in (ours, wanted):
+            assert row["sequence"].tobytes() == theirs["sequence"].tobytes()
+            assert row["responses"].flat.tobytes() == theirs["responses"].tobytes()
+            assert row["responses"].lengths.tolist() == theirs["responses/lengths"].tolist()
+
+
+def test_a_shard_that_its_offsets_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    size = write(tmp_path, [SEQUENCE, MASK], [sft()]).stat().st_size
+    monkeypatch.setattr(mds, "_MAX_BYTES", size)
+    write(tmp_path, [SEQUENCE, MASK], [sft()], shard=1)
+    monkeypatch.setattr(mds, "_MAX_BYTES", size - 1)
+    with pytest.raises(ValueError, match=r"more than .* lower output\.max_tokens_per_shard"):
+        write(tmp_path, [SEQUENCE, MASK], [sft()], shard=2)
+
+
+@pytest.mark.parametrize("slices", [[], [{"sequence": Ragged.from_lists([])}]])
+def test_a_shard_without_rows_reads_back(tmp_path: Path, slices: Slices) -> None:
+    assert foreign(write(tmp_path, [SEQUENCE], slices))[1] == []
+    assert len(read(tmp_path, [SEQUENCE])) == 0
+
+
+def test_a_reader_pickles_as_its_path(tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 100_000])}])
+    dumped = pickle.dumps(read(tmp_path, [SEQUENCE]))
+    assert len(dumped) < 1000
+    assert len(pickle.loads(dumped).row(0)["sequence"]) == 100_000
+
+
+def test_an_index_lists_the_shards_of_a_domain() -> None:
+    receipts = [
+        ShardReceipt(
+            "Wiki", number, 3 + number, {}, {}, None, (WrittenFile(f"wiki/shard.0000{number}.mds", 9, f"{number}"),)
+        )
+        for number in range(2)
+    ]
+    index = mds.index([SEQUENCE], "wiki", receipts)
+    assert index["version"] == 2
+    assert [shard["samples"] for shard in index["shards"]] == [3, 4]
+    assert index["shards"][1]["raw_data"] == {"basename": "shard.00001.mds", "bytes": 9, "hashes": {"sha256": "1"}}
+    assert index["shards"][0]["column_names"] == ["sequence"]
+    text = mds.index_text([SEQUENCE], "wiki", receipts)
+    assert text == json.dumps(index, sort_keys=True).encode()
+
+
+def put(place: int, value: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data[:place] + value + data[place + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: b"", "found 0 bytes, too few for the offsets of 0 rows"),
+        (lambda data: data[:15], "found 15 bytes, too few for the offsets of 3 rows"),
+        (lambda data: data[:-1], "the offsets do not rise to the end of the file"),
+        (put(4, b"\1"), "the offsets do not rise to the end of the file"),
+        (put(8, b"\xff\xff"), "the offsets do not rise to the end of the file"),
+        (put(20, b"["), "its description is not JSON"),
+        (lambda data: data.replace(b"int32", b"int64"), "does not hold these columns"),
+    ],
+)
+def test_a_shard_damaged_before_its_rows_is_refused(
+    change: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, [SEQUENCE, MASK], [sft()])
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(FormatError, match=f"{path}: {message}"):
+        read(tmp_path, [SEQUENCE, MASK])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (0, b"\6", r"its fields have \[6, 14\] bytes, all of it 27"),
+        (0, b"\x13\0\0\0\0", r"'loss_mask' has 19 bytes for 3 values"),
+        (8, b"\x08", "'loss_mask' is no array of one dimension"),
+        (8, b"\x07", "'loss_mask' is no array of one dimension"),
+        (9, b"\x04", "'loss_mask' has 5 bytes for 4 values"),
+    ],
+)
+def test_a_damaged_row_is_named(place: int, value: bytes, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, [SEQUENCE, MASK], [sft()])
+    data = path.read_bytes()
+    (first,) = struct.unpack_from("<I", data, 4)
+    path.write_bytes(put(first + place, value)(data))
+    reader = read(tmp_path, [SEQUENCE, MASK])
+    with pytest.raises(FormatError, match=f"{path}: row 0 is damaged: {message}"):
+        reader.row(0)
+    assert plain(reader.row(2)) == {"sequence": SEQUENCES[2], "loss_mask": MASKS[2]}
+
+
+@given(st.data())
+def test_a_changed_byte_gives_rows_or_an_error_of_ours(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    lists = Ragged.from_lists([[[1, 2], [3]], [], [[4]]], np.uint16, depth=2)
+    path = write(folder, [SEQUENCE, RESPONSES], [{"sequence": Ragged.from_lists(SEQUENCES), "responses": lists}])
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+    with suppress(FormatError):
+        reader = read(folder, [SEQUENCE, RESPONSES])
+        for index in range(len(reader)):
+            reader.row(index)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"shard\.00000\.mds: no such file"):
+        read(tmp_path, [SEQUENCE])

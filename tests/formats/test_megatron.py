@@ -1,0 +1,216 @@
+"""`megatron`, read back by a few lines of numpy, and by its own reader. Megatron's own library: tests/trainers."""
+
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats import megatron
+from beam_prep.formats.megatron import CODES, Megatron, MegatronReader
+from tests.formats.drawn import Slices, rows_of
+from tests.formats.test_hdf5 import MASK, RESPONSES, SEQUENCE, plain, write_as
+
+NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+
+
+def write(folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 0) -> None:
+    write_as(Megatron(), folder, columns, slices, shard, 20_000)
+
+
+def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> MegatronReader:
+    return Megatron().read(folder, columns, shard, 20_000)
+
+
+def foreign(prefix: Path) -> tuple[str, list[list[list[Any]]]]:
+    """Somebody else's reader: the dtype, and every document's sequences."""
+    index = Path(f"{prefix}.idx").read_bytes()
+    assert index[:17] == b"MMIDIDX\0\0" + struct.pack("<Q", 1)
+    dtype = np.dtype(NAMES[index[17]])
+    sequences, borders = struct.unpack("<QQ", index[18:34])
+    assert len(index) == 34 + 12 * sequences + 8 * borders
+    lengths = np.frombuffer(index, "<i4", sequences, 34)
+    pointers = np.frombuffer(index, "<i8", sequences, 34 + 4 * sequences)
+    documents = np.frombuffer(index, "<i8", borders, 34 + 12 * sequences)
+    data = Path(f"{prefix}.bin").read_bytes()
+    rows = [np.frombuffer(data, dtype, size, at).tolist() for at, size in zip(pointers, lengths, strict=True)]
+    return dtype.name, [rows[a:b] for a, b in pairwise(documents.tolist())]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+SEQUENCES = [[5, 6, 7], [], [-1, 2**31 - 1]]
+MASKS = [[False, True, True], [], [True, False]]
+
+
+def sft() -> dict[str, Ragged]:
+    return {"sequence": Ragged.from_lists(SEQUENCES), "loss_mask": Ragged.from_lists(MASKS, bool)}
+
+
+def test_each_column_is_a_pair_of_files_with_the_same_sequences(tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE, MASK], [sft()], shard=12)
+    assert list(files(tmp_path)) == [
+        "shard_0012-loss_mask.bin",
+        "shard_0012-loss_mask.idx",
+        "shard_0012-sequence.bin",
+        "shard_0012-sequence.idx",
+    ]
+    assert foreign(tmp_path / "shard_0012-sequence") == ("int32", [[row] for row in SEQUENCES])
+    assert foreign(tmp_path / "shard_0012-loss_mask") == ("uint8", [[row] for row in MASKS])
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 3, 4)
+    index = header + struct.pack("<3i3q4q", *(3, 0, 2), *(0, 12, 12), *(0, 1, 2, 3))
+    assert (tmp_path / "shard_0012-sequence.idx").read_bytes() == index
+
+
+def test_a_row_of_lists_is_a_document_of_as_many_sequences(tmp_path: Path) -> None:
+    rows: list[list[list[int]]] = [[[1, 2], [], [3]], [], [[]], [[65535]]]
+    write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists(rows, np.uint16, depth=2)}])
+    assert foreign(tmp_path / "shard_0000-responses") == ("uint16", rows)
+    reader = read(tmp_path, [RESPONSES])
+    assert [plain(reader.row(index))["responses"] for index in range(-4, 0)] == rows
+
+
+@given(rows_of(list(CODES)))
+def test_rows_come_back_whatever_they_are_and_however_they_came(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[Column], dict[str, Ragged], Slices]
+) -> None:
+    columns, rows, slices = drawn
+    once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
+    write(once, columns, [rows])
+    write(many, columns, slices)
+    assert files(once) == files(many)
+    stored = "uint8" if columns[0].dtype == "bool" else columns[0].dtype
+    for name, wanted in rows.items():
+        wanted = wanted.with_flat(wanted.flat.astype(stored))
+        documents = wanted.to_lists() if name == "responses" else [[row] for row in wanted.to_lists()]
+        assert same(foreign(once / f"shard_0000-{name}"), (stored, documents))
+    reader = read(many, columns)
+    assert len(reader) == len(rows["sequence"])
+    assert reader.sizes().tolist() == sum(each.flat_lengths for each in rows.values()).tolist()  # type: ignore[union-attr]
+    for index in range(len(reader)):
+        row = plain(reader.row(index))
+        assert all(same(row[name], wanted.to_lists()[index]) for name, wanted in rows.items())
+    for name, each in reader.columns.items():
+        assert each.flat.dtype == rows[name].flat.dtype
+
+
+def same(one: object, other: object) -> bool:
+    """Equal, where a NaN equals itself."""
+    return repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint64", "float16"])
+def test_a_dtype_without_a_code_is_refused(dtype: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"column 'v': the format megatron has no {dtype}; it has uint8, int8, int16"):
+        write(tmp_path, [SEQUENCE, Column("v", dtype, 1, "value")], [])
+    assert files(tmp_path) == {}
+
+
+def test_a_sequence_that_its_length_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(megatron, "_MAX_LENGTH", 2)
+    with pytest.raises(ValueError, match="'sequence': a sequence of 3 values, megatron's index holds up to 2"):
+        write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists(SEQUENCES)}])
+
+
+@pytest.mark.parametrize("slices", [[], [{"sequence": Ragged.from_lists([])}]])
+def test_a_shard_without_rows_reads_back(tmp_path: Path, slices: Slices) -> None:
+    write(tmp_path, [SEQUENCE], slices)
+    assert foreign(tmp_path / "shard_0000-sequence") == ("int32", [])
+    assert len(read(tmp_path, [SEQUENCE])) == 0
+
+
+def test_a_reader_pickles_as_its_path(tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 100_000])}])
+    dumped = pickle.dumps(read(tmp_path, [SEQUENCE]))
+    assert len(dumped) < 1000
+    assert len(pickle.loads(dumped).row(0)["sequence"]) == 100_000
+
+
+def test_the_indices_are_written_when_all_values_are(tmp_path: Path) -> None:
+    opened: list[tuple[str, list[bool]]] = []
+    made: list[BinaryIO] = []
+
+    def open_file(path: str) -> BinaryIO:
+        opened.append((path, [file.closed for file in made]))
+        made.append(open(tmp_path / path, "xb"))  # noqa: SIM115
+        return made[-1]
+
+    Megatron().writer(open_file, [SEQUENCE, MASK], 0, 1).close()
+    assert all(closed for _, files in opened[2:] for closed in files)
+    assert [path[-4:] for path, _ in opened] == [".bin", ".bin", ".idx", ".idx"]
+    assert all(file.closed for file in made)
+
+
+def put(place: int, value: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data[:place] + value + data[place + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:33], "found 33 bytes, too few for an index"),
+        (lambda data: data[:-1], "found 101 bytes, wanted 102: 3 sequences, 4 borders"),
+        (lambda data: data + b"\0", "found 103 bytes, wanted 102"),
+        (put(0, b"m"), "not an index of Megatron, version 1"),
+        (put(9, b"\2"), "not an index of Megatron, version 1"),
+        (put(17, b"\5"), r"found dtype code 5, wanted 4 \(int32\)"),
+        (put(18, b"\xff" * 8), "found 102 bytes, wanted "),
+        (put(34, struct.pack("<i", 4)), "do not begin where the one before ends"),
+        (put(34, struct.pack("<ii", 4, -1)), "do not begin where the one before ends"),
+        (put(46, struct.pack("<q", 4)), "do not begin where the one before ends"),
+        (put(42, struct.pack("<i", 3)), r"sequence\.bin: found 20 bytes, wanted 24 \(6 of int32, says its index\)"),
+        (put(70, struct.pack("<q", 1)), "borders of documents do not rise from 0 to 3"),
+        (put(94, struct.pack("<q", 2)), "borders of documents do not rise from 0 to 3"),
+        (put(78, struct.pack("<q", 3)), "borders of documents do not rise from 0 to 3"),
+        (put(78, struct.pack("<q", 2)), "found documents of several sequences, wanted one each"),
+    ],
+)
+def test_a_damaged_index_is_refused(change: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE, MASK], [sft()])
+    path = tmp_path / "shard_0000-sequence.idx"
+    assert len(path.read_bytes()) == 102
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(FormatError, match=message) as raised:
+        read(tmp_path, [SEQUENCE, MASK])
+    assert str(tmp_path) in str(raised.value)
+
+
+@given(st.data())
+def test_a_cut_or_changed_index_is_refused_or_gives_rows(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    write(folder, [SEQUENCE], [{"sequence": Ragged.from_lists(SEQUENCES)}])
+    path = folder / "shard_0000-sequence.idx"
+    index = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(index) - 1))
+    index[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(index[: data.draw(st.integers(place + 1, len(index)))])
+    with pytest.raises(FormatError, match=r"shard_0000-sequence\.(idx|bin): "):
+        read(folder, [SEQUENCE])
+
+
+@pytest.mark.parametrize("name", ["shard_0000-loss_mask.bin", "shard_0000-loss_mask.idx"])
+def test_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE, MASK], [sft()])
+    (tmp_path / name).unlink()
+    with pytest.raises(FormatError, match=f"{name}: no such file"):
+        read(tmp_path, [SEQUENCE, MASK])
+
+
+def test_pairs_of_different_rows_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists(SEQUENCES)}])
+    write(tmp_path, [MASK], [{"loss_mask": Ragged.from_lists(MASKS[1:], bool)}])
+    with pytest.raises(FormatError, match="the indices of shard 0 have different numbers of documents"):
+        read(tmp_path, [SEQUENCE, MASK])
