@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
     from beam_prep.core.data.ragged import Ragged as Ragged
     from beam_prep.core.data.schema import Column as Column
+    from beam_prep.core.data.schema import MaskOptions as MaskOptions
     from beam_prep.core.data.schema import Output as Output
     from beam_prep.core.data.schema import Section as Section
     from beam_prep.core.data.schema import TextRules as TextRules
@@ -59,6 +60,7 @@ _PUBLIC = {
     "Labels": "transforms.shift",
     "Layout": "core.shards.layout",
     "MapRecords": "transforms.filter",
+    "MaskOptions": "core.data.schema",
     "Output": "core.data.schema",
     "Pad": "transforms.pad",
     "Padding": "core.tokens.pad",

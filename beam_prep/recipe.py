@@ -156,7 +156,7 @@ def mask_steps(
         *steps,
         ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), render, sampled),
         Tokenize(tokenizer, backend, sampled),
-        BuildMask(config.mask, config.mask_default),
+        BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
     ]
 
 
@@ -201,7 +201,7 @@ def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     alone = config.input.tokenized or config.input.adapter is not None or config.output.loss_weights
     if alone or len(outputs) > 1 or len(sections) > 1:
         return None
-    if config.output.fim is not None:
+    if config.output.fim is not None or config.mask_options is not None:
         return None
     if outputs[0].kind != "ids" or (outputs[0].has_template and not (outputs[0].conversation and render == "auto")):
         return None
@@ -283,6 +283,7 @@ def text_rules(config: PipelineConfig) -> TextRules:
         rules.control_tokens,
         given.date,
         None if config.output.fim is None else config.output.fim.build(),
+        None if config.mask_options is None else config.mask_options.build(),
     )
 
 

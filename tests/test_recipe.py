@@ -9,6 +9,7 @@ SEEN_BY_BLOCKS = {
     "version": (),
     "mask": (),
     "mask_default": (),
+    "mask_options": (),
     "input": ("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt"),
     "preprocessing": (
         *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),

@@ -66,6 +66,13 @@ def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: boo
         yield ("output", "max_tokens_per_shard"), f"{text} has less than 4 GiB"
 
 
+def mask_problems(given: InputConfig, output: OutputConfig) -> Iterator[Problem]:
+    """Problems of `mask_options`, which are for conversations that are rendered as one."""
+    sections = [section for spec in specs_of(given, output) for section in spec.sections]
+    if not any(section.template == "conversation" for section in sections):
+        yield ("mask_options",), "found options; they work only with template: 'conversation'"
+
+
 def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
     """Problems of packing, padding and positions, which are for rows of one sequence."""
     settings: list[tuple[Location, object]] = [

@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from beam_prep.config.columns import column_dtypes, contents_of, position_ids_mode_of
-from beam_prep.config.combinations import joint_problems
+from beam_prep.config.combinations import joint_problems, mask_problems
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.json_text import JSONObject, TemplateFiles, read_file, repeated_keys, with_template
+from beam_prep.config.mask import MaskOptionsConfig
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.problems import ProblemsError, validated
+from beam_prep.config.problems import Problem, ProblemsError, validated
 from beam_prep.config.sections import OutputSpec
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_of
 from beam_prep.core.data.schema import RESERVED, DefaultRule, RoleRule
@@ -56,6 +57,9 @@ class PipelineConfig(Strict):
         default={}, description="Role to action, for $role; last: only the role's last message is trained."
     )
     mask_default: DefaultRule = Field(default="mask", description="Action of the roles not in mask.")
+    mask_options: MaskOptionsConfig | None = Field(
+        default=None, description="What is trained within messages; null: all of what they say, with its end token."
+    )
     preprocessing: PreprocessingConfig = Field(default=PreprocessingConfig(), description="What is dropped and cut.")
     output: OutputConfig = Field(default=OutputConfig(), description="What is written.")
 
@@ -123,7 +127,12 @@ class PipelineConfig(Strict):
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
-        if problems := list(joint_problems(info.data.get("input"), info.data.get("preprocessing"), output)):
+        given: InputConfig | None = info.data.get("input")
+        problems: list[Problem] = []
+        if given is not None and info.data.get("mask_options") is not None:
+            problems += mask_problems(given, output)
+        problems += joint_problems(given, info.data.get("preprocessing"), output)
+        if problems:
             raise ProblemsError(problems, rooted=True)
         return output
 
@@ -214,6 +223,8 @@ class PipelineConfig(Strict):
         plain["mask"] = dict(sorted(self.mask.items()))
         plain["output"]["dtype"] = self.columns()
         plain["output"]["names"] = self.names
+        if self.mask_options is None:
+            del plain["mask_options"]
         for (part, field), value in LEFT_OUT.items():
             if plain[part][field] == value:
                 del plain[part][field]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import get_args
 
-from beam_prep.core.data.schema import DefaultRule, RoleRule
+from beam_prep.core.data.schema import DefaultRule, MaskOptions, RoleRule
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, build_mask
 from beam_prep.transforms.block_step import BlockStep
@@ -19,6 +19,7 @@ class BuildMask(BlockStep):
         policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that returns
             bool [segments]: True for the segments that are trained.
         default: the rule of roles that a mapping does not name.
+        options: with a mapping: what is trained within messages. `ApplyTemplate` needs the same, in its rules.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
@@ -31,6 +32,7 @@ class BuildMask(BlockStep):
 
     policy: Mapping[str, RoleRule] | MaskPolicy
     default: DefaultRule = "mask"
+    options: MaskOptions | None = None
 
     gives = Batch
 
@@ -42,7 +44,7 @@ class BuildMask(BlockStep):
                 raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
             if self.default not in get_args(DefaultRule):
                 raise ValueError(f"default is {self.default!r}, wanted one of {', '.join(get_args(DefaultRule))}")
-            self.policy = RoleMask(dict(self.policy), self.default)
+            self.policy = RoleMask(dict(self.policy), self.default, self.options)
 
     def step(self) -> Callable[[Batch], Batch]:
         assert not isinstance(self.policy, Mapping)  # `__post_init__` made it a function

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from beam_prep.core.data.fim import Fim
 
@@ -96,6 +96,38 @@ class Output:
         return any(section.template == "conversation" for section in self.sections)
 
 
+PartKind = Literal["content", "reasoning", "tool_calls", "generation_prompt", "eos"]
+PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
+"""The kinds of text within a message; their places are their codes in `Segments.kind`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOptions:
+    """What is trained within the messages that are trained.
+
+    With it, `Segments` tell the kinds of text apart, for mask policies of your own, too. The reasoning and the tool
+    calls of a message are what the template writes because of them, with the constants around them.
+
+    >>> options = bp.MaskOptions(reasoning="mask")
+    >>> options.tool_calls
+    'train'
+
+    Attributes:
+        reasoning: `train`; `mask`: it is in the text, and not trained; `drop_history`: before the last question it is
+            taken out of the messages, the rest is trained. Also reasoning with which a content begins, up to
+            `</think>`.
+        tool_calls: `train` or `mask`.
+        generation_prompt: `template`: trained where the template's generation blocks hold it; `train`: always;
+            `mask`: never.
+        eos: `train` or `mask`: the end tokens after a message, with the white space around them.
+    """
+
+    reasoning: Literal["train", "mask", "drop_history"] = "train"
+    tool_calls: Literal["train", "mask"] = "train"
+    generation_prompt: Literal["template", "train", "mask"] = "template"
+    eos: Literal["train", "mask"] = "train"
+
+
 @dataclass(frozen=True, slots=True)
 class TextRules:
     """The rules that turn text into pieces, beyond the sections.
@@ -112,6 +144,7 @@ class TextRules:
         control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
         date: the result of `strftime_now` in a chat template, as "2026-11-22".
         fim: reorders documents, before they get their EOS; for one section of plain text.
+        mask_options: tells the kinds of text within messages apart, for conversations; None: all of it is content.
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -121,6 +154,7 @@ class TextRules:
     control_tokens: Literal["keep", "escape", "reject"] = "keep"
     date: str | None = None
     fim: Fim | None = None
+    mask_options: MaskOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

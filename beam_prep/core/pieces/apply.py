@@ -75,6 +75,8 @@ def apply_template(
             ledger.drop(line, "empty")
         for collector in collectors:
             collector.undo(len(kept))
+    for texts in of_texts:
+        made.update(texts.made)
     if compared:
         made["compared_with_jinja"] = compared
     if not agreed:

@@ -29,6 +29,7 @@ def bulk_of(records: Records, collectors: "Sequence[TextCollector | ValueCollect
         or not isinstance(texts, TextCollector)
         or texts.voice.rules.implicit_prompt
         or texts.voice.fim is not None
+        or texts.voice.rules.mask_options is not None
     ):
         return None
     output = texts.output

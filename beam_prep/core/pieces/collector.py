@@ -1,5 +1,6 @@
 """Collects the pieces of text that the records of a block give to one output."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,11 @@ class TextCollector:
     def by_jinja(self) -> bool:
         """True if anything of the last record was not rendered by a plan."""
         return self._renderer is not None and self._renderer.by_jinja
+
+    @property
+    def made(self) -> Counter[str]:
+        """Counts for `run.json`."""
+        return Counter() if self._conversations is None else self._conversations.made
 
     @property
     def conversations(self) -> ConversationCollector:

@@ -1,17 +1,21 @@
 """Collects the conversations that the records of a block give to one output."""
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from beam_prep.core.chat.conversation import Conversation, MessageSpan
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
+from beam_prep.core.chat.kinds import Kinds, without_history_reasoning
 from beam_prep.core.chat.places import DependsOnContent, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.builder import PiecesBuilder
 from beam_prep.core.pieces.checks import are_plain, guarded_messages, variables_of
+from beam_prep.core.pieces.kind_segments import KindSegments
 from beam_prep.core.pieces.layout_segments import NOT_MADE, NOWHERE, LayoutSegments, NoPlanOfPrompt
 from beam_prep.core.pieces.message_weights import MessageWeights
 from beam_prep.core.pieces.rendered import WHOLE, Segment
@@ -31,6 +35,10 @@ class ConversationCollector:
         roles: the roles of the block: name -> code; new ones are added.
         builder: takes the pieces.
         weights: of the messages of this output.
+
+    Attributes:
+        made: counts for `run.json`: messages whose reasoning was taken out (`reasoning_dropped`), or is not written by
+            the template (`reasoning_not_written`).
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class ConversationCollector:
         self._guard = voice.guard
         self._parts = TrainedParts(output, roles, weights)
         self._tables: dict[tuple[PieceLayout, tuple[int, ...]], LayoutSegments | None] = {}
+        self.made: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
         """Adds the messages of all sections, rendered once; nothing where there are none.
@@ -64,17 +73,27 @@ class ConversationCollector:
             actions += [section.action] * len(found)
         if not messages:
             return
+        if (rules := self._voice.rules.mask_options) is not None and rules.reasoning == "drop_history":
+            messages, dropped = without_history_reasoning(messages)
+            self.made["reasoning_dropped"] += dropped
         variables = self._guard(variables_of(record))
         chat = self._renderer.chat(messages, variables)
         conversation = Conversation(self._renderer.template, self._voice.controls, chat, messages, variables)
         text, cut, special = self._voice.cut_bos(chat.text)
-        answer = prompt_end = None
+        answer = prompt_end = masked = None
         if (masked := self._parts.prompt_length(messages, actions)) is not None:
             prompt = self._renderer.text(messages[:masked], True, variables)
             answer = conversation.after_prompt(masked, prompt)
             begins = chat.text.startswith(prompt)
             prompt_end = max(len(prompt) - cut, 0) if begins else -1
         segments = list(self._parts.segments(conversation.spans, messages, actions, answer))
+        if (options := self._voice.rules.mask_options) is not None:
+            added = self._renderer.template.generation_prompt(**variables)
+            render = partial(self._renderer.text, add_prompt=False, variables=variables)
+            kinds = Kinds(options, chat.text, messages, added, self._voice.controls, render)
+            cutting = KindSegments(kinds, conversation, masked, answer)
+            segments = list(cutting.cut(segments))
+            self.made.update(cutting.made)
         if cut:
             segments = [_moved(segment, cut) for segment in segments]
         self._builder.add_piece(
@@ -87,6 +106,8 @@ class ConversationCollector:
         The span of each message is then known from the layout: see `core.chat.fixed_spans`.
         """
         if record.get("tools") is not None or record.get("chat_template_kwargs") is not None:
+            return False
+        if self._voice.rules.mask_options is not None:
             return False
         lists = [record.get(section.field) or [] for section in self._output.sections]
         if not {list}.issuperset(map(type, lists)):

@@ -29,6 +29,7 @@ class Segment(NamedTuple):
         turn: index of the message; UNSET for text sections.
         own: the code of the message's own `train` or `weight` key, see `MessageWeights`; UNSET without.
         proven: 0 where it is not certain that this is the message's span.
+        kind: of its text, see `PART_KINDS`; 0, content, where kinds are not told apart.
     """
 
     start: int
@@ -38,6 +39,7 @@ class Segment(NamedTuple):
     turn: int = UNSET
     own: int = UNSET
     proven: int = 1
+    kind: int = 0
 
 
 SEGMENT = np.dtype([(name, np.int64) for name in Segment._fields])

@@ -36,6 +36,8 @@ class Segments:
         proven: bool, False where it is not certain that these are the tokens of the message.
         roles: names of the roles.
         weight: float64, the weight of the loss on its tokens, if they are trained; None: the output has no weights.
+        kind: int8, the kind of text, see `PART_KINDS`: 0 content, 1 reasoning, 2 tool calls, 3 generation prompt, 4 end
+            tokens. Told apart only with `TextRules.mask_options`. None: all of it is content.
     """
 
     start: Array
@@ -48,6 +50,7 @@ class Segments:
     proven: Array
     roles: tuple[str, ...]
     weight: Array | None = None
+    kind: Array | None = None
 
     def __len__(self) -> int:
         return len(self.start)

@@ -8,7 +8,7 @@ import numpy as np
 
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array
-from beam_prep.core.data.schema import IGNORE_INDEX, Column, DefaultRule, RoleRule
+from beam_prep.core.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
 from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.tokens.batch import Batch, Segments
 from beam_prep.core.tokens.roles import disjoint
@@ -34,12 +34,14 @@ class RoleMask:
     Attributes:
         roles: role -> `train`, `mask`, or `last` (only the last message of that role).
         default: for roles that are not named.
+        options: what is trained within messages, where `Segments` tell kinds apart; None: all of it.
 
     A message's own `train` or `weight` key wins, except in a section whose action is `mask`.
     """
 
     roles: Mapping[str, RoleRule] = field(default_factory=dict)
     default: DefaultRule = "mask"
+    options: MaskOptions | None = None
 
     def __call__(self, segments: Segments) -> Array:
         rules = [self.roles.get(role, self.default) for role in segments.roles]
@@ -49,7 +51,11 @@ class RoleMask:
             last = np.array([rule == "last" for rule in rules] + [False])
             trained |= (segments.action == BY_ROLE) & last[segments.role] & segments.is_last_of_role()
         own = (segments.own != UNSET) & (segments.action != MASK)
-        return np.where(own, segments.own == 1, trained)
+        trained = np.where(own, segments.own == 1, trained)
+        if self.options is None or segments.kind is None:
+            return trained
+        masked = [code for code, kind in enumerate(PART_KINDS) if getattr(self.options, kind, None) == "mask"]
+        return trained & ~np.isin(segments.kind, masked)
 
 
 @step

@@ -259,6 +259,7 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
         np.minimum(given["own"], 1),
         given["proven"].astype(bool),
         pieces.roles,
+        kind=given["kind"].astype(np.int8),
     )
     return Ragged(values, borders + before), segments
 
@@ -321,4 +322,5 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
         segments.proven[picked],
         segments.roles,
         None if segments.weight is None else segments.weight[picked],
+        None if segments.kind is None else segments.kind[picked],
     )

@@ -1,0 +1,276 @@
+"""`mask_options`: which parts of an answer are trained, as text and as exact ids, for templates of several manners."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.core.chat.kinds import Kinds, Part, partition, without_history_reasoning
+from beam_prep.core.data.schema import PART_KINDS
+from beam_prep.errors import ConfigError
+from tests.conftest import ROOT
+
+TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
+CALLS = (
+    "{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}"
+    "{%- endfor %}"
+)
+KEEPING = (  # writes all reasoning
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.reasoning_content %}{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
+    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+STRIPPING = (  # writes only what comes after the last question, as Qwen3 does
+    "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.role == 'assistant' and m.reasoning_content and loop.index0 > ns.last %}"
+    "{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
+    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+MARKED = (  # generation blocks, which hold the header
+    "{%- for m in messages %}{%- if m.role == 'assistant' %}{%- generation %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if m.reasoning_content %}{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
+    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endgeneration %}"
+    "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+PLAIN = (  # knows no reasoning: it is in the content, if anywhere
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+CALL = {"type": "function", "function": {"name": "far", "arguments": {"to": "Rome"}}}
+WRITTEN = '\n<tool_call>\n{"name": "far", "arguments": {"to": "Rome"}}\n</tool_call>'
+CHAT: list[dict[str, Any]] = [
+    {"role": "user", "content": "How far?"},
+    {"role": "assistant", "content": "Two miles.", "reasoning_content": "One and one."},
+    {"role": "user", "content": "And Rome?"},
+    {"role": "assistant", "content": "I ask", "reasoning_content": "A call.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "900 miles"},
+    {"role": "assistant", "content": "900 miles."},
+]
+INLINE: list[dict[str, Any]] = [
+    {"role": "user", "content": "How far?"},
+    {"role": "assistant", "content": "<think>\nOne and one.\n</think>\n\nTwo miles."},
+    {"role": "user", "content": "And Rome?"},
+    {"role": "assistant", "content": "Far.\n</think>\n\n900 miles."},
+]
+THOUGHT, ASKED = "<think>\nOne and one.\n</think>\n\n", "<think>\nA call.\n</think>\n\n"
+END = "<|im_end|>"
+
+
+def segments_of(template: str, chat: list[Any], options: bp.MaskOptions, action: Any = "$role") -> bp.Batch:
+    output = bp.Output("ids", "ids", (bp.Section("messages", action, "conversation"),), "mask")
+    rules = bp.TextRules(chat_template=template, mask_options=options)
+    records = bp.testing.records([{"messages": chat}])
+    block = bp.ApplyTemplate([output], TOKENIZER, rules=rules).step()(records)
+    return bp.Tokenize(TOKENIZER).step()(block)
+
+
+def trained(template: str, chat: list[Any], options: bp.MaskOptions, action: Any = "$role") -> list[str]:
+    """The trained texts, one for each run of trained tokens."""
+    batch = bp.BuildMask({"assistant": "train"}, options=options).step()(segments_of(template, chat, options, action))
+    assert len(batch) == 1, batch.ledger.messages
+    ids, mask = batch["ids"].flat, batch["mask"].flat
+    borders = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+    return [TOKENIZER.decode(ids[a:b].tolist()) for a, b in zip(borders[::2], borders[1::2], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, [THOUGHT + "Two miles." + END, ASKED + "I ask" + WRITTEN + END, "900 miles." + END]),
+        ({"reasoning": "mask"}, ["Two miles." + END, "I ask" + WRITTEN + END, "900 miles." + END]),
+        ({"tool_calls": "mask"}, [THOUGHT + "Two miles." + END, ASKED + "I ask", END, "900 miles." + END]),
+        ({"eos": "mask"}, [THOUGHT + "Two miles.", ASKED + "I ask" + WRITTEN, "900 miles."]),
+        ({"reasoning": "mask", "tool_calls": "mask", "eos": "mask"}, ["Two miles.", "I ask", "900 miles."]),
+        (
+            {"reasoning": "drop_history"},
+            ["Two miles." + END, ASKED + "I ask" + WRITTEN + END, "900 miles." + END],
+        ),
+        (
+            {"generation_prompt": "train", "reasoning": "drop_history"},
+            [
+                "<|im_start|>assistant\nTwo miles." + END,
+                "<|im_start|>assistant\n" + ASKED + "I ask" + WRITTEN + END,
+                "<|im_start|>assistant\n900 miles." + END,
+            ],
+        ),
+    ],
+    ids=json.dumps,
+)
+def test_each_part_is_trained_as_its_option_says(options: dict[str, Any], wanted: list[str]) -> None:
+    assert trained(KEEPING, CHAT, bp.MaskOptions(**options)) == wanted
+
+
+def test_reasoning_that_the_template_leaves_out_is_counted() -> None:
+    options = bp.MaskOptions(reasoning="mask")
+    assert trained(STRIPPING, CHAT, options) == ["Two miles." + END, "I ask" + WRITTEN + END, "900 miles." + END]
+    assert segments_of(STRIPPING, CHAT, options).made["reasoning_not_written"] == 1
+    assert segments_of(KEEPING, CHAT, options).made["reasoning_not_written"] == 0
+    dropping = bp.MaskOptions(reasoning="drop_history")
+    assert segments_of(KEEPING, CHAT, dropping).made["reasoning_dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("generation_prompt", "header"), [("template", "<|im_start|>assistant\n"), ("mask", ""), ("train", None)]
+)
+def test_blocks_hold_the_header_unless_it_is_masked(generation_prompt: Any, header: str | None) -> None:
+    header = "<|im_start|>assistant\n" if header is None else header
+    options = bp.MaskOptions(reasoning="mask", generation_prompt=generation_prompt)
+    answers = ["Two miles.", "I ask" + WRITTEN, "900 miles."]
+    runs = trained(MARKED, CHAT, options)
+    assert "".join(runs) == "".join(f"{header}{answer}{END}\n" for answer in answers)
+    unmasked = bp.MaskOptions(generation_prompt=generation_prompt)
+    assert trained(MARKED, CHAT[4:], unmasked) == [f"{header}900 miles.{END}\n"]
+
+
+def test_reasoning_within_a_content_is_found() -> None:
+    assert trained(PLAIN, INLINE, bp.MaskOptions(reasoning="mask")) == ["Two miles." + END, "900 miles." + END]
+    dropped = trained(PLAIN, INLINE, bp.MaskOptions(reasoning="drop_history"))
+    assert dropped == ["Two miles." + END, "Far.\n</think>\n\n900 miles." + END]
+
+
+def test_the_last_answer_has_the_same_parts() -> None:
+    chat = CHAT[:2]
+    assert trained(KEEPING, chat, bp.MaskOptions(reasoning="mask"), "$last") == [f"Two miles.{END}\n"]
+    assert trained(KEEPING, chat, bp.MaskOptions(eos="mask"), "$last") == [THOUGHT + "Two miles."]
+    assert trained(KEEPING, chat, bp.MaskOptions(reasoning="mask", eos="mask"), "$last") == ["Two miles."]
+
+
+def test_a_completion_of_several_messages_has_the_parts_of_each() -> None:
+    output = bp.Output(
+        *("ids", "ids"),
+        (bp.Section("prompt", "mask", "conversation"), bp.Section("completion", "train", "conversation")),
+        "mask",
+    )
+    options = bp.MaskOptions(reasoning="mask", tool_calls="mask")
+    records = bp.testing.records([{"prompt": CHAT[:3], "completion": CHAT[3:]}])
+    rules = bp.TextRules(chat_template=MARKED, mask_options=options)
+    block = bp.ApplyTemplate([output], TOKENIZER, rules=rules).step()(records)
+    batch = bp.BuildMask({}, options=options).step()(bp.Tokenize(TOKENIZER).step()(block))
+    assert len(batch) == 1, batch.ledger.messages
+    text = TOKENIZER.decode(batch["ids"].flat[batch["mask"].flat == 1].tolist())
+    assert text == f"I ask{END}\n<|im_start|>tool\n900 miles{END}\n<|im_start|>assistant\n900 miles.{END}\n"
+
+
+def test_policies_see_the_kinds() -> None:
+    def calls_alone(segments: bp.Segments) -> Any:
+        assert segments.kind is not None
+        return segments.kind == PART_KINDS.index("tool_calls")
+
+    batch = bp.BuildMask(calls_alone).step()(segments_of(KEEPING, CHAT, bp.MaskOptions()))
+    assert TOKENIZER.decode(batch["ids"].flat[batch["mask"].flat == 1].tolist()) == WRITTEN
+
+
+WORDS = st.text(st.sampled_from("ab<>/\n think"), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=3), st.sampled_from([KEEPING, MARKED]))
+def test_whatever_the_words_are_the_parts_are_what_the_template_wrote(said: list[Any], template: str) -> None:
+    chat = [
+        message
+        for question, thought, answer in said
+        for message in (
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": f"A{answer}Z", "reasoning_content": thought},
+        )
+    ]
+    output = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "mask")
+    rules = bp.TextRules(chat_template=template, mask_options=bp.MaskOptions(generation_prompt="mask"))
+    block = bp.ApplyTemplate([output], TOKENIZER, rules=rules).step()(bp.testing.records([{"messages": chat}]))
+    (text,) = block.pieces["ids"].texts
+    segments = block.pieces["ids"].segments
+    for turn, (_, thought, answer) in enumerate(said):
+        own = segments[segments["turn"] == 2 * turn + 1]
+        if not own["proven"].all():
+            continue
+        parts = {
+            kind: "".join(text[one["start"] : one["stop"]] for one in own[own["kind"] == code])
+            for code, kind in enumerate(PART_KINDS)
+        }
+        written = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+        content = f"A{answer}Z"
+        inline = content.index("</think>") + 8 if "</think>" in content else 0
+        inline += len(content[inline:]) - len(content[inline:].lstrip("\n")) if inline else 0
+        assert parts["reasoning"] == written + content[:inline]
+        assert parts["content"] == content[inline:]
+        assert parts["eos"].strip() == END
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 4)), max_size=4),
+)
+def test_a_partition_covers_its_range_once(start: int, size: int, drawn: list[tuple[int, int, int]]) -> None:
+    parts, at = [], 0
+    for gap, length, kind in drawn:
+        parts.append(Part(at + gap, at + gap + length, kind))
+        at += gap + length
+    found = list(partition(start, start + size, parts))
+    covered = [place for part in found for place in range(part.start, part.stop)]
+    assert covered == list(range(start, start + size))
+    kinds = {place: part.kind for part in parts for place in range(part.start, part.stop)}
+    assert all(kinds.get(place, 0) == part.kind for part in found for place in range(part.start, part.stop))
+
+
+def test_history_is_what_comes_before_the_last_question() -> None:
+    kept, dropped = without_history_reasoning(CHAT)
+    assert dropped == 1
+    assert kept == [CHAT[0], {"role": "assistant", "content": "Two miles."}, *CHAT[2:]]
+    assert without_history_reasoning(CHAT[3:]) == (CHAT[3:], 0)
+
+
+def test_a_difference_elsewhere_is_not_certain() -> None:
+    """A template that repeats the reasoning of an answer in front of the next one."""
+    options = bp.MaskOptions(reasoning="mask")
+    texts = {True: "U:q A:(r)x U:q2 (r) A:y", False: "U:q A:x U:q2 A:y"}
+    messages = [*CHAT[:3], {"role": "assistant", "content": "y"}]
+    kinds = Kinds(options, texts[True], messages, "A:", (), lambda given: texts["reasoning_content" in given[1]])
+    assert kinds.parts(1, 6, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_options": {"reasoning": "drop"}}, "mask_options.reasoning: found 'drop'"),
+        ({"mask_options": {"thinking": "mask"}}, "mask_options.thinking: unknown key 'thinking'"),
+        (
+            {"mask_options": {}, "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]}},
+            "mask_options: found options; they work only with template: 'conversation'",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
+    with pytest.raises(ConfigError) as caught:
+        bp.PipelineConfig.from_dict({**config, **change})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [["--render=jinja"], ["--check=full"], ["--direct_num_workers=2"]])
+def test_a_job_gives_the_same_however_it_renders(tmp_path: Path, options: list[str]) -> None:
+    from beam_prep.cli import main
+
+    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
+    config["mask_options"] = {"reasoning": "mask", "tool_calls": "mask"}
+    config["input"]["chat_template"] = STRIPPING
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    chats = [CHAT, INLINE, CHAT[:2], CHAT[2:]] * 25
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    common = ["run", str(tmp_path / "in.jsonl"), "-c", str(tmp_path / "config.json")]
+    common += ["--tokenizer_path", str(ROOT / "examples" / "tokenizer")]
+    assert main([*common, "-o", str(tmp_path / "one")]) == 0
+    assert main([*common, "-o", str(tmp_path / "two"), *options]) == 0
+    assert (tmp_path / "one/manifest.json").read_bytes() == (tmp_path / "two/manifest.json").read_bytes()
+    assert main(["verify", str(tmp_path / "one"), "--inputs"]) == 0
+    assert json.loads((tmp_path / "one/run.json").read_text())["reasoning_not_written"] == 25
