@@ -26,10 +26,14 @@ def joint_problems(
     if preprocessing is not None:
         yield from _text_rule_problems(given, preprocessing)
         yield from _layout_problems(given, preprocessing, output)
-    if given.sources and output.columns == "labels":
+        mode = preprocessing.truncation_mode
+        if given.rollouts is not None and mode in ("keep_start", "keep_end"):
+            text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
+            yield ("preprocessing", "truncation_mode"), text + "use 'drop' or 'error'"
+    if not given.one_sequence and output.columns == "labels":
         yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
         return
-    if given.sources and output.loss_weights:
+    if not given.one_sequence and output.loss_weights:
         yield ("output", "loss_weights"), "found true; it works only with input.sections, whose rows are one sequence"
     holds = contents_of(given, output)
     for name, dtype in output.dtype.items():
@@ -50,7 +54,7 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
         (("output", "position_ids_mode"), output.position_ids_mode or "none"),
     ]
     for place, value in settings:
-        if given.sources and value != "none":
+        if not given.one_sequence and value != "none":
             yield place, f"found {value!r}; it works only with input.sections, whose rows are one sequence"
     if preprocessing.padding != "none" and preprocessing.packing_strategy != "none":
         text = f"found {preprocessing.padding!r} beside packing_strategy; packed rows are padded by the trainer"

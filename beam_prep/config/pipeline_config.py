@@ -21,6 +21,7 @@ from beam_prep.errors import ConfigError
 
 LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "date"): None,
+    ("input", "rollouts"): None,
     ("output", "loss_weights"): False,
     ("output", "names"): {},
 }
