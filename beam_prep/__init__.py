@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer as Tokenizer
     from beam_prep.core.pieces.rendered import Rendered as Rendered
     from beam_prep.core.reading.records import Records as Records
+    from beam_prep.core.reading.rollouts import RolloutFields as RolloutFields
     from beam_prep.core.shards.chunk import Chunking as Chunking
     from beam_prep.core.shards.layout import Layout as Layout
     from beam_prep.core.tokens.batch import Batch as Batch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from beam_prep.transforms.shift import Labels as Labels
     from beam_prep.transforms.shift import Shift as Shift
     from beam_prep.transforms.template import ApplyTemplate as ApplyTemplate
+    from beam_prep.transforms.tokenize import FromRollouts as FromRollouts
     from beam_prep.transforms.tokenize import FromTokens as FromTokens
     from beam_prep.transforms.tokenize import Tokenize as Tokenize
     from beam_prep.transforms.truncate import Truncate as Truncate
@@ -56,6 +58,7 @@ _PUBLIC = {
     "Dataset": "readers.dataset",
     "FilterByChars": "transforms.filter",
     "FilterRecords": "transforms.filter",
+    "FromRollouts": "transforms.tokenize",
     "FromTokens": "transforms.tokenize",
     "Labels": "transforms.shift",
     "Layout": "core.shards.layout",
@@ -72,6 +75,7 @@ _PUBLIC = {
     "Records": "core.reading.records",
     "Rendered": "core.pieces.rendered",
     "Replay": "replay",
+    "RolloutFields": "core.reading.rollouts",
     "RoleMask": "core.tokens.mask",
     "Section": "core.data.schema",
     "Segments": "core.tokens.batch",

@@ -41,7 +41,7 @@ from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.template import ApplyTemplate
-from beam_prep.transforms.tokenize import AnyBackend, FromTokens, Tokenize
+from beam_prep.transforms.tokenize import AnyBackend, FromRollouts, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
 # What makes tokens: another version of these makes other blocks and outputs.
@@ -143,7 +143,10 @@ def mask_steps(
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
-    outputs, domain_key = outputs_of(config), config.output.domain_key
+    domain_key = config.output.domain_key
+    if given.rollouts is not None:
+        return [FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
+    outputs = outputs_of(config)
     if given.tokenized:
         return [FromTokens(outputs[0], tokenizer, domain_key)]
     steps: list[BlockStep] = []
@@ -196,10 +199,11 @@ class CheckInFull(BlockStep):
 
 def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     """The records of a config that are parsed as columns; None if a step needs every record as an object."""
+    if config.input.tokenized or config.input.adapter is not None or config.output.loss_weights:
+        return None
     outputs = outputs_of(config)
     sections = outputs[0].sections
-    alone = config.input.tokenized or config.input.adapter is not None or config.output.loss_weights
-    if alone or len(outputs) > 1 or len(sections) > 1:
+    if len(outputs) > 1 or len(sections) > 1:
         return None
     if config.output.fim is not None or config.mask_options is not None:
         return None

@@ -38,6 +38,18 @@ CONFIGS = {
     "sharegpt": ("more/sharegpt", LABELS),
     "tools": ("more/tools", LABELS),
     "dpo_conversation": ("preference", SIDES),
+    "grpo_tokens": (
+        "more/rollout_tokens",
+        {
+            "response_ids": "int32",
+            "loss_mask": "int32",
+            "logprobs": "float32",
+            "prompt_ids": "int32",
+            "rewards": "float32",
+            "policy_version": "int64",
+        },
+    ),
+    "rlvr": ("more/rlvr", {"prompt_ids": "int32", "answer": "uint8", "verifier": "uint8"}),
 }
 Outputs = Callable[[str], bp.Dataset]
 

@@ -18,7 +18,7 @@ from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCS = ("docs/config.md", "docs/formats.md", "docs/extending.md")
+DOCS = ("docs/config.md", "docs/formats.md", "docs/extending.md", "docs/rollouts.md")
 # <!-- needs: out/demo examples --> in front of a block: what it finds in the folder in which it runs.
 FENCE = re.compile(r"(?:^<!-- needs: (?P<needs>.*?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 
@@ -198,6 +198,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Pa
         "picture": ("sft_conversation", "chat", ["bin"]),
         "all": ("sft_chat", "chat", list(FORMAT_NAMES)),
         "grpo": ("grpo", "rollouts", ["bin"]),
+        "rollouts": ("grpo_tokens", "more/rollout_tokens", ["bin"]),
+        "rlvr": ("rlvr", "more/rlvr", ["bin"]),
     }
     for name, (config, data, formats) in jobs.items():
         text = json.loads((ROOT / "configs" / f"{config}.json").read_text())
@@ -252,6 +254,16 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
             assert names["trained"] == [(sum(row["loss_mask"].sum() for row in beam_prep.open("out/all")),)]
         else:
             assert names["row"].tolist() == row["sequence"].tolist()
+    if "out/rollouts" in code:
+        rows = list(beam_prep.open("out/rollouts"))
+        assert [entry["completion_ids"].tolist() for entry in names["entries"]] == [
+            ids.tolist() for row in rows for ids in row["response_ids"]
+        ]
+    if "out/rlvr" in code:
+        assert (
+            names["answer"]
+            == json.loads((ROOT / "examples" / "data" / "more" / "rlvr.jsonl").read_text().splitlines()[-1])["answer"]
+        )
     if "out/grpo" in code:
         rows = beam_prep.open("out/grpo")[0]["responses"]
         assert [each.tolist() for each in names["responses"]] == [each.tolist() for each in rows]

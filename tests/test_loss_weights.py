@@ -289,7 +289,7 @@ def test_weights_are_packed_with_their_tokens(strategy: str, wanted: Any, run: C
 
 def test_other_libraries_read_the_weights(run: Callable[..., Any]) -> None:
     import datasets
-    import h5py
+    import h5py  # type: ignore[import-untyped]
 
     out = Path(run(config(), LONG).output)
     wanted = [0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]
@@ -301,8 +301,9 @@ def test_other_libraries_read_the_weights(run: Callable[..., Any]) -> None:
         assert file["loss_weights"][:].tolist() == wanted
 
 
+SECTIONS = [{"field": "messages", "action": "$role", "template": "conversation"}]
 CHAT = {
-    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+    "input": {"sections": SECTIONS},
     "mask": {"assistant": "train"},
 }
 
@@ -335,15 +336,28 @@ def test_ids_masks_and_kept_records_are_those_without_weights(run: Callable[...,
     ],
 )
 def test_adapters_keep_the_weights(adapter: str, record: Any, run: Callable[..., Any]) -> None:
-    given = {**CHAT["input"], "adapter": adapter}
+    given = {"sections": SECTIONS, "adapter": adapter}
     row = bp.open(run({**CHAT, "input": given, "output": {"loss_weights": True}}, [record]).output)[0]
     assert set(row["loss_weights"].tolist()) == {0, 0.5}
 
 
-def test_every_record_is_compared_with_the_reference(run: Callable[..., Any]) -> None:
-    records = [{"messages": [said("user", "hi"), said("assistant", f"a {n}", weight=n)]} for n in range(1, 9)]
+def test_plans_and_reference_give_the_same_weights(run: Callable[..., Any], way: None) -> None:
+    """Of conversations that differ in their weights alone, beside those that have none."""
+    own: list[tuple[dict[str, Any], dict[str, Any], float]] = [
+        ({}, {}, 1),
+        ({"weight": 0.5}, {}, 0.5),
+        ({}, {"weight": 4}, 4),
+        ({"weight": 0.5}, {"weight": 4}, 2),
+        ({"train": True}, {"weight": 8}, 8),
+    ]
+    records = [
+        {"messages": [said("user", f"hi {n}"), said("assistant", "a b", **message)], **record}
+        for n in range(20)
+        for message, record, _ in own
+    ]
     result = run({**CHAT, "output": {"loss_weights": True}}, records, check="full")
-    assert [max(row["loss_weights"].tolist()) for row in bp.open(result.output)] == list(range(1, 9))
+    found = [set(row["loss_weights"].tolist()) for row in bp.open(result.output)]
+    assert found == [{0.0, float(weight)} for _ in range(20) for *_, weight in own]
 
 
 @pytest.mark.parametrize(

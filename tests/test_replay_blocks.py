@@ -169,6 +169,7 @@ def test_two_templates_are_no_reason_to_compare_all(chains: list[Chain]) -> None
 EXAMPLES = {
     "dpo": "preference.jsonl",
     "grpo": "rollouts.jsonl",
+    "grpo_tokens": "more/rollout_tokens.jsonl",
     "pretrain": "text.jsonl",
     "sft_chat": "chat.jsonl",
     "sft_conversation": "chat.jsonl",
@@ -181,7 +182,7 @@ EXAMPLES = {
 }
 
 
-LIMITS = {"grpo": (25, 35), "sft_prompt_completion": (25, 35), "tools": (150, 600)}
+LIMITS = {"grpo": (25, 35), "grpo_tokens": (35, 60), "sft_prompt_completion": (25, 35), "tools": (150, 600)}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -134,7 +134,7 @@ def row_changes(case: Case, rows: Rows) -> Iterator[tuple[str, Rows]]:
         if column.dtype != "bool":
             yield f"a 2 in {column.name}", put(column.name, 5, 2)
             yield f"a -1 in {column.name}", put(column.name, 5, -1)
-    for column in case.of("mask", "labels", "attention", "position"):
+    for column in case.of("mask", "labels", "attention", "position", "token_value"):
         yield f"a shorter row of {column.name}", {**rows, column.name: cut(rows[column.name])}
     for column in case.of("mask", "labels"):
         nothing = 0 if column.role == "mask" else IGNORE_INDEX
@@ -186,8 +186,11 @@ def row_changes(case: Case, rows: Rows) -> Iterator[tuple[str, Rows]]:
             less[name] = Ragged(values.values, offsets)
         yield "a list in the row after its own", {**rows, **less}
         yield "lists with other borders than their ids", {**rows, lists[1].name: less[lists[1].name]}
-    for column in case.of("value"):
-        yield "a value that is no number", put(column.name, 1, np.nan)
+    for column in case.of("value", "token_value"):
+        if column.dtype.startswith("float"):
+            yield f"a value that is no number in {column.name}", put(column.name, 1, np.nan)
+    for column in case.of("text"):
+        yield f"bytes that are no text in {column.name}", put(column.name, 0, 0xFF)
     yield "a row less", {name: values[1:] for name, values in rows.items()}
 
 

@@ -34,12 +34,13 @@ def position_ids_mode_of(
 def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
     """Column to what it holds (a key of `ALLOWED_DTYPES`), for every possible column, even a mask that is left out."""
     specs = specs_of(given, output)
-    holds = {spec.name: "values" if spec.kind == "value" else "token ids" for spec in specs}
+    kinds = {"value": "values", "token_value": "numbers of tokens", "text": "texts"}
+    holds = {spec.name: kinds.get(spec.kind, "token ids") for spec in specs}
     holds |= {spec.mask_name: "labels" if output.columns == "labels" else "masks" for spec in specs if spec.mask_name}
     for spec in specs:
-        if spec.kind != "value" and spec.mask_name is None:
+        if spec.kind in ("ids", "list") and spec.mask_name is None and given.rollouts is None:
             holds.setdefault(f"{spec.name}_mask" if given.sources else "loss_mask", "masks")
-    if not given.sources:
+    if given.one_sequence:
         holds |= {LOSS_WEIGHTS: "loss weights"} if output.loss_weights else {}
         holds |= {"attention_mask": "masks", "position_ids": "token ids", "seq_lens": "token ids"}
     return holds

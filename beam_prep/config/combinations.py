@@ -30,14 +30,24 @@ def joint_problems(
     if preprocessing is not None:
         yield from _text_rule_problems(given, preprocessing)
         yield from _layout_problems(given, preprocessing, output)
-    if given.sources and output.columns == "labels":
+        mode = preprocessing.truncation_mode
+        if given.rollouts is not None and mode in ("keep_start", "keep_end"):
+            text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
+            yield ("preprocessing", "truncation_mode"), text + "use 'drop' or 'error'"
+    if not given.one_sequence and output.columns == "labels":
         yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
         return
     if output.fim is not None:
         specs = specs_of(given, output)
-        if given.tokenized or len(specs) > 1 or not specs[0].char_limits or len(specs[0].sections) > 1:
+        if (
+            given.tokenized
+            or not given.one_sequence
+            or len(specs) > 1
+            or not specs[0].char_limits
+            or len(specs[0].sections) > 1
+        ):
             yield ("output", "fim"), "found a rule; it works only with one section in input.sections: text that trains"
-    if given.sources and output.loss_weights:
+    if not given.one_sequence and output.loss_weights:
         yield ("output", "loss_weights"), "found true; it works only with input.sections, whose rows are one sequence"
     holds = contents_of(given, output)
     for name, dtype in output.dtype.items():
@@ -82,7 +92,7 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
         (("output", "position_ids_mode"), output.position_ids_mode or "none"),
     ]
     for place, value in settings:
-        if given.sources and value != "none":
+        if not given.one_sequence and value != "none":
             yield place, f"found {value!r}; it works only with input.sections, whose rows are one sequence"
     if preprocessing.stride and not preprocessing.chunks:
         yield ("preprocessing", "stride"), f"found {preprocessing.stride}; it works only with truncation_mode: 'chunk'"

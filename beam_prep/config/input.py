@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.problems import Location, Problem, path_of, shown
+from beam_prep.config.rollouts import RolloutsConfig
 from beam_prep.config.sections import (
     OutputSpec,
     SectionConfig,
@@ -57,6 +58,9 @@ class InputConfig(Strict):
         description="Records of another shape: sharegpt, alpaca, or tokenized (input_ids with labels or a mask); or "
         "an object with its name and options.",
     )
+    rollouts: RolloutsConfig | None = Field(
+        default=None, description="Records that hold the ids of prompts and responses, which are not encoded again."
+    )
     chat_template: Text | None = Field(
         default=None,
         description="In place of the tokenizer's chat template: the template itself, or a path beside the config.",
@@ -75,7 +79,12 @@ class InputConfig(Strict):
     @property
     def tokenized(self) -> bool:
         """True if the records are tokenised already."""
-        return self.adapter is not None and self.adapter.name == "tokenized"
+        return self.rollouts is not None or (self.adapter is not None and self.adapter.name == "tokenized")
+
+    @property
+    def one_sequence(self) -> bool:
+        """True if a row is one sequence."""
+        return not self.sources and self.rollouts is None
 
     def outputs(self, joint: bool = False, loss_weights: bool = False) -> tuple[Output, ...]:
         """The outputs of each record, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
@@ -100,7 +109,13 @@ class InputConfig(Strict):
         )
 
     def _problems(self) -> Iterator[Problem]:
-        if self.tokenized:
+        if self.rollouts is not None:
+            if self.sources or self.sections or self.adapter:
+                yield (
+                    ("rollouts",),
+                    "found beside sections, sources or an adapter, which it needs none of; leave one out",
+                )
+        elif self.tokenized:
             if self.sources or self.sections:
                 yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"
         elif self.sources:
@@ -160,6 +175,8 @@ class InputConfig(Strict):
 
 def specs_of(given: InputConfig, output: OutputConfig) -> tuple[OutputSpec, ...]:
     """The outputs that each record becomes, in config order."""
+    if given.rollouts is not None:
+        return given.rollouts.specs(output.dtype)
     if given.tokenized:
         only = SourceConfig(sections=(SectionConfig(field="input_ids", action="train"),))
         names = ("input_ids", "labels") if output.columns == "labels" else ("sequence", "loss_mask")

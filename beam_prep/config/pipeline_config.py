@@ -24,6 +24,7 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "date"): None,
     ("preprocessing", "stride"): 0,
     ("output", "fim"): None,
+    ("input", "rollouts"): None,
     ("output", "loss_weights"): False,
     ("output", "names"): {},
 }

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from beam_prep.config.problems import Problem, ProblemsError, shown
 
-OutputKind = Literal["ids", "list", "value"]
+OutputKind = Literal["ids", "list", "value", "token_value", "text"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
 FORMAT_NAMES = (
@@ -30,6 +30,8 @@ ALLOWED_DTYPES = {
     "masks": ("bool", *LARGEST),
     "labels": tuple(name for name in LARGEST if name[0] == "i"),  # -100 where nothing is trained
     "loss weights": ("float32",),
+    "numbers of tokens": ("float16", "float32", "float64"),
+    "texts": ("uint8",),
     "values": tuple(name for name in get_args(DType) if name != "bool"),
 }
 

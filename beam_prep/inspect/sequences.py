@@ -82,12 +82,14 @@ def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSeq
         "mask": column.of is not None,
         "labels": column.of is not None,
         "weights": False,
+        "token_value": False,
+        "text": False,
         "attention": _padded(display, row) is not None,
         "value": column.name in _values(display, row),
         "position": column.role == "position" and positions_of(column, display, row) is not None,
     }
     if not shown_elsewhere[column.role]:
-        show = _runs if column.role == "weights" else _numbers
+        show = {"weights": _runs, "text": _text}.get(column.role, _numbers)
         yield f"{column.name}: {show(row[column.name])}"
 
 
@@ -200,9 +202,17 @@ def _trains(config: Mapping[str, Any], name: str) -> bool | None:
     given = config.get("input")
     if given is None:
         return None
+    if given.get("rollouts"):
+        prompts: str = config.get("output", {}).get("names", {}).get("prompt_ids", "prompt_ids")
+        return name != prompts
     own = {written: column for column, written in config.get("output", {}).get("names", {}).items()}
     sections = given["sources"][own.get(name, name)]["sections"] if given.get("sources") else given["sections"]
     return any(section["action"] not in ("mask", "value") for section in sections)
+
+
+def _text(values: Array | Ragged) -> str:
+    text = np.asarray(values).tobytes().decode(errors="replace")
+    return text if len(text) <= 10 * _VALUES else f"{text[: 10 * _VALUES]} ... ({len(text):,} characters in all)"
 
 
 def _runs(values: Array | Ragged) -> str:

@@ -11,7 +11,9 @@ from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import Records
+from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.rollouts import from_rollouts
 from beam_prep.core.tokens.tokenize_with import REFERENCE, tokenize_with
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.transforms.block_step import BlockStep
@@ -52,6 +54,39 @@ class FromTokens(BlockStep):
 
     def step(self) -> Callable[[Records], Batch]:
         return partial(_from_tokens, output=self.output, tokenizer=self.tokenizer, domain_key=self.domain_key)
+
+
+def _from_rollouts(records: Records, fields: RolloutFields, tokenizer: Tokenizer, domain_key: str | None) -> Batch:
+    return from_rollouts(records, fields, tokenizer.max_id, domain_key)
+
+
+@dataclasses.dataclass(eq=False)
+class FromRollouts(BlockStep):
+    """`Records` -> `Batch`: rollouts that are ids already, in place of ApplyTemplate, Tokenize and BuildMask.
+
+    Attributes:
+        fields: where a record has what.
+        tokenizer: the one that made the ids. Records with larger ids than it has are rejected.
+        domain_key: the record's key that names its domain.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> fields = bp.RolloutFields(logprobs="logprobs", rewards="rewards")
+    >>> record = {"prompt_ids": [5], "response_ids": [[6, 7], [8]], "logprobs": [[-0.5, 0], [-2]], "rewards": [1, 0]}
+    >>> bp.testing.to_rows(bp.FromRollouts(fields, tokenizer).step()(bp.testing.records([record])))
+    [{'response_ids': [[6, 7], [8]], 'logprobs': [[-0.5, 0.0], [-2.0]], 'prompt_ids': [5], 'rewards': [1.0, 0.0]}]
+    """
+
+    fields: RolloutFields
+    tokenizer: Tokenizer
+    domain_key: str | None = None
+
+    gives = Batch
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def step(self) -> Callable[[Records], Batch]:
+        return partial(_from_rollouts, fields=self.fields, tokenizer=self.tokenizer, domain_key=self.domain_key)
 
 
 @dataclasses.dataclass(eq=False)

@@ -10,7 +10,7 @@ from beam_prep.verify.promises import Promises
 
 Part = Mapping[str, Ragged]
 
-_ALIGNED = ("mask", "labels", "weights", "attention", "position")
+_ALIGNED = ("mask", "labels", "weights", "token_value", "attention", "position")
 """Roles of columns with a value for each id."""
 
 
@@ -40,10 +40,12 @@ class RowChecks:
         ids = self._by_role.get("ids", [])
         for column in ids:
             self._in_vocabulary(column.name, part[column.name], None)
-        for column in self._by_role.get("value", []):
+        for column in self._all("value", "token_value"):
             values = part[column.name]
             if values.flat.dtype.kind == "f" and not np.isfinite(values.flat).all():
                 self._flag(values, ~np.isfinite(values.flat), f"of {column.name!r} holds {{}}, wanted numbers")
+        for column in self._all("text"):
+            self._texts(column, part)
         aligned = all(
             [self._lengths(column, part) for column in self._all(*_ALIGNED)]  # noqa: C419
         )  # each is told
@@ -248,6 +250,15 @@ class RowChecks:
         wrong[:-1] = (labels[:-1] != tokens[1:]) & (labels[:-1] != IGNORE_INDEX)
         wrong[ends[(ends >= 0) & (ends < len(wrong))]] = False  # the token after it is not in the row
         self._flag(rows, wrong, f"of {column.name!r} holds {{}}, wanted {IGNORE_INDEX} or the id after its place")
+
+    def _texts(self, column: Column, part: Part) -> None:
+        """Texts are UTF-8."""
+        rows = part[column.name]
+        for row in range(len(rows)):
+            try:
+                np.asarray(rows[row]).tobytes().decode()
+            except UnicodeDecodeError:
+                self._flag_rows(np.array([row]), f"of {column.name!r} holds bytes that are no UTF-8")
 
     def _weights(self, column: Column, part: Part) -> None:
         """A weight is a number above 0 where the loss is taken, else 0."""

@@ -26,9 +26,11 @@ from beam_prep.core.reading.adapters import adapt_records, adapter
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
 from beam_prep.core.reading.records import Record, Records, parse
+from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
+from beam_prep.core.tokens.rollouts import from_rollouts
 from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.shift import to_labels
 from beam_prep.core.tokens.tokenize import tokenize
@@ -269,6 +271,7 @@ def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str,
         lambda records: adapt_records(records, adapter("alpaca")),
         lambda records: apply_template(records, (TEXT,), VOICES[0]),
         lambda records: from_tokens(records, TEXT, 100),
+        lambda records: from_rollouts(records, RolloutFields(response_ids="input_ids", grouped=False), 100),
     ],
 )
 def test_a_step_on_records_that_loses_rows_ends_the_run(lose: Step, message: str, then: Step) -> None:

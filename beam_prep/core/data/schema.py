@@ -67,7 +67,8 @@ class Output:
 
     Attributes:
         name: the column of the ids (or values).
-        kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row).
+        kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row);
+            `token_value` and `text` are columns of rollouts, which no step makes of an `Output`.
         sections: its parts, in order.
         mask_name: the column of the mask; None if the config needs no mask.
         joint: text sections are joined before they are encoded.
@@ -75,7 +76,7 @@ class Output:
     """
 
     name: str
-    kind: Literal["ids", "list", "value"]
+    kind: Literal["ids", "list", "value", "token_value", "text"]
     sections: tuple[Section, ...]
     mask_name: str | None = None
     joint: bool = False
@@ -169,7 +170,8 @@ class Column:
         dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
         depth: 1 = each row is a list of values, 2 = each row is a list of lists.
         role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `weights`
-            (of the loss: 0 where it is not taken), `value`, `attention` (1 where there is a token, 0 where there is
+            (of the loss: 0 where it is not taken), `token_value` (numbers, one for each id), `value` (numbers of the
+            row), `text` (the bytes of a text in UTF-8), `attention` (1 where there is a token, 0 where there is
             padding), `position`, `lengths` (of the documents in a packed row).
         of: for a mask, labels or weights, the column of ids that it belongs to.
         shifted: for labels and weights: those at i belong to the token after input i.
@@ -178,7 +180,9 @@ class Column:
     name: str
     dtype: str
     depth: int
-    role: Literal["ids", "mask", "labels", "weights", "value", "attention", "position", "lengths"]
+    role: Literal[
+        "ids", "mask", "labels", "weights", "token_value", "value", "text", "attention", "position", "lengths"
+    ]
     of: str | None = None
     shifted: bool = False
 

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from beam_prep.core.data.block import Reject
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output
-from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Record
+from beam_prep.core.reading.rollouts import exact_double
 
 
 class ValueCollector:
@@ -28,16 +27,7 @@ class ValueCollector:
         elif not isinstance(value, list):
             value = [value]
         for place, number in enumerate(value):
-            if type(number) not in (int, float):
-                raise Reject("wrong_type", f"field '{self.field}[{place}]' is {describe(number)}, wanted a number")
-            try:
-                double = float(number)
-            except OverflowError:
-                raise Reject("bad_number", f"field '{self.field}[{place}]' is beyond a double") from None
-            if double != number:
-                wanted = "wanted one that a double holds exactly"
-                raise Reject("bad_number", f"field '{self.field}[{place}]' is {describe(number)}, {wanted}")
-            self.numbers.append(double)
+            self.numbers.append(exact_double(number, f"{self.field}[{place}]"))
         self.rows.append(len(self.numbers))
         return bool(value)
 

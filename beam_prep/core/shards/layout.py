@@ -125,7 +125,7 @@ class Layout:
             added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
         if self.packing != "none":
             added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
-        if added and any(column.depth != 1 or column.role == "value" for column in columns):
+        if added and any(column.depth != 1 or column.role in ("value", "text") for column in columns):
             raise ValueError("rows of lists or values cannot be packed, nor have position ids")
         written = (*columns, *added)
         self.check_names([column.name for column in written])

@@ -8,6 +8,7 @@ from typing import Any
 from beam_prep.core.data.schema import CUTTING
 from beam_prep.core.reading.adapters import fields_read
 from beam_prep.core.reading.lost import LOST, Lost
+from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.shards.plan import LedgerTotals, Plan
 from beam_prep.errors import ConfigError
 
@@ -75,15 +76,17 @@ class ConfigView:
         limit = "max_seq_len"
         if step["packing_strategy"] in CUTTING and (step["max_packed_len"] or step[limit]) < step[limit]:
             limit = "max_packed_len"
+        rollouts = given.get("rollouts")
+        keys = RolloutFields.of(rollouts).reads if rollouts else ()
         return cls(
             fields_read(**given["adapter"])
             if given["adapter"]
-            else tuple(dict.fromkeys(section["field"] for section in sections)),
+            else keys or tuple(dict.fromkeys(section["field"] for section in sections)),
             config["mask"] if by_role else None,
             config["mask_default"],
             step[limit],
             limit,
-            not given["sources"] and step["padding"] == "none",
+            not given["sources"] and not rollouts and step["padding"] == "none",
         )
 
 

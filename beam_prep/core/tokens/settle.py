@@ -32,7 +32,7 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
         rows = batch[name]
         flat, fits = _cast(rows.flat, dtype)
         if not fits.all():
-            if column.role != "value":
+            if column.role not in ("value", "token_value"):
                 raise ValueError(f"column {name!r} holds {rows.flat[~fits][0]}, which does not fit {dtype}: use int32")
             lost |= rows.sums(~fits) > 0
         columns[name], schema[name] = rows.with_flat(flat), replace(column, dtype=dtype)

@@ -54,7 +54,7 @@ def truncate(
             f"raise {setting}, or choose another truncation_mode"
         )
     columns = {
-        name: rows if batch.schema[name].role == "value" else _cut(rows, max_seq_len, mode)
+        name: rows if batch.schema[name].role in ("value", "text") else _cut(rows, max_seq_len, mode)
         for name, rows in batch.columns.items()
     }
     shorter = batch._with(columns=columns, roles=batch.roles.cut(max_seq_len, keep_end=mode == "keep_end"))

@@ -1,0 +1,92 @@
+"""Rollouts that are tokenised already: records -> `Batch` without a tokenizer."""
+
+import numpy as np
+
+from beam_prep.core.data.block import Reject, step
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column, Output, Section
+from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN
+from beam_prep.core.reading.records import Records
+from beam_prep.core.reading.rollouts import Rollout, RolloutFields, read_rollout
+from beam_prep.core.tokens.batch import Batch
+
+
+@step
+def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_key: str | None = None) -> Batch:
+    """The ids, masks, log probabilities, numbers and texts of each record, as they are.
+
+    The column of responses is the first: shards are measured by its tokens. Records that have none of the fields are
+    dropped (`empty`). For what is rejected see `read_rollout`.
+
+    Args:
+        records: the records.
+        fields: where they have what.
+        max_id: the tokenizer's largest id.
+        domain_key: the record's key that names its domain.
+    """
+    found: list[Rollout] = []
+    kept, domain = [], []
+    ledger = records.ledger.copy()
+    for line, record in zip(records.line.tolist(), records.rows, strict=True):
+        try:
+            rollout = read_rollout(record, fields, max_id)
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+            continue
+        if rollout is None:
+            ledger.drop(line, "empty")
+            continue
+        found.append(rollout)
+        kept.append(line)
+        name = record.get(domain_key) if domain_key is not None else None
+        domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
+    outputs = _outputs(fields)
+    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, outputs, domain)
+    batch.made = dict(records.made)
+    if fields.response_ids is not None:
+        depth = 2 if fields.grouped else 1
+        _add(batch, Column("response_ids", "int32", depth, "ids"), _responses(found, depth, np.int32))
+        masks = [rollout.mask for rollout in found if rollout.mask is not None]
+        logprobs = [rollout.logprobs for rollout in found if rollout.logprobs is not None]
+        beside = _responses(found, depth, np.int32)
+        if fields.loss_mask is not None:
+            column = Column("loss_mask", "int32", depth, "mask", of="response_ids")
+            _add(batch, column, beside.with_flat(_joined(masks, np.uint8)))
+        if fields.logprobs is not None:
+            column = Column("logprobs", "float32", depth, "token_value", of="response_ids")
+            _add(batch, column, beside.with_flat(_joined(logprobs, np.float64)))
+    _add(batch, Column("prompt_ids", "int32", 1, "ids"), _flat([rollout.prompt for rollout in found], np.int32))
+    for name in fields.numbers:
+        dtype = "int64" if name == "policy_version" else "float32"
+        numbers = [np.array(rollout.numbers[name], np.float64) for rollout in found]
+        _add(batch, Column(name, dtype, 1, "value"), _flat(numbers, np.float64))
+    for name in dict(fields.texts):
+        _add(batch, Column(name, "uint8", 1, "text"), _flat([rollout.texts[name] for rollout in found], np.uint8))
+    return batch
+
+
+def _outputs(fields: RolloutFields) -> tuple[Output, ...]:
+    prompt = Output("prompt_ids", "ids", (Section(fields.prompt_ids, "mask"),))
+    if fields.response_ids is None:
+        return (prompt,)
+    mask = None if fields.loss_mask is None else "loss_mask"
+    sections = (Section(fields.response_ids, "train"),)
+    return Output("response_ids", "list" if fields.grouped else "ids", sections, mask), prompt
+
+
+def _add(batch: Batch, column: Column, rows: Ragged) -> None:
+    batch.columns[column.name], batch.schema[column.name] = rows, column
+
+
+def _joined(parts: list[Array], dtype: type) -> Array:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _flat(rows: list[Array], dtype: type) -> Ragged:
+    return Ragged.from_lengths(_joined(rows, dtype), [len(row) for row in rows])
+
+
+def _responses(found: list[Rollout], depth: int, dtype: type) -> Ragged:
+    flat = _joined([rollout.responses for rollout in found], dtype)
+    each = Ragged.from_lengths(flat, [length for rollout in found for length in rollout.lengths])
+    return each if depth == 1 else Ragged.from_lengths(each, [len(rollout.lengths) for rollout in found])

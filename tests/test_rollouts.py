@@ -1,0 +1,443 @@
+"""`input.rollouts`: ids of prompts and responses, and what belongs to them, come out as they went in."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.config import FORMAT_NAMES
+from beam_prep.core.reading.rollouts import RolloutFields
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.rollouts import from_rollouts
+from beam_prep.core.tokens.settle import settle
+from beam_prep.core.tokens.truncate import truncate
+from beam_prep.errors import BeamPrepError, ConfigError, RunError
+from tests.core.chars import outcomes
+
+MAX_ID = 99
+ALL = RolloutFields(
+    loss_mask="loss_mask",
+    logprobs="logprobs",
+    rewards="rewards",
+    policy_version="version",
+    values=(("advantages", "adv"),),
+    texts=(("answer", "gold"),),
+)
+ONE = RolloutFields(**{name: getattr(ALL, name) for name in ALL.__slots__} | {"grouped": False})
+GROUP: dict[str, Any] = {
+    "prompt_ids": [5, 6],
+    "response_ids": [[7, 8, 9], [], [10]],
+    "loss_mask": [[1, 0, 1], [], [True]],
+    "logprobs": [[-0.5, 0, -1.25], [], [-2.0]],
+    "rewards": [1, 0.0, 0.5],
+    "version": 3,
+    "adv": [0.25, -1, 0],
+    "gold": "zwölf",
+}
+SINGLE: dict[str, Any] = {
+    "prompt_ids": [5, 6],
+    "response_ids": [7, 8],
+    "loss_mask": [0, 1],
+    "logprobs": [-0.5, -0.25],
+    "rewards": 1,
+    "version": 3,
+    "adv": 0.25,
+    "gold": "",
+}
+
+
+def batch_of(*records: Any, fields: RolloutFields = ALL) -> Batch:
+    return from_rollouts(bp.testing.records(records), fields, MAX_ID)
+
+
+def test_columns_by_hand() -> None:
+    batch = settle(batch_of(GROUP), "drop", {})
+    assert bp.testing.to_rows(batch) == [
+        {
+            "response_ids": [[7, 8, 9], [], [10]],
+            "loss_mask": [[1, 0, 1], [], [1]],
+            "logprobs": [[-0.5, 0, -1.25], [], [-2.0]],
+            "prompt_ids": [5, 6],
+            "rewards": [1, 0, 0.5],
+            "policy_version": [3],
+            "advantages": [0.25, -1, 0],
+            "answer": list("zwölf".encode()),
+        }
+    ]
+    found = {name: (column.dtype, column.depth, column.role, column.of) for name, column in batch.schema.items()}
+    assert found == {
+        "response_ids": ("int32", 2, "ids", None),
+        "loss_mask": ("int32", 2, "mask", "response_ids"),
+        "logprobs": ("float32", 2, "token_value", "response_ids"),
+        "prompt_ids": ("int32", 1, "ids", None),
+        "rewards": ("float32", 1, "value", None),
+        "policy_version": ("int64", 1, "value", None),
+        "advantages": ("float32", 1, "value", None),
+        "answer": ("uint8", 1, "text", None),
+    }
+    assert {name: rows.flat.dtype.name for name, rows in batch.columns.items()} == {
+        name: column.dtype for name, column in batch.schema.items()
+    }
+
+
+def test_a_record_of_one_response() -> None:
+    assert bp.testing.to_rows(batch_of(SINGLE, fields=ONE)) == [
+        {
+            "response_ids": [7, 8],
+            "loss_mask": [0, 1],
+            "logprobs": [-0.5, -0.25],
+            "prompt_ids": [5, 6],
+            "rewards": [1],
+            "policy_version": [3],
+            "advantages": [0.25],
+            "answer": [],
+        }
+    ]
+
+
+def test_a_record_without_any_of_the_fields_is_empty() -> None:
+    assert outcomes(batch_of({}, {"other": 1}, {"response_ids": [], "prompt_ids": None})) == ["empty"] * 3
+
+
+def test_prompts_alone() -> None:
+    fields = RolloutFields(response_ids=None, texts=(("answer", "answer"),), values=(("level", "level"),))
+    batch = batch_of({"prompt_ids": [5, 6], "answer": "4\n2", "level": [1, 2, 3]}, fields=fields)
+    assert bp.testing.to_rows(batch) == [{"prompt_ids": [5, 6], "level": [1, 2, 3], "answer": [52, 10, 50]}]
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    # What is not there
+    ({"prompt_ids": None}, "missing_source", "field 'prompt_ids' is absent, null or empty"),
+    ({"prompt_ids": []}, "missing_source", "field 'prompt_ids' is"),
+    ({"response_ids": []}, "missing_source", "field 'response_ids' is"),
+    ({"response_ids": [[], [], []]}, "missing_source", "field 'response_ids' has no token"),
+    ({"loss_mask": None}, "missing_source", "field 'loss_mask' is"),
+    ({"logprobs": None}, "missing_source", "field 'logprobs' is"),
+    ({"rewards": None}, "missing_source", "field 'rewards' is"),
+    ({"version": None}, "missing_source", "field 'version' is"),
+    ({"gold": None}, "missing_source", "field 'gold' is"),
+    # Ids
+    ({"prompt_ids": "5"}, "wrong_type", "'prompt_ids' is a string (\"5\"), wanted a list"),
+    ({"prompt_ids": 5}, "wrong_type", "'prompt_ids' is a number (5), wanted a list"),
+    ({"prompt_ids": [[5]]}, "wrong_type", "'prompt_ids[0]' is a list, wanted a token id"),
+    ({"prompt_ids": [5, 6.0]}, "wrong_type", "'prompt_ids[1]' is a number (6.0), wanted a token id"),
+    ({"prompt_ids": [5, True]}, "wrong_type", "'prompt_ids[1]' is a boolean (true), wanted a token id"),
+    ({"prompt_ids": [5, None]}, "wrong_type", "'prompt_ids[1]' is null"),
+    ({"prompt_ids": [5, -1]}, "bad_id", "'prompt_ids[1]' is a number (-1), wanted an id from 0 to 99"),
+    ({"prompt_ids": [100]}, "bad_id", "'prompt_ids[0]' is a number (100)"),
+    ({"prompt_ids": [10**30]}, "bad_id", "'prompt_ids[0]' is a number (1000000000000000000000000000000)"),
+    ({"response_ids": [7, 8]}, "wrong_type", "'response_ids[0]' is a number (7), wanted a list"),
+    ({"response_ids": {"0": [7]}}, "wrong_type", "field 'response_ids' is an object, wanted a list of lists"),
+    ({"response_ids": [[7, 8, 9], None, [10]]}, "wrong_type", "'response_ids[1]' is null, wanted a list"),
+    ({"response_ids": [[7, 8, 9], [], [-10]]}, "bad_id", "'response_ids[2][0]' is a number (-10)"),
+    ({"response_ids": [[7, 8, 9], [], ["10"]]}, "wrong_type", "'response_ids[2][0]' is a string"),
+    # Lists of other lengths
+    ({"response_ids": [[7, 8, 9], []]}, "count_mismatch", "2 response_ids, 3 loss_mask: wanted as many of each"),
+    ({"loss_mask": [[1, 0], [], [1]]}, "count_mismatch", "'loss_mask[0]' has 2 values, 'response_ids[0]' 3"),
+    ({"loss_mask": [[1, 0, 1], [1], []]}, "count_mismatch", "'loss_mask[1]' has 1 values, 'response_ids[1]' 0"),
+    ({"logprobs": [[-0.5, 0, -1.25], []]}, "count_mismatch", "3 response_ids, 2 logprobs"),
+    ({"logprobs": [[-0.5, 0, -1.25, 0], [], [-2.0]]}, "count_mismatch", "'logprobs[0]' has 4 values"),
+    ({"rewards": [1, 0]}, "count_mismatch", "3 response_ids, 2 rewards"),
+    ({"version": [1, 0]}, "count_mismatch", "3 response_ids, 2 version"),
+    ({"adv": [1, 0, 1, 1]}, "count_mismatch", "3 response_ids, 4 adv"),
+    # What they hold
+    ({"loss_mask": [[1, 0, 2], [], [1]]}, "wrong_type", "'loss_mask[0][2]' is a number (2), wanted 0 or 1"),
+    ({"loss_mask": [[1, 0, -1], [], [1]]}, "wrong_type", "'loss_mask[0][2]' is a number (-1), wanted 0 or 1"),
+    ({"loss_mask": [[1, 0, 1.0], [], [1]]}, "wrong_type", "'loss_mask[0][2]' is a number (1.0), wanted 0 or 1"),
+    ({"loss_mask": [[1, 0, 10**30], [], [1]]}, "wrong_type", "'loss_mask[0][2]' is a number (1000000"),
+    ({"loss_mask": 1}, "wrong_type", "field 'loss_mask' is a number (1), wanted a list of lists"),
+    ({"logprobs": [[-0.5, 0, None], [], [-2.0]]}, "wrong_type", "'logprobs[0][2]' is null, wanted a number"),
+    ({"logprobs": [[-0.5, 0, "x"], [], [-2.0]]}, "wrong_type", "'logprobs[0][2]' is a string"),
+    ({"logprobs": [[-0.5, 0, False], [], [-2.0]]}, "wrong_type", "'logprobs[0][2]' is a boolean"),
+    ({"logprobs": [[-0.5, 0, [1]], [], [-2.0]]}, "wrong_type", "'logprobs[0][2]' is a list"),
+    ({"logprobs": [[-0.5, 0, -1e39], [], [-2.0]]}, "bad_number", "a number does not fit the dtype of its column"),
+    ({"logprobs": [[-0.5, 0, -(10**307)], [], [-2.0]]}, "bad_number", "a number does not fit"),
+    ({"rewards": 1}, "wrong_type", "field 'rewards' is a number (1), wanted a list, a number for each response"),
+    ({"rewards": [1, 0, True]}, "wrong_type", "field 'rewards[2]' is a boolean (true), wanted a number"),
+    ({"rewards": [1, 0, None]}, "wrong_type", "field 'rewards[2]' is null"),
+    ({"rewards": [1, 0, [1]]}, "wrong_type", "field 'rewards[2]' is a list"),
+    ({"rewards": [1, 0, 2**53 + 1]}, "bad_number", "field 'rewards[2]' is a number (9007199254740993)"),
+    ({"rewards": [1, 0, 1e300]}, "bad_number", "a number does not fit"),
+    ({"version": 1.5}, "bad_number", "a number does not fit"),
+    ({"version": "3"}, "wrong_type", "field 'version[0]' is a string"),
+    ({"gold": 12}, "wrong_type", "field 'gold' is a number (12), wanted a string"),
+    ({"gold": {"a": 1}}, "wrong_type", "field 'gold' is an object, wanted a string (anything else as a string of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "reason", "message"), BAD)
+def test_what_is_wrong_is_a_reject(change: Any, reason: str, message: str) -> None:
+    batch = settle(batch_of(GROUP, {**GROUP, **change}, GROUP), "drop", {})
+    assert outcomes(batch) == ["", reason, ""]
+    assert batch.ledger.messages[1].startswith(message)
+    assert len(batch) == 2
+
+
+@pytest.mark.parametrize("key", ["rewards", "version", "adv"])
+def test_a_record_of_one_response_has_one_number_of_each(key: str) -> None:
+    assert outcomes(batch_of({**SINGLE, key: [1]}, fields=ONE)) == ["wrong_type"]
+    assert outcomes(batch_of(GROUP, fields=ONE)) == ["wrong_type"]
+    assert outcomes(batch_of(SINGLE)) == ["wrong_type"]
+
+
+def test_a_group_in_which_nothing_is_trained() -> None:
+    bare = {**GROUP, "loss_mask": [[0, 0, 0], [], [0]]}
+    part = {**GROUP, "loss_mask": [[0, 0, 0], [], [1]]}
+    for untrained, wanted in (("drop", "untrained"), ("reject", "untrained"), ("keep", "")):
+        assert outcomes(settle(batch_of(bare, part), untrained, {})) == [wanted, ""]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("length", "wanted"), [(3, [""]), (2, ["too_long"]), (1, ["too_long"])])
+def test_long_rollouts_are_dropped_with_their_group(length: int, wanted: list[str]) -> None:
+    assert outcomes(truncate(batch_of(GROUP), length, "drop")) == wanted
+    if wanted != [""]:
+        with pytest.raises(RunError, match="a sequence is"):
+            truncate(batch_of(GROUP), length, "error")
+
+
+def test_a_chain_of_ones_own_cuts_masks_and_log_probabilities_with_the_ids() -> None:
+    rows = bp.testing.to_rows(truncate(batch_of(GROUP), 2, "keep_end"))
+    assert rows[0]["response_ids"] == [[8, 9], [], [10]]
+    assert rows[0]["loss_mask"] == [[0, 1], [], [1]]
+    assert rows[0]["logprobs"] == [[0, -1.25], [], [-2.0]]
+    assert (rows[0]["prompt_ids"], rows[0]["rewards"]) == ([5, 6], [1, 0, 0.5])
+
+
+# Properties
+
+IDS = st.lists(st.integers(0, MAX_ID), max_size=6)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> dict[str, Any]:
+    responses = draw(st.lists(IDS, min_size=1, max_size=4).filter(any))
+    count = len(responses)
+    return {
+        "prompt_ids": draw(st.lists(st.integers(0, MAX_ID), min_size=1, max_size=6)),
+        "response_ids": responses,
+        "loss_mask": [[draw(st.integers(0, 1)) for _ in each] for each in responses],
+        "logprobs": [[draw(FLOATS) for _ in each] for each in responses],
+        "rewards": draw(st.lists(FLOATS, min_size=count, max_size=count)),
+        "version": draw(st.one_of(st.integers(-(2**53), 2**53), st.just([draw(st.integers(0, 9))] * count))),
+        "adv": draw(st.one_of(FLOATS, st.lists(FLOATS, min_size=count, max_size=count))),
+        "gold": draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=5)),
+    }
+
+
+def flat(value: Any) -> list[Any]:
+    return [leaf for each in value for leaf in flat(each)] if isinstance(value, list) else [value]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(groups(), min_size=1, max_size=4))
+def test_what_goes_in_comes_out(records: list[dict[str, Any]]) -> None:
+    batch = settle(batch_of(*records), "keep", {"loss_mask": "bool"})
+    assert outcomes(batch) == [""] * len(records)
+    for record, row in zip(records, bp.testing.to_rows(batch), strict=True):
+        assert (row["prompt_ids"], row["response_ids"]) == (record["prompt_ids"], record["response_ids"])
+        assert row["loss_mask"] == record["loss_mask"]
+        assert bytes(row["answer"]).decode() == record["gold"]
+        assert row["policy_version"] == flat(record["version"])
+        assert [len(each) for each in row["logprobs"]] == [len(each) for each in record["response_ids"]]
+        for column, key in (("logprobs", "logprobs"), ("rewards", "rewards"), ("advantages", "adv")):
+            bits = np.array(flat(record[key]), np.float32).tobytes()  # -0.0 is not 0.0
+            assert np.array(flat(row[column]), np.float32).tobytes() == bits
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.text(max_size=2), st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(2**70), 2**70), st.just([]), st.just({}), st.just([[1]]), st.just([None]), st.just([[]]),
+    st.just(10**300), st.lists(st.integers(-2, 200), max_size=4), st.dictionaries(st.text(max_size=1), st.none()),
+)  # fmt: skip
+REASONS = {"", "empty", "missing_source", "wrong_type", "bad_id", "bad_number", "count_mismatch", "duplicate_key"}
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(groups(), st.data())
+def test_a_damaged_record_is_a_reject_and_its_neighbours_are_kept(record: dict[str, Any], data: st.DataObject) -> None:
+    damaged = copy.deepcopy(record)
+    for _ in range(data.draw(st.integers(1, 3))):
+        holder: Any = damaged
+        key: Any = data.draw(st.sampled_from(sorted(damaged)))
+        while isinstance(holder[key], list) and holder[key] and data.draw(st.booleans()):
+            holder, key = holder[key], data.draw(st.integers(0, len(holder[key]) - 1))
+        holder[key] = data.draw(JUNK)
+    batch = settle(batch_of(record, damaged, record), "keep", {})
+    found = outcomes(batch)
+    assert (found[0], found[2]) == ("", "")
+    assert found[1] in REASONS
+    if found[1] == "":  # then every list is as long as it must be
+        row = bp.testing.to_rows(batch)[1]
+        lengths = [len(each) for each in row["response_ids"]]
+        assert [len(each) for each in row["loss_mask"]] == [len(each) for each in row["logprobs"]] == lengths
+        assert len(row["rewards"]) == len(lengths)
+        assert 0 <= min(flat(row["response_ids"])) <= max(flat(row["response_ids"])) <= MAX_ID
+
+
+# Runs
+
+CONFIG: dict[str, Any] = {
+    "input": {
+        "rollouts": {
+            "loss_mask": "loss_mask",
+            "logprobs": "logprobs",
+            "rewards": "rewards",
+            "policy_version": "version",
+            "values": {"advantages": "adv"},
+            "texts": {"answer": "gold"},
+        }
+    },
+    "preprocessing": {"truncation_mode": "drop"},
+    "output": {"storage_format": list(FORMAT_NAMES), "max_tokens_per_shard": 300},
+}
+
+
+def drawn(count: int) -> list[dict[str, Any]]:
+    """Groups of up to 5 responses, with numbers that use all bits of a float32."""
+    rng = np.random.default_rng(17)
+
+    def reals(size: int) -> list[float]:
+        return (rng.standard_normal(size) * 10.0 ** rng.integers(-30, 30, size)).astype(np.float32).tolist()
+
+    made = []
+    for number in range(count):
+        sizes = [int(size) for size in rng.integers(0, 9, rng.integers(1, 6))] + [3]
+        made.append(
+            {
+                "prompt_ids": rng.integers(0, 4000, 1 + number % 4).tolist(),
+                "response_ids": [rng.integers(0, 4000, size).tolist() for size in sizes],
+                "loss_mask": [[1, *rng.integers(0, 2, size).tolist()][:size] for size in sizes],
+                "logprobs": [reals(size) for size in sizes],
+                "rewards": reals(len(sizes)),
+                "version": number if number % 2 else [number] * len(sizes),
+                "adv": reals(len(sizes)),
+                "gold": "ü☃\n"[: number % 4] * number,
+            }
+        )
+    return made
+
+
+def test_every_format_holds_the_groups_as_they_were(run: Callable[..., Any]) -> None:
+    records = drawn(80)
+    result = run(CONFIG, records)
+    found = bp.open(result.output)
+    found.verify()  # each format against the others
+    assert len(found.manifest["shards"]) > 3
+    assert len(found) == len(records)
+    for row, record in zip(found, records, strict=True):  # a group is a row: no shard has a part of it
+        assert [np.asarray(each).tolist() for each in row["response_ids"]] == record["response_ids"]
+        assert [np.asarray(each).tolist() for each in row["loss_mask"]] == record["loss_mask"]
+        assert row["prompt_ids"].tolist() == record["prompt_ids"]
+        assert row["policy_version"].tolist() == flat(record["version"])
+        assert row["policy_version"].dtype == np.int64
+        assert row["answer"].tobytes().decode() == record["gold"]
+        for column, key in (("logprobs", "logprobs"), ("rewards", "rewards"), ("advantages", "adv")):
+            values = row[column].flat if isinstance(row[column], bp.Ragged) else row[column]
+            assert values.tobytes() == np.array(flat(record[key]), np.float32).tobytes()
+
+
+def test_other_libraries_read_rollouts(run: Callable[..., Any]) -> None:
+    import datasets
+
+    records = drawn(6)
+    out = Path(run({**CONFIG, "output": {"storage_format": ["bin", "arrow"]}}, records).output)
+    rows = datasets.load_from_disk(str(out / "__default__"))
+    assert rows["response_ids"][:] == [record["response_ids"] for record in records]
+    assert rows["logprobs"][:] == [record["logprobs"] for record in records]
+    assert [bytes(text).decode() for text in rows["answer"]] == [record["gold"] for record in records]
+    stored = np.fromfile(out / "__default__" / "logprobs.bin", np.float32)
+    assert stored.tobytes() == np.array(flat([record["logprobs"] for record in records]), np.float32).tobytes()
+
+
+def test_rejects_have_file_and_offset(run: Callable[..., Any]) -> None:
+    good = json.dumps(GROUP)
+    lines = [good, json.dumps({**GROUP, "rewards": [1]}), good.replace("-1.25", "1e400"), good.replace("-1.25", "NaN")]
+    lines += [good.replace("[5, 6]", "[5, 6, 99999]"), good[:-1], good]
+    result = run(CONFIG, "".join(line + "\n" for line in lines).encode(), max_reject_rate=1)
+    found = [json.loads(line) for line in (Path(result.output) / "rejects" / "rejects-00000.jsonl").open()]
+    assert [(each["line"], each["reason"]) for each in found] == [
+        (2, "count_mismatch"), (3, "bad_number"), (4, "bad_json"), (5, "bad_id"), (6, "bad_json"),
+    ]  # fmt: skip
+    starts = np.cumsum([0, *(len(line.encode()) + 1 for line in lines)]).tolist()
+    assert [each["offset"] for each in found] == starts[1:6]
+    assert all(each["file"].endswith("input.jsonl") for each in found)
+    assert result.manifest["ledger"]["kept"] == 2
+
+
+def test_columns_are_written_under_the_names_of_a_trainer(run: Callable[..., Any]) -> None:
+    names = {"response_ids": "completion_ids", "loss_mask": "completion_mask", "logprobs": "completion_logprobs"}
+    result = run({**CONFIG, "output": {"names": names}}, [GROUP])
+    row = bp.open(result.output)[0]
+    assert {*names.values()} < {*row}
+    assert [np.asarray(each).tolist() for each in row["completion_ids"]] == GROUP["response_ids"]
+    bp.open(result.output).verify()
+
+
+def test_an_untrained_mask_of_every_response_drops_the_record(run: Callable[..., Any]) -> None:
+    result = run(CONFIG, [GROUP, {**GROUP, "loss_mask": [[0] * 3, [], [0]]}], max_drop_rate=1)
+    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    assert result.manifest["totals"]["trained"] == {"loss_mask": 3}
+    assert result.manifest["totals"]["tokens"] == {"response_ids": 4, "prompt_ids": 2}
+
+
+def test_damage_is_seen(run: Callable[..., Any]) -> None:
+    for column, dtype, value, problem in (
+        ("logprobs", np.float32, np.nan, "'logprobs' holds nan, wanted numbers"),
+        ("answer", np.uint8, 0xFF, "'answer' holds bytes that are no UTF-8"),
+    ):
+        out = run({**CONFIG, "output": {}}, [GROUP], column).output
+        path = Path(out) / "__default__" / f"{column}.bin"
+        values = np.fromfile(path, dtype)
+        values[0] = value
+        values.tofile(path)
+        with pytest.raises(BeamPrepError, match=problem):
+            bp.open(out).verify()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"preprocessing": {}}, "preprocessing.truncation_mode: found 'keep_start'; rollouts are not cut"),
+        ({"preprocessing": {"truncation_mode": "keep_end"}}, "found 'keep_end'; rollouts are not cut"),
+        ({"preprocessing": {"truncation_mode": "drop", "padding": "max_length"}}, "works only with input.sections"),
+        ({"preprocessing": {"truncation_mode": "drop", "packing_strategy": "bfd"}}, "works only with input.sections"),
+        ({"preprocessing": {"truncation_mode": "drop", "shift": True}}, "preprocessing.shift: found true"),
+        ({"output": {"columns": "labels"}}, "output.columns: found 'labels'; it works only with input.sections"),
+        ({"output": {"loss_weights": True}}, "output.loss_weights: found true"),
+        ({"output": {"position_ids_mode": "continuous"}}, "works only with input.sections"),
+        ({"output": {"dtype": {"logprobs": "int32"}}}, "allowed for numbers of tokens: float16, float32, float64"),
+        ({"output": {"dtype": {"answer": "int32"}}}, "allowed for texts: uint8"),
+        ({"input": {"rollouts": {"response_ids": None, "rewards": "r"}}}, "found 'r' with response_ids: null"),
+        ({"input": {"rollouts": {"texts": {"Rewards": "r"}}}}, "found column 'Rewards', which is reserved or there"),
+        ({"input": {"rollouts": {"texts": {"a": "r"}, "values": {"A": "r"}}}}, "found column 'a', which is"),
+        ({"input": {"rollouts": {"texts": {"domain": "r"}}}}, "found column 'domain', which is reserved"),
+        ({"input": {"rollouts": {}, "adapter": "tokenized"}}, "input.rollouts: found beside sections, sources or an"),
+        ({"input": {"rollouts": {"reward": "x"}}}, "unknown key 'reward'; did you mean 'rewards'?"),
+    ],
+)
+def test_configs_that_are_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        bp.PipelineConfig.from_dict({**CONFIG, **changes})
+    assert problem in str(error.value)
+
+
+def test_ids_that_a_dtype_cannot_hold_are_refused_before_the_run(run: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=r"output.dtype.response_ids is int8, which holds ids up to 127"):
+        run({**CONFIG, "output": {"dtype": {"response_ids": "int8"}}}, [GROUP])
+
+
+def test_a_config_and_its_canonical_form_mean_the_same() -> None:
+    config = bp.PipelineConfig.from_dict(CONFIG)
+    again = bp.PipelineConfig.from_dict(config.canonical())
+    assert again.canonical() == config.canonical()
+    assert again.input.rollouts == config.input.rollouts
+    other = bp.PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "train"}]}})
+    assert "rollouts" not in other.canonical()["input"]
