@@ -262,6 +262,11 @@ class ArrowReader:
         sizes = [np.zeros(batch.num_rows, np.int64) + sum(map(_sizes, batch.columns)) for batch in self._batches]
         return np.concatenate([np.zeros(0, np.int64), *sizes])
 
+    def lengths(self, name: str) -> Array:
+        """int64 [rows]: see `contract.ShardReader`."""
+        lengths = [np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64) for batch in self._batches]
+        return np.concatenate([np.zeros(0, np.int64), *lengths])
+
 
 def _sizes(rows: pa.ListArray) -> Array:
     """int64 [rows]: innermost values of each."""
