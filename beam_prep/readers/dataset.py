@@ -10,8 +10,9 @@ Readers trust nothing but the manifest: what it does not list is not there.
 """
 
 import difflib
+import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
@@ -26,7 +27,9 @@ from beam_prep.readers.output import OpenOutput
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
+    from beam_prep.readers.mixture import Mixture
     from beam_prep.readers.packed import Packed
+    from beam_prep.readers.torch_rows import TorchRows
     from beam_prep.readers.view import Tail
 
 
@@ -197,6 +200,49 @@ class Dataset:
         from beam_prep.readers.packed import Packed
 
         return Packed(self, length, seed, strategy, rank, world_size, epoch, tail)
+
+    def mixture(
+        self,
+        weights: Mapping[str, float],
+        seed: int = 0,
+        samples: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        epoch: int = 0,
+        tail: "Tail" = "keep",
+    ) -> "Mixture":
+        """A view of domains of this dataset by weights: see `bp.mixture`, which also mixes outputs and packed views.
+
+        >>> ds = bp.open("out/chat")
+        >>> ds.mixture({"__default__": 1}, seed=1)  # one domain: its rows in a random order
+        Mixture(samples=260 of 260, __default__: 1 epochs)
+        """
+        from beam_prep.readers.mixture import mixture
+
+        parts = {name: self.domain(name) for name in weights}
+        return mixture(parts, weights, seed, samples, rank, world_size, epoch, tail)
+
+    def torch(self) -> "TorchRows":
+        """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
+
+        Integers are int64, a list of lists is a list of tensors. `bp.collate(..., arrays="torch")` makes tensors of
+        batches, in less time.
+        """
+        from beam_prep.readers.torch_rows import TorchRows
+
+        return TorchRows(self)
+
+    def tf(self) -> Any:
+        """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`."""
+        from beam_prep.readers.tf_rows import tf_rows
+
+        return tf_rows(self)
+
+    @property
+    def key(self) -> int:
+        """A number of what the rows are, and their order; states of views say it."""
+        said = [[shard["rows"], shard["files"]] for shard in self.manifest["shards"]]
+        return zlib.crc32(repr([self._rows, said]).encode())
 
     def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
         """`[]` for checked indices; with `cuts`, [first value, end) of each row."""

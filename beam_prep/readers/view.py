@@ -7,7 +7,7 @@ can go on from there.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from beam_prep.core.data.schema import Column
 from beam_prep.errors import ConfigError
 from beam_prep.formats import Row
 from beam_prep.readers.dataset import checked
+
+if TYPE_CHECKING:
+    from beam_prep.readers.torch_rows import TorchRows
 
 Tail = Literal["keep", "drop"]
 
@@ -38,8 +41,8 @@ class View(ABC):
         if tail not in ("keep", "drop"):
             raise ConfigError(f"tail is {tail!r}, wanted keep or drop")
         self.samples, self.rank, self.world_size = samples, rank, world_size
-        self._key, self._tail = key, tail
-        self._start = self._taken = 0
+        self.key, self._tail = key, tail
+        self._start = 0
         self.set_epoch(epoch)
 
     @property
@@ -64,7 +67,7 @@ class View(ABC):
         """Begins an epoch."""
         if epoch < 0:
             raise ConfigError(f"epoch is {epoch}, wanted 0 or more")
-        self.epoch, self._start, self._taken = epoch, 0, 0
+        self.epoch, self._start = epoch, 0
         self._ordered(epoch)
 
     def __len__(self) -> int:
@@ -82,30 +85,42 @@ class View(ABC):
 
     def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
         """The samples of a list, as torch's `DataLoader` asks for a batch. They share one array a column."""
-        return self._read(self._start + self.rank + self.world_size * checked(indices, len(self)))
+        return self._read(self._places(indices))
+
+    def _places(self, indices: Sequence[int] | Array) -> Array:
+        return self._start + self.rank + self.world_size * checked(indices, len(self))
 
     def __iter__(self) -> Iterator[Row]:
-        """The samples of this rank in what is left of the epoch. `state_dict` then knows how many were taken."""
-        self._taken = 0
+        """The samples of this rank in what is left of the epoch."""
         for first in range(0, len(self), _AHEAD):
-            for row in self.__getitems__(range(first, min(first + _AHEAD, len(self)))):
-                self._taken += 1
-                yield row
+            yield from self.__getitems__(range(first, min(first + _AHEAD, len(self))))
 
-    def state_dict(self, taken: int | None = None) -> dict[str, int]:
+    def torch(self) -> "TorchRows":
+        """See `Dataset.torch`."""
+        from beam_prep.readers.torch_rows import TorchRows
+
+        return TorchRows(self)
+
+    def tf(self) -> Any:
+        """See `Dataset.tf`."""
+        from beam_prep.readers.tf_rows import tf_rows
+
+        return tf_rows(self)
+
+    def state_dict(self, taken: int = 0) -> dict[str, int]:
         """Where to go on, as a few integers. The same for all ranks: save it on rank 0.
 
         Args:
-            taken: samples that this rank has taken since the view was made or a state was loaded: the number of
-                batches times their size. Default: those that a loop over the view itself has taken.
+            taken: samples that this rank has taken since the view was made, an epoch was set or a state was loaded: for
+                a loader, the number of its batches times their size, and never more than `len`. The view does not
+                count them: loaders ask for samples ahead of the trainer, and from other processes.
         """
-        taken = self._taken if taken is None else taken
         if not 0 <= taken <= len(self):
             raise ConfigError(f"taken is {taken}, wanted 0 to {len(self)}, the samples that this rank has here")
         position = min(self.samples, self._start + taken * self.world_size)
         if self._tail == "drop" and self.samples - position < self.world_size:
             position = self.samples
-        return {"epoch": self.epoch, "position": position, "samples": self.samples, "key": self._key}
+        return {"epoch": self.epoch, "position": position, "samples": self.samples, "key": self.key}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state, of any number of ranks: the view now holds what is left of its epoch.
@@ -113,7 +128,7 @@ class View(ABC):
         Raises:
             ConfigError: it is the state of another view.
         """
-        if (state.get("samples"), state.get("key")) != (self.samples, self._key):
+        if (state.get("samples"), state.get("key")) != (self.samples, self.key):
             raise ConfigError(
                 f"the state is that of another view ({state.get('samples')} samples, here are {self.samples}): make "
                 "the view from the same output with the same seed and the same settings as before"

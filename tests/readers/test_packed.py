@@ -159,17 +159,14 @@ def test_tail_drop_gives_all_ranks_equally_many(dataset: Dataset, stops: list[tu
     assert len(seen) > dataset.packed(64).samples - most
 
 
-@given(st.integers(0, 12), st.integers(1, 4))
-@settings(max_examples=20, deadline=None)
-def test_a_loop_over_the_view_counts_by_itself(dataset: Dataset, steps: int, world_size: int) -> None:
-    packed = dataset.packed(64, world_size=world_size)
-    rows = iter(packed)
-    for _ in range(steps):
-        next(rows)
-    assert packed.state_dict() == dataset.packed(64, world_size=world_size).state_dict(steps)
-    resumed = dataset.packed(64, world_size=world_size)
-    resumed.load_state_dict(packed.state_dict())
-    assert lists(resumed) == lists(rows)
+def test_reading_does_not_change_the_state(dataset: Dataset) -> None:
+    """torchdata's loader saves and loads the state of its dataset, in all processes, and counts by itself."""
+    packed = dataset.packed(64, world_size=2)
+    before = packed.state_dict()
+    _ = list(packed), packed[3], packed.__getitems__([1, 2])
+    assert packed.state_dict() == before
+    packed.load_state_dict(before)
+    assert lists(packed) == lists(dataset.packed(64, world_size=2))
 
 
 def test_the_state_is_a_few_integers_of_the_epoch(dataset: Dataset) -> None:
