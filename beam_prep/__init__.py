@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.collate import collate as collate
     from beam_prep.readers.dataset import Dataset as Dataset
+    from beam_prep.readers.mixture import mixture as mixture
     from beam_prep.readers.open import open_dataset
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
@@ -86,6 +87,7 @@ _PUBLIC = {
     "Tokenizer": "core.encoding.tokenizer",
     "Truncate": "transforms.truncate",
     "collate": "readers.collate",
+    "mixture": "readers.mixture",
     "open": "readers.open",
     "testing": "testing",
 }

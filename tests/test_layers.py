@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "config": {"core.data", "core.reading", "errors"},
     "formats": {"core.data", "core.reading", "core.shards", "core.tokens", "errors"},
     "verify": {"core.data", "core.encoding", "core.shards", "errors", "formats"},
-    "readers": {"core.data", "core.encoding", "errors", "formats", "verify"},
+    "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify"},
     "inspect": {"core.data", "core.encoding", "errors", "formats", "readers"},
     "storage": {
         "_version",

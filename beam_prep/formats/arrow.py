@@ -180,6 +180,11 @@ class ArrowReader:
         """See `ShardReader.sizes`."""
         return np.concatenate([np.zeros(0, np.int64), *map(sizes_of, self._batches)])
 
+    def lengths(self, name: str) -> Array:
+        """int64 [rows]: see `contract.ShardReader`."""
+        lengths = [np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64) for batch in self._batches]
+        return np.concatenate([np.zeros(0, np.int64), *lengths])
+
 
 def _batches(path: Path, columns: Sequence[Column]) -> list[pa.RecordBatch]:
     """The record batches, of these columns only, over the mapped file.

@@ -43,7 +43,12 @@ class ShardWriter(Protocol):
 
 
 class ShardReader(Protocol):
-    """Reads one shard. It pickles as its path, not as its content, so it may cross to a data loader's processes."""
+    """Reads one shard. It pickles as its path, not as its content, so it may cross to a data loader's processes.
+
+    A reader may also have one of two things that readers of many rows use, which else read row after row:
+    `columns: dict[str, Ragged]`, every column over its mapped file; or `lengths(name) -> Array`, int64 [rows], the
+    length of each row of a column.
+    """
 
     def __len__(self) -> int:
         """Rows.

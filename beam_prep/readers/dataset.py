@@ -10,15 +10,16 @@ Readers trust nothing but the manifest: what it does not list is not there.
 """
 
 import difflib
+import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.schema import IGNORE_INDEX, Column, Strategy
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import Row
 from beam_prep.formats.manifest import MANIFEST
@@ -26,6 +27,10 @@ from beam_prep.readers.output import OpenOutput
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
+    from beam_prep.readers.mixture import Mixture
+    from beam_prep.readers.packed import Packed
+    from beam_prep.readers.torch_rows import TorchRows
+    from beam_prep.readers.view import Tail
 
 
 class Dataset:
@@ -151,6 +156,113 @@ class Dataset:
             if (found := self._output.shard_of(number)) != shard or opened is None:
                 shard, opened = found, self._output.opened(found, keep=False)
             yield opened.row(number)
+
+    def packed(
+        self,
+        length: int,
+        seed: int | None = 0,
+        strategy: Strategy = "bfd",
+        rank: int = 0,
+        world_size: int = 1,
+        epoch: int = 0,
+        tail: "Tail" = "keep",
+    ) -> "Packed":
+        """A view of packed rows, by an index: no token is rewritten, and length and seed can be changed at will.
+
+        Its rows have `position_ids`, which begin at 0 with each document, and `seq_lens`, the lengths of the documents.
+        The plan is made here, from the lengths of the rows. `seed` gives the order in which documents come to the plan,
+        and with the epoch the order of the packed rows; an epoch holds the same packed rows as every other. All ranks
+        together see each of them once an epoch.
+
+        >>> ds = bp.open("out/chat")
+        >>> packed = ds.packed(512, seed=1, rank=0, world_size=2)
+        >>> len(packed), packed.samples, round(packed.fill_rate, 2)
+        (43, 86, 0.99)
+        >>> state = packed.state_dict(taken=10)  # this rank has taken 10 rows, and so has the other one
+        >>> packed = ds.packed(512, seed=1, rank=0, world_size=5)
+        >>> packed.load_state_dict(state)
+        >>> len(packed)  # of the 66 that are left
+        14
+
+        Args:
+            length: tokens of a packed row, at most.
+            seed: None: documents and packed rows keep their order.
+            strategy: see `plan_packs`: `bfd` (documents longer than `length` are cut), `bfd_split` and `wrapped` (they
+                are split), `simple` (a document a row).
+            rank, world_size: the part of the rows that this view has.
+            epoch: from 0.
+            tail: the last rows of an epoch, if the ranks cannot have equally many: `keep` (some have one more), or
+                `drop` (none has them).
+
+        Raises:
+            ConfigError: rows of these columns cannot be packed, or an argument is wrong.
+        """
+        from beam_prep.readers.packed import Packed
+
+        return Packed(self, length, seed, strategy, rank, world_size, epoch, tail)
+
+    def mixture(
+        self,
+        weights: Mapping[str, float],
+        seed: int = 0,
+        samples: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        epoch: int = 0,
+        tail: "Tail" = "keep",
+    ) -> "Mixture":
+        """A view of domains of this dataset by weights: see `bp.mixture`, which also mixes outputs and packed views.
+
+        >>> ds = bp.open("out/chat")
+        >>> ds.mixture({"__default__": 1}, seed=1)  # one domain: its rows in a random order
+        Mixture(samples=260 of 260, __default__: 1 epochs)
+        """
+        from beam_prep.readers.mixture import mixture
+
+        parts = {name: self.domain(name) for name in weights}
+        return mixture(parts, weights, seed, samples, rank, world_size, epoch, tail)
+
+    def torch(self) -> "TorchRows":
+        """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
+
+        Integers are int64, a list of lists is a list of tensors. `bp.collate(..., arrays="torch")` makes tensors of
+        batches, in less time.
+        """
+        from beam_prep.readers.torch_rows import TorchRows
+
+        return TorchRows(self)
+
+    def tf(self) -> Any:
+        """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`."""
+        from beam_prep.readers.tf_rows import tf_rows
+
+        return tf_rows(self)
+
+    @property
+    def key(self) -> int:
+        """A number of what the rows are, and their order; states of views say it."""
+        said = [[shard["rows"], shard["files"]] for shard in self.manifest["shards"]]
+        return zlib.crc32(repr([self._rows, said]).encode())
+
+    def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
+        """`[]` for checked indices; with `cuts`, [first value, end) of each row."""
+        return self._output.gather(self._rows.start + self._rows.step * indices, cuts)
+
+    def lengths(self, column: str) -> Array:
+        """int64: of each row, the length of a column.
+
+        Raises:
+            FormatError: a shard is missing or damaged.
+        """
+        found = np.zeros(len(self), np.int64)
+        for shard in range(len(self._output.shards)):
+            mine = self._in_shard(shard)
+            if len(mine):
+                start = self._output.starts[shard]
+                place = self._rows.index(mine[0])
+                lengths = self._output.opened(shard, keep=False).lengths(column)
+                found[place : place + len(mine)] = lengths[np.arange(mine.start - start, mine.stop - start, mine.step)]
+        return found
 
     def sizes(self, most: int) -> tuple[Array, Array]:
         """The sizes of rows, without reading them. Only for views without a step.

@@ -51,7 +51,6 @@ class OpenOutput:
         self._folders = {name: folder / manifest["domains"][name] for name in self.shards_of}
         self._format = _format_of(folder, manifest)
         self._open = OpenShards()
-        self._firsts = np.array(self.starts[:-1], np.int64)
 
     def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Path, dict[str, Any]]]:
         # The other process opens the shards itself.
@@ -79,37 +78,42 @@ class OpenOutput:
                 f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
                 "make the output again"
             )
-        opened = OpenShard(reader, self.starts[index])
+        opened = OpenShard(reader, self.starts[index], [column.name for column in self.schema])
         return self._open.add(index, opened, len(self.schema)) if keep else opened
 
     def row(self, number: int) -> Row:
         """A copy of a row."""
         return self.opened(bisect_right(self.starts, number) - 1).row(number)
 
-    def gather(self, rows: Array) -> dict[str, Ragged]:
+    def gather(self, rows: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
         """Rows of any shards, in this order: column name to their values, copied once, in native byte order.
 
         Args:
             rows: int64, numbers of rows of the entire output.
+            cuts: int64, of each row the first value and the end of those that are wanted; None: all.
         """
         if len(rows) > _AT_ONCE:  # the views below keep all of their shards mapped
-            parts = [self.gather(rows[start : start + _AT_ONCE]) for start in range(0, len(rows), _AT_ONCE)]
-            return {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}
-        views: dict[str, list[Any]] = {column.name: [None] * len(rows) for column in self.schema}
-        shards = np.searchsorted(self._firsts, rows, "right") - 1
-        order = np.argsort(shards, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(rows) else ():
-            shard = int(shards[places[0]])
-            opened = self.opened(shard)
-            numbers = rows[places] - opened.start
-            if opened.columns is not None:
-                for name, column in opened.columns.items():
-                    _view(column, numbers, places, views[name])
-                continue
-            for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
-                for name, values in opened.reader.row(number).items():
-                    views[name][place] = values
-        return {column.name: joined(views[column.name], column.dtype, column.depth) for column in self.schema}
+            parts = []
+            for start in range(0, len(rows), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                parts.append(self.gather(rows[part], cuts and (cuts[0][part], cuts[1][part])))
+            return {name: Ragged.concat([each[name] for each in parts]) for name in parts[0]}
+        views: list[list[Any]] = [[None] * len(rows) for _ in self.schema]
+        order = np.argsort(rows)  # each shard is opened once
+        first = stop = -1
+        for place, number in zip(order.tolist(), rows[order].tolist(), strict=True):
+            if not first <= number < stop:
+                shard = self.shard_of(number)
+                first, stop, opened = self.starts[shard], self.starts[shard + 1], self.opened(shard)
+            for column, view in zip(views, opened.views(number), strict=True):
+                column[place] = view
+        if cuts is not None:
+            borders = list(zip(cuts[0].tolist(), cuts[1].tolist(), strict=True))
+            views = [[view[a:b] for view, (a, b) in zip(column, borders, strict=True)] for column in views]
+        return {
+            column.name: joined(found, column.dtype, column.depth)
+            for column, found in zip(self.schema, views, strict=True)
+        }
 
     @cached_property
     def tokenizer(self) -> "Tokenizer | None":
@@ -125,13 +129,6 @@ class OpenOutput:
         if found.fingerprint != wanted:
             raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
         return found
-
-
-def _view(column: Ragged, numbers: Array, places: Array, views: list[Any]) -> None:
-    """Puts rows of a column, as views, into their places."""
-    values, starts, stops = column.values, column.offsets[numbers].tolist(), column.offsets[numbers + 1].tolist()
-    for place, start, stop in zip(places.tolist(), starts, stops, strict=True):
-        views[place] = values[start:stop]
 
 
 def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:

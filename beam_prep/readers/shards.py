@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +23,17 @@ class OpenShard:
     Args:
         reader: of its format.
         start: the number of its first row in the entire output.
+        names: of its columns.
     """
 
-    __slots__ = ("__weakref__", "_flat", "columns", "reader", "start")
+    __slots__ = ("__weakref__", "_flat", "_names", "reader", "start")
 
-    def __init__(self, reader: ShardReader, start: int) -> None:
-        self.reader, self.start = reader, start
-        self.columns: dict[str, Ragged] | None = getattr(reader, "columns", None)
+    def __init__(self, reader: ShardReader, start: int, names: Sequence[str]) -> None:
+        self.reader, self.start, self._names = reader, start, names
         self._flat: list[tuple[str, Array, Array]] | None = None
-        if self.columns is not None and all(_is_flat(rows) for rows in self.columns.values()):
-            self._flat = [(name, rows.flat, rows.offsets) for name, rows in self.columns.items()]
+        columns: Mapping[str, Ragged] | None = getattr(reader, "columns", None)
+        if columns is not None and all(_is_flat(columns[name]) for name in names):
+            self._flat = [(name, columns[name].flat, columns[name].offsets) for name in names]
 
     def row(self, number: int) -> Row:
         """A row, by its number in the entire output."""
@@ -42,6 +44,23 @@ class OpenShard:
             name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
             for name, value in self.reader.row(at).items()
         }
+
+    def views(self, number: int) -> list[Array | Ragged]:
+        """The columns of a row, which may be views of the file."""
+        at = number - self.start
+        if self._flat is not None:
+            return [values[starts[at] : starts[at + 1]] for _, values, starts in self._flat]
+        row = self.reader.row(at)
+        return [row[name] for name in self._names]
+
+    def lengths(self, name: str) -> Array:
+        """int64: of each row, the length of a column."""
+        columns: Mapping[str, Ragged] | None = getattr(self.reader, "columns", None)
+        if columns is not None:
+            return columns[name].lengths
+        if (known := getattr(self.reader, "lengths", None)) is not None:
+            return np.asarray(known(name))
+        return np.array([len(self.reader.row(at)[name]) for at in range(len(self.reader))], np.int64)
 
 
 def _is_flat(rows: Ragged) -> bool:

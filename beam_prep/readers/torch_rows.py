@@ -1,0 +1,43 @@
+"""`ds.torch()`: rows as tensors of torch, a map-style dataset."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
+
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.formats import Row
+
+
+class Readable(Protocol):
+    """A dataset, or a view of one."""
+
+    def __len__(self) -> int: ...
+    def __getitems__(self, indices: Sequence[int]) -> list[Row]: ...
+
+
+class TorchRows:
+    """See `Dataset.torch`, which makes it."""
+
+    def __init__(self, rows: Readable) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        return self.__getitems__([index.__index__()])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            {name: _tensors(values) for name, values in row.items()} for row in self._rows.__getitems__(list(indices))
+        ]
+
+
+def _tensors(values: Array | Ragged) -> Any:
+    if isinstance(values, Ragged):
+        return [_tensors(each) for each in values]
+    import torch
+
+    # What embeddings and losses take; torch has few operations for unsigned integers.
+    return torch.from_numpy(values.astype(np.int64) if values.dtype.kind in "iu" else values)

@@ -1,0 +1,271 @@
+"""`ds.packed`: the rows that packing would write, and resume that is exact for any number of ranks."""
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.pack import pack_columns, plan_packs
+from beam_prep.errors import ConfigError
+from beam_prep.readers.dataset import Dataset
+from beam_prep.readers.packed import Packed
+from beam_prep.readers.view import shuffled
+from tests.readers.conftest import IDS, LABELS, MASK, documents, write
+
+STRATEGIES = ["bfd", "bfd_split", "wrapped", "simple"]
+LENGTHS = np.random.default_rng(5).integers(0, 40, 300).tolist()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """300 documents in four shards of two domains."""
+    rows = documents(LENGTHS)
+    shards = {"a": [rows[:70], rows[70:150]], "b": [rows[150:151], rows[151:]]}
+    return bp.open(write(tmp_path_factory.mktemp("packed") / "out", [IDS, MASK, LABELS], shards))
+
+
+def lists(rows: Any) -> list[dict[str, list[Any]]]:
+    return [{name: values.tolist() for name, values in row.items()} for row in rows]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("formats", ["bin", "tfrecord", "arrow", "h5"])
+def test_rows_are_those_that_packing_writes(strategy: Any, formats: str, output: Callable[..., Path]) -> None:
+    rows = documents(LENGTHS[:60])
+    found = bp.open(output([IDS, MASK, LABELS], {"a": [rows[:25], rows[25:]]}, formats)).packed(64, None, strategy)
+    columns = {c.name: Ragged.from_lists([row[c.name] for row in rows], c.dtype) for c in (IDS, MASK, LABELS)}
+    plan = plan_packs(columns["input_ids"].lengths, strategy, 64)
+    wanted = pack_columns(columns, plan, "doc_reset")
+    assert found.columns == ("input_ids", "loss_mask", "labels", "position_ids", "seq_lens")
+    assert set(found.columns) == wanted.keys()
+    for name in found.columns:
+        assert [row[name].tolist() for row in found] == wanted[name].to_lists()
+        assert {row[name].dtype for row in found} == {wanted[name].flat.dtype}
+    assert found.fill_rate == pytest.approx(plan.stats.fill_rate)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_token_is_there_once_with_any_seed(strategy: Any, seed: int, dataset: Dataset) -> None:
+    packed = dataset.packed(64, seed, strategy)
+    assert max(len(row["input_ids"]) for row in packed) <= 64
+    assert sorted(token for row in packed for token in row["input_ids"]) == list(range(sum(LENGTHS)))
+    for row in packed:
+        assert row["seq_lens"].sum() == len(row["input_ids"])
+        assert row["labels"].tolist() == row["input_ids"].tolist()
+
+
+def test_bfd_cuts_and_split_splits(dataset: Dataset) -> None:
+    assert sum(len(row["input_ids"]) for row in dataset.packed(16)) == sum(min(n, 16) for n in LENGTHS)
+    assert sum(len(row["input_ids"]) for row in dataset.packed(16, strategy="bfd_split")) == sum(LENGTHS)
+
+
+def test_seed_and_epoch_give_the_order(dataset: Dataset) -> None:
+    def order(**options: Any) -> list[tuple[int, ...]]:
+        return [tuple(row["input_ids"].tolist()) for row in dataset.packed(64, **options)]
+
+    assert order(seed=1) == order(seed=1)
+    assert order(seed=1) != order(seed=1, epoch=1)
+    assert sorted(order(seed=1)) == sorted(order(seed=1, epoch=1))
+    assert sorted(order(seed=1)) != sorted(order(seed=2))
+    again = dataset.packed(64, seed=1)
+    again.set_epoch(1)
+    assert [tuple(row["input_ids"].tolist()) for row in again] == order(seed=1, epoch=1)
+
+
+def test_views_of_a_dataset_are_packed(dataset: Dataset) -> None:
+    for view in (dataset.domain("b"), dataset[10:200:3], dataset[::-2]):
+        found = sorted(token for row in view.packed(64) for token in row["input_ids"])
+        assert found == sorted(token for row in view for token in row["input_ids"])
+
+
+def test_pickles_and_keeps_its_place(dataset: Dataset) -> None:
+    packed = dataset.packed(64, rank=1, world_size=3)
+    packed.load_state_dict(packed.state_dict(taken=5))
+    again = pickle.loads(pickle.dumps(packed))
+    assert lists(again) == lists(packed)
+    assert again.state_dict(2) == packed.state_dict(2)
+
+
+# Resume
+
+
+def ranks(make: Callable[..., Any], count: int, state: dict[str, int] | None, **options: Any) -> list[Any]:
+    views = [make(rank=rank, world_size=count, **options) for rank in range(count)]
+    for view in views:
+        if state is not None:
+            view.load_state_dict(state)
+    return views
+
+
+def taken(view: Any, count: int) -> list[tuple[int, ...]]:
+    return [tuple(row["input_ids"].tolist()) for row in view.__getitems__(range(min(count, len(view))))]
+
+
+def check_any_stop(make: Callable[..., Any], stops: Sequence[tuple[int, int]]) -> None:
+    """Goes through an epoch with other numbers of ranks after each stop: (ranks, samples that each of them takes)."""
+    wanted = [tuple(row["input_ids"].tolist()) for row in make(rank=0, world_size=1)]
+    seen: list[tuple[int, ...]] = []
+    state = None
+    for count, steps in [*stops, (2, len(wanted))]:
+        views = ranks(make, count, state)
+        assert sum(map(len, views)) == len(wanted) - len(seen)
+        for view in views:
+            seen += taken(view, steps)
+        state = views[0].state_dict(min(steps, len(views[0])))
+        assert sorted(seen) == sorted(wanted[: len(seen)])  # all ranks together: the first part of the order
+    assert Counter(seen) == Counter(wanted)
+    assert state is not None
+    assert state["position"] == len(wanted)
+
+
+STOPS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), max_size=6)
+
+
+@given(STOPS, st.integers(0, 3), st.integers(0, 2), st.sampled_from(STRATEGIES))
+@settings(max_examples=80, deadline=None)
+def test_no_sample_is_seen_twice_and_none_is_lost(
+    dataset: Dataset, stops: list[tuple[int, int]], seed: int, epoch: int, strategy: Any
+) -> None:
+    check_any_stop(lambda **given: dataset.packed(64, seed, strategy, epoch=epoch, **given), stops)
+
+
+@given(STOPS, st.integers(2, 9))
+@settings(max_examples=40, deadline=None)
+def test_tail_drop_gives_all_ranks_equally_many(dataset: Dataset, stops: list[tuple[int, int]], last: int) -> None:
+    seen: list[tuple[int, ...]] = []
+    state = None
+    for count, steps in [*stops, (last, 10**6)]:
+        views = ranks(lambda **given: dataset.packed(64, tail="drop", **given), count, state)
+        assert len({len(view) for view in views}) == 1
+        for view in views:
+            seen += taken(view, steps)
+        before = state
+        state = views[0].state_dict(min(steps, len(views[0])))
+        if state["position"] == views[0].samples and before is not None and before["position"] == state["position"]:
+            break
+    assert max(Counter(seen).values(), default=1) == 1
+    most = max([last, *(count for count, _ in stops)])
+    assert len(seen) > dataset.packed(64).samples - most
+
+
+def test_reading_does_not_change_the_state(dataset: Dataset) -> None:
+    """torchdata's loader saves and loads the state of its dataset, in all processes, and counts by itself."""
+    packed = dataset.packed(64, world_size=2)
+    before = packed.state_dict()
+    _ = list(packed), packed[3], packed.__getitems__([1, 2])
+    assert packed.state_dict() == before
+    packed.load_state_dict(before)
+    assert lists(packed) == lists(dataset.packed(64, world_size=2))
+
+
+def test_the_state_is_a_few_integers_of_the_epoch(dataset: Dataset) -> None:
+    packed = dataset.packed(64, epoch=3)
+    state = packed.state_dict(7)
+    assert state.keys() == {"epoch", "position", "samples", "key"}
+    assert {type(value) for value in state.values()} == {int}
+    resumed = dataset.packed(64)
+    resumed.load_state_dict(state)
+    assert lists(resumed) == lists(packed)[7:]
+    resumed.set_epoch(4)
+    assert lists(resumed) == lists(dataset.packed(64, epoch=4))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"length": 65}, {"seed": 1}, {"strategy": "wrapped"}],
+)
+def test_the_state_of_another_view_is_refused(dataset: Dataset, other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"state is that of another view .* with the same seed and the same settings"):
+        dataset.packed(**{"length": 64, **other}).load_state_dict(dataset.packed(64).state_dict())
+    with pytest.raises(ConfigError, match="another view"):
+        dataset[1:].packed(64).load_state_dict(dataset.packed(64).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length is 0, wanted 1 to 2147483647 tokens"),
+        ({"strategy": "ffd"}, "strategy is 'ffd', wanted one of simple, bfd, bfd_split, wrapped"),
+        ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2, wanted 0 to world_size - 1"),
+        ({"epoch": -1}, "epoch is -1, wanted 0 or more"),
+        ({"tail": "repeat"}, "tail is 'repeat', wanted keep or drop"),
+    ],
+)
+def test_wrong_arguments(dataset: Dataset, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataset.packed(**{"length": 64, **options})
+    with pytest.raises(ConfigError, match="taken is 10000, wanted 0 to "):
+        dataset.packed(64).state_dict(10_000)
+    with pytest.raises(IndexError):
+        dataset.packed(64)[10_000]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([Column("chosen", "int32", 1, "ids"), Column("rejected", "int32", 1, "ids")], "has chosen, rejected"),
+        ([Column("responses", "int32", 2, "ids")], "'responses' of .* has no value for each token"),
+        ([IDS, Column("seq_lens", "int32", 1, "lengths", "input_ids")], "are packed already"),
+        ([IDS, Column("attention_mask", "int32", 1, "attention")], "are padded"),
+        ([IDS, Column("position_ids", "int32", 1, "position")], "'position_ids', which a packed view makes"),
+    ],
+)
+def test_rows_that_cannot_be_packed_are_refused(columns: Any, message: str, output: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bp.open(output(columns, {"a": []})).packed(64)
+
+
+def test_no_rows_give_no_packed_rows(output: Callable[..., Path]) -> None:
+    packed = bp.open(output([IDS], {"a": [documents([0, 0])]})).packed(8)
+    assert (len(packed), list(packed), packed.fill_rate) == (0, [], 0.0)
+
+
+def test_collate_takes_packed_views(dataset: Dataset) -> None:
+    packed = dataset.packed(64)
+    batch = bp.collate(packed)(packed.__getitems__([0, 1]))
+    assert batch["input_ids"].shape[1] == batch["cu_seq_lens_q"][-1]
+    assert "seq_lens" not in batch
+
+
+# The order
+
+
+@given(st.integers(0, 400), st.lists(st.integers(0, 2**70), max_size=3))
+def test_shuffled_is_a_permutation(count: int, key: list[int]) -> None:
+    assert sorted(shuffled(count, *key).tolist()) == list(range(count))
+
+
+def test_shuffled_is_the_same_for_ever() -> None:
+    """Else states that were saved with an earlier version would go on elsewhere."""
+    assert shuffled(10, 0).tolist() == [6, 8, 0, 9, 3, 1, 4, 2, 7, 5]
+    assert shuffled(10, 1, 2).tolist() == [2, 4, 5, 9, 1, 8, 7, 6, 3, 0]
+
+
+def test_shuffled_looks_random() -> None:
+    places = np.array([shuffled(50, seed).tolist() for seed in range(2_000)])
+    counts = np.array([np.bincount(places[:, place], minlength=50) for place in range(50)])
+    assert abs(counts - 40).max() < 40 * 0.95  # six standard deviations
+    assert abs(np.corrcoef(shuffled(10_000, 1), shuffled(10_000, 2))[0, 1]) < 0.05
+    assert abs(np.corrcoef(shuffled(10_000, 1, 0), shuffled(10_000, 1, 1))[0, 1]) < 0.05
+
+
+@pytest.mark.long
+def test_ten_million_documents_are_planned_in_ten_seconds(monkeypatch: pytest.MonkeyPatch, dataset: Dataset) -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(6, 1.1, 10_000_000), 1, 1e6).astype(np.int64)
+    monkeypatch.setattr(Dataset, "lengths", lambda self, column: lengths)
+    for strategy in ("bfd", "bfd_split"):
+        start = time.process_time()
+        packed = Packed(dataset, 4096, 1, strategy, 0, 8, 0, "keep")
+        assert time.process_time() - start < 10
+        assert packed.fill_rate > 0.99

@@ -1,0 +1,141 @@
+"""Loaders of other libraries over datasets and views: torch's, torchdata's, grain's. What is resumed is exact."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
+
+import beam_prep as bp  # noqa: E402
+from tests.readers.conftest import IDS, LABELS, MASK, documents, write  # noqa: E402
+
+LENGTHS = np.random.default_rng(3).integers(1, 30, 90).tolist()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> bp.Dataset:
+    rows = documents(LENGTHS)
+    shards = {"a": [rows[:40], rows[40:60]], "b": [rows[60:]]}
+    return bp.open(write(tmp_path_factory.mktemp("loaders") / "out", [IDS, MASK, LABELS], shards))
+
+
+def views(dataset: bp.Dataset) -> dict[str, Any]:
+    return {
+        "dataset": dataset,
+        "slice": dataset[::-2],
+        "packed": dataset.packed(48, seed=1, rank=1, world_size=2),
+        "mixture": dataset.mixture({"a": 1, "b": 2}, seed=1),
+    }
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch["input_ids"].tolist()[0] for batch in batches]
+
+
+def tokens_of(rows: Any) -> list[int]:
+    return sorted(token for row in rows for token in row["input_ids"].tolist())
+
+
+@pytest.mark.parametrize("name", ["dataset", "slice", "packed", "mixture"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stateful_loader_goes_on_where_it_stopped(
+    name: str, workers: int, shuffle: bool, dataset: bp.Dataset
+) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    rows = views(dataset)[name]
+
+    def loader() -> Any:
+        torch.manual_seed(5)
+        make = bp.collate(rows, packed=True, arrays="torch")
+        return stateful.StatefulDataLoader(rows, batch_size=3, num_workers=workers, shuffle=shuffle, collate_fn=make)
+
+    every = ids(loader())
+    assert len(every) == -(-len(rows) // 3)
+    assert sorted(token for batch in every for token in batch) == tokens_of(rows)
+    for stop in (1, 4):
+        first = loader()
+        batches = iter(first)
+        seen = ids(next(batches) for _ in range(stop))
+        state = first.state_dict()
+        second = loader()
+        second.load_state_dict(state)
+        assert seen + ids(second) == every
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 1)])
+@pytest.mark.parametrize("ranks", [(2, 3), (3, 1)])
+@pytest.mark.parametrize("name", ["packed", "mixture"])
+def test_a_view_goes_on_with_other_ranks_and_other_workers(
+    name: str, workers: tuple[int, int], ranks: tuple[int, int], dataset: bp.Dataset
+) -> None:
+    def make(rank: int, world_size: int) -> Any:
+        if name == "packed":
+            return dataset.packed(32, seed=2, rank=rank, world_size=world_size)
+        return dataset.mixture({"a": 1, "b": 3}, seed=2, samples=50, rank=rank, world_size=world_size)
+
+    def loader(view: Any, workers: int) -> Any:
+        collate = bp.collate(view, packed=True)
+        return torch.utils.data.DataLoader(view, batch_size=2, num_workers=workers, collate_fn=collate)
+
+    tokens: list[int] = []
+    state = None
+    for rank in range(ranks[0]):
+        view = make(rank, ranks[0])
+        batches = iter(loader(view, workers[0]))
+        for _ in range(3):
+            tokens += next(batches)["input_ids"][0].tolist()
+        state = view.state_dict(taken=3 * 2)
+    for rank in range(ranks[1]):
+        view = make(rank, ranks[1])
+        view.load_state_dict(state)
+        for batch in loader(view, workers[1]):
+            tokens += batch["input_ids"][0].tolist()
+    assert sorted(tokens) == tokens_of(make(0, 1))
+
+
+def test_rows_as_tensors(dataset: bp.Dataset) -> None:
+    for rows in views(dataset).values():
+        tensors = rows.torch()
+        assert len(tensors) == len(rows)
+        for found, wanted in zip(tensors.__getitems__(range(len(rows))), rows, strict=True):
+            assert {name: value.tolist() for name, value in found.items()} == {
+                name: value.tolist() for name, value in wanted.items()
+            }
+        assert {name: value.dtype for name, value in tensors[0].items() if name != "loss_mask"} == {
+            name: torch.int64 for name in rows.columns if name != "loss_mask"
+        }
+        assert tensors[-1]["loss_mask"].dtype == torch.bool
+    loader = torch.utils.data.DataLoader(dataset.torch(), batch_size=1)
+    assert [batch["input_ids"].shape[1] for batch in loader] == LENGTHS
+
+
+def test_lists_of_lists_are_lists_of_tensors(tmp_path: Path) -> None:
+    column = bp.Column("responses", "uint16", 2, "ids")
+    rows = bp.open(write(tmp_path, [column], {"a": [[{"responses": [[1, 2], [65_535]]}]]})).torch()
+    assert [one.tolist() for one in rows[0]["responses"]] == [[1, 2], [65_535]]
+    assert rows[0]["responses"][1].dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["dataset", "slice", "packed", "mixture"])
+def test_datasets_and_views_are_sources_of_grain(name: str, dataset: bp.Dataset) -> None:
+    grain = pytest.importorskip("grain")
+    rows = views(dataset)[name]
+    wanted = [row["input_ids"].tolist() for row in rows]
+    source = grain.MapDataset.source(rows)
+    assert len(source) == len(rows)
+    assert [source[index]["input_ids"].tolist() for index in range(len(rows))] == wanted
+    shuffled = source.shuffle(seed=1)
+
+    def made() -> Any:
+        return iter(shuffled.to_iter_dataset().map(lambda row: row["input_ids"].tolist()))  # by 16 threads
+
+    every = list(made())
+    assert sorted(every) == sorted(wanted)
+    first = made()
+    seen = [next(first) for _ in range(7)]
+    second = made()
+    second.set_state(first.get_state())
+    assert seen + list(second) == every
