@@ -327,11 +327,12 @@ def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, to
     shards = [shard for shard in manifest_of(output)["shards"] if shard["domain"] == "near"]
     first, last = shards[0], shards[-1]
     assert first["rows"] != last["rows"]
+    endings = {"bin": (".bin", ".json"), "npy": (".npy", ".gz")}.get(name, (f".{name}",))
     for file in first["files"]:
         path = Path(file["path"])
         number = f"{last['shard']:04d}" if name != "arrow" else f"{last['shard']:05d}-of"
         zero = number.replace(str(last["shard"]), "0")
-        if path.suffix in {"bin": (".bin", ".json"), "h5": (".h5",)}.get(name, (f".{name}",)) and zero in file["path"]:
+        if path.suffix in endings and zero in file["path"]:
             shutil.copy(output / path, output / file["path"].replace(zero, number, 1))
     list_again(output)
     where = f"near: shard {last['shard']} ({name}): found"
@@ -345,7 +346,7 @@ def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, to
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_a_shard_that_its_reader_cannot_read_is_named(name: str, output: Path, told: Told) -> None:
-    suffix = {"bin": ".json", "h5": ".h5"}.get(name, f".{name}")
+    suffix = {"bin": ".json", "npy": "sequence/shard_0000.npy"}.get(name, f".{name}")
     shard = manifest_of(output)["shards"][0]
     (path,) = [output / file["path"] for file in shard["files"] if is_main(file["path"], suffix)]
     path.write_bytes(path.read_bytes()[:-9])

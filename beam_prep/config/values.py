@@ -19,6 +19,7 @@ FORMAT_NAMES = (
     "arrow",
     "h5",
     "parquet",
+    "npy",
 )
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {

@@ -4,6 +4,7 @@ from beam_prep.formats.arrow import Arrow
 from beam_prep.formats.contract import Format, OpenFile, Row, ShardReader, ShardWriter
 from beam_prep.formats.hdf5 import HDF5
 from beam_prep.formats.mmap_bin import Bin
+from beam_prep.formats.npy import Npy
 from beam_prep.formats.parquet import Parquet
 from beam_prep.formats.tfrecord import TFRecord
 
@@ -13,6 +14,7 @@ __all__ = [
     "Arrow",
     "Bin",
     "Format",
+    "Npy",
     "OpenFile",
     "Parquet",
     "Row",
@@ -27,4 +29,5 @@ FORMATS: dict[str, Format] = {
     "arrow": Arrow(),
     "h5": HDF5(),
     "parquet": Parquet(),
+    "npy": Npy(),
 }
