@@ -740,6 +740,13 @@ def test_formats_are_one_or_several() -> None:
     assert load(sections(TEXT, output={"storage_format": ["bin", "tfrecord"]})).output.formats == ("bin", "tfrecord")
 
 
+def test_labels_for_a_reader_of_masks_are_warned_of() -> None:
+    labels = {"storage_format": ["bin", "npy"], "columns": "labels"}
+    (warning,) = load(sections(TEXT, output=labels)).warnings
+    assert "'npy': OLMo-core reads a mask, and no labels: use columns 'loss_mask'" in warning
+    assert load(sections(TEXT, output=labels | {"columns": "loss_mask"})).warnings == []
+
+
 @pytest.mark.parametrize("given", ["csv", [], ["bin", "bin"], ["bin", 3], None, {"bin": True}, [["bin"]]])
 def test_other_formats_are_refused(given: object) -> None:
     problem = the_problem(sections(TEXT, output={"storage_format": given}), "output.storage_format")

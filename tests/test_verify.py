@@ -353,7 +353,8 @@ def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, to
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_a_shard_that_its_reader_cannot_read_is_named(name: str, output: Path, told: Told) -> None:
-    suffix = {"bin": ".json", "h5": ".h5", "megatron": "-sequence.idx"}.get(name, f".{name}")
+    ends = {"bin": ".json", "h5": ".h5", "megatron": "-sequence.idx", "npy": "sequence/shard_0000.npy"}
+    suffix = ends.get(name, f".{name}")
     shard = manifest_of(output)["shards"][0]
     (path,) = [output / file["path"] for file in shard["files"] if is_main(file["path"], suffix)]
     path.write_bytes(path.read_bytes()[:-9])

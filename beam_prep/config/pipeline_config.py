@@ -151,6 +151,8 @@ class PipelineConfig(Strict):
             found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
         if step.packing_strategy == "none" and "packing_group" in step.model_fields_set:
             found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
+        if "npy" in self.output.formats and self.output.columns == "labels":
+            found.append("output.storage_format 'npy': OLMo-core reads a mask, and no labels: use columns 'loss_mask'")
         if self.preprocessing.eos == "never" and not self.input.tokenized:
             for spec in self.outputs():
                 if spec.kind == "ids" and not spec.has_template and spec.trains and len(spec.sections) > 1:

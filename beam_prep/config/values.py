@@ -21,6 +21,7 @@ FORMAT_NAMES = (
     "parquet",
     "megatron",
     "mds",
+    "npy",
 )
 UNKNOWN_DTYPES = {"megatron": ("uint32", "uint64", "float16")}
 """Format to the dtypes that it cannot hold. (bool it holds as uint8.)"""

@@ -6,6 +6,7 @@ from beam_prep.formats.hdf5 import HDF5
 from beam_prep.formats.mds import MDS
 from beam_prep.formats.megatron import Megatron
 from beam_prep.formats.mmap_bin import Bin
+from beam_prep.formats.npy import Npy
 from beam_prep.formats.parquet import Parquet
 from beam_prep.formats.tfrecord import TFRecord
 
@@ -17,6 +18,7 @@ __all__ = [
     "Bin",
     "Format",
     "Megatron",
+    "Npy",
     "OpenFile",
     "Parquet",
     "Row",
@@ -33,4 +35,5 @@ FORMATS: dict[str, Format] = {
     "parquet": Parquet(),
     "megatron": Megatron(),
     "mds": MDS(),
+    "npy": Npy(),
 }

@@ -212,7 +212,8 @@ class Shard(beam.PTransform):
     Attributes:
         output: the directory to make: a local path, or one on gs:// or s3://.
         max_tokens: tokens of a shard, over all domains, before it is flushed.
-        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`, `parquet`. Records are tokenised once for all of them.
+        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`, `parquet`, `npy`. Records are tokenised once for all
+            of them.
         max_items: the largest number of kept records.
         pack: how rows are packed or padded, and which position ids they get; by default neither. A row that is too
             long for a packed row is cut or dropped (`too_long`), or fails the run: see its `truncation_mode`.

@@ -11,6 +11,7 @@ from beam_prep.formats.contract import Row
 from beam_prep.formats.hdf5 import HDF5Reader
 from beam_prep.formats.megatron import MegatronReader
 from beam_prep.formats.mmap_bin import BinReader
+from beam_prep.formats.npy import NpyReader
 
 VALUES_AT_ONCE = 1 << 20
 """Values of all columns of a part; a row that has more is a part of its own."""
@@ -22,12 +23,15 @@ def parts_of(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[st
     Raises:
         FormatError: a row is damaged.
     """
-    if isinstance(reader, BinReader | HDF5Reader | MegatronReader):  # their columns are arrays
+    if isinstance(reader, BinReader | HDF5Reader | MegatronReader | NpyReader):  # their columns are arrays
         ends = offsets_of(reader.sizes())
         start = 0
         while start < len(reader):
             stop = max(start + 1, int(np.searchsorted(ends, ends[start] + VALUES_AT_ONCE, "right")) - 1)
-            yield {name: rows[start:stop] for name, rows in reader.columns.items()}
+            if isinstance(reader, NpyReader):
+                yield reader.rows(start, stop)
+            else:
+                yield {name: rows[start:stop] for name, rows in reader.columns.items()}
             start = stop
         return
     held: list[Row] = []

@@ -14,10 +14,11 @@ from tests.conftest import ROOT
 from tests.engines.build import BuildError, Part, build, digest, folder_of, pip
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+OLMO = Path(__file__).with_name("olmo.txt")
 
 
 def environment() -> Part:
-    """TRL and torch in their pinned versions, what those need, and what beam_prep needs, but not beam_prep."""
+    """TRL, torch and OLMo-core in their pinned versions, and what those and beam_prep need, but not beam_prep."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # What is pinned comes first; what pyproject.toml has had since then is found by pip.
     wanted = [*project["dependencies"], *project["optional-dependencies"]["trainers"]]
@@ -26,8 +27,9 @@ def environment() -> Part:
         venv.create(folder, with_pip=True)
         # No cache: the wheels would lie on the disk beside what they hold.
         pip(python_of(folder), "install", "--no-cache-dir", "--requirement", str(REQUIREMENTS), *wanted)
+        pip(python_of(folder), "install", "--no-cache-dir", "--no-deps", "--requirement", str(OLMO))
 
-    return Part(digest([REQUIREMENTS.read_text(), *wanted]), (), make)
+    return Part(digest([REQUIREMENTS.read_text(), OLMO.read_text(), *wanted]), (), make)
 
 
 def python_of(folder: Path) -> str:

@@ -1,0 +1,249 @@
+"""`npy`, read back by a few lines of numpy and gzip, and by its own reader. OLMo-core: tests/trainers/test_olmo.py."""
+
+import gzip
+import os
+import pickle
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats import npy
+from beam_prep.formats.npy import Npy, NpyReader
+from tests.formats.test_arrow import ALL, DTYPES, MASK, RESPONSES, SEQUENCE, cut, plain, random_rows, sft
+from tests.formats.test_hdf5 import write_as
+
+WIDE_MASK = Column("loss_mask", "int32", 1, "mask", of="sequence")
+
+
+def write(folder: Path, columns: Sequence[Column], slices: Sequence[dict[str, Ragged]], shard: int = 0) -> Path:
+    """Writes a shard; gives the folder."""
+    write_as(Npy(), folder, columns, slices, shard, 20_000)
+    return folder
+
+
+def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> NpyReader:
+    return Npy().read(folder, columns, shard, 20_000)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def foreign(folder: Path, column: str, dtype: Any) -> list[list[Any]]:
+    """Somebody else's reader: the rows, flat."""
+    path = folder / column / "shard_0000.npy"
+    values = np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+    with gzip.open(path.with_suffix(".csv.gz"), "rt") as lines:
+        borders = [tuple(map(int, line.split(",")[:2])) for line in lines]
+    return [values[start:end].tolist() for start, end in borders]
+
+
+def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: Path) -> None:
+    rows = {"sequence": Ragged.from_lists([[5, 6, 7], [], [8, 70_000]]), "loss_mask": sft()["loss_mask"]}
+    folder = write(
+        tmp_path,
+        [SEQUENCE, WIDE_MASK],
+        [rows | {"loss_mask": rows["loss_mask"].with_flat(rows["loss_mask"].flat.astype(np.int64))}],
+        3,
+    )
+    found = files(folder)
+    assert list(found) == [
+        "loss_mask/shard_0003.csv.gz",
+        "loss_mask/shard_0003.npy",
+        "sequence/shard_0003.csv.gz",
+        "sequence/shard_0003.npy",
+    ]
+    assert np.frombuffer(found["sequence/shard_0003.npy"], "<u4").tolist() == [5, 6, 7, 8, 70_000]
+    assert found["loss_mask/shard_0003.npy"] == bytes([0, 1, 1, 1, 0])
+    assert gzip.decompress(found["sequence/shard_0003.csv.gz"]) == b"0,3\n3,3\n3,5\n"
+    reader = read(folder, [SEQUENCE, WIDE_MASK], 3)
+    assert plain(reader.row(0)) == {"sequence": [5, 6, 7], "loss_mask": [0, 1, 1]}
+    assert reader.row(0)["loss_mask"].dtype == reader.rows(0, 2)["loss_mask"].flat.dtype == np.int32
+
+
+def test_lists_of_lists_have_their_lengths_in_the_third_field(tmp_path: Path) -> None:
+    rows = [[[1, 2], [], [3]], [], [[]], [[65535]]]
+    write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists(rows, np.uint16, depth=2)}])
+    assert gzip.decompress((tmp_path / "responses" / "shard_0000.csv.gz").read_bytes()) == (
+        b"0,3,2 0 1\n3,3,\n3,3,0\n3,4,1\n"
+    )
+    assert foreign(tmp_path, "responses", np.uint16) == [[1, 2, 3], [], [], [65535]]
+    reader = read(tmp_path, [RESPONSES])
+    assert [plain(reader.row(index))["responses"] for index in range(4)] == rows
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    seed=st.integers(0, 100),
+    cuts=st.lists(st.integers(0, 40), max_size=6),
+    most=st.sampled_from([(1, 5), (3, 64), (1 << 12, 65535)]),
+)
+def test_slices_of_any_size_give_the_same_files_and_the_rows_come_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, seed: int, cuts: list[int], most: tuple[int, int]
+) -> None:
+    whole = random_rows(rows, seed)
+    borders = [0, *sorted(min(border, rows) for border in cuts), rows]
+    once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(npy, "_BLOCK", most[1])
+        write(once, ALL, [whole])
+        patch.setattr(npy, "_SLICE", most[0])
+        write(many, ALL, cut(whole, borders))
+    assert files(once) == files(many)
+    reader = read(many, ALL)
+    assert len(reader) == rows
+    for column in ALL:
+        flat = Ragged.from_lengths(whole[column.name].flat, whole[column.name].flat_lengths)
+        assert foreign(once, column.name, column.dtype) == flat.to_lists()
+        wanted = whole[column.name].to_lists()
+        assert [plain(reader.row(index))[column.name] for index in range(rows)] == wanted
+        assert reader.rows(rows // 3, rows)[column.name].to_lists() == wanted[rows // 3 :]
+    assert reader.sizes().tolist() == sum((ragged.flat_lengths for ragged in whole.values()), np.zeros(rows)).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_comes_back(tmp_path: Path, dtype: str) -> None:
+    column = Column("v", dtype, 1, "value")
+    values = Ragged.from_lists([[0, 1], [], [1]], np.dtype(dtype))
+    write(tmp_path, [column], [{"v": values}])
+    assert foreign(tmp_path, "v", dtype) == values.to_lists()
+    row = read(tmp_path, [column]).row(0)["v"]
+    assert isinstance(row, np.ndarray)
+    assert (row.dtype, row.tolist()) == (np.dtype(dtype), values.to_lists()[0])
+
+
+@pytest.mark.skipif(shutil.which("gzip") is None, reason="no gzip here")
+def test_many_lines_are_a_sound_gzip_stream(tmp_path: Path) -> None:
+    """Of several blocks, without a time."""
+    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lengths(np.zeros(60_000, np.int32), np.full(20_000, 3))}])
+    path = tmp_path / "sequence" / "shard_0000.csv.gz"
+    lines = subprocess.run(["gzip", "-dc", str(path)], check=True, capture_output=True).stdout.split()
+    assert lines == [f"{3 * row},{3 * row + 3}".encode() for row in range(20_000)]
+    assert path.read_bytes()[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+    assert len(read(tmp_path, [SEQUENCE])) == 20_000
+
+
+@pytest.mark.parametrize("slices", [[], [random_rows(0)], [random_rows(0), random_rows(0)]])
+def test_a_shard_without_rows_reads_back(tmp_path: Path, slices: list[dict[str, Ragged]]) -> None:
+    write(tmp_path, ALL, slices)
+    assert len(read(tmp_path, ALL)) == 0
+    assert read(tmp_path, ALL).rows(0, 0)["sequence"].flat.dtype == np.int32
+
+
+# Its reader.
+
+
+def test_rows_are_views_and_a_reader_pickles_as_its_path(tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE, MASK], [sft()])
+    reader = read(tmp_path, [SEQUENCE, MASK])
+    row = reader.row(0)["sequence"]
+    assert isinstance(row, np.ndarray)
+    assert not row.flags.owndata
+    assert plain(reader.row(-1)) == plain(reader.row(2))
+    for index in (3, -4):
+        with pytest.raises(IndexError, match=f"row {index} of 3"):
+            reader.row(index)
+    dumped = pickle.dumps(reader)
+    assert len(dumped) < 1000
+    assert plain(pickle.loads(dumped).row(0)) == plain(reader.row(0))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
+def test_a_reader_keeps_no_file_descriptor(tmp_path: Path) -> None:
+    write(tmp_path, ALL, [random_rows(10)])
+    before = len(os.listdir("/proc/self/fd"))
+    readers = [read(tmp_path, ALL) for _ in range(5)]
+    assert len(readers[4].row(9)) == len(ALL)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# What it refuses.
+
+
+def test_a_mask_of_more_than_a_byte_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="column 'loss_mask': 256 does not fit int8"):
+        write(tmp_path, [WIDE_MASK], [{"loss_mask": Ragged.from_lists([[256]])}])
+
+
+def test_files_cut_anywhere_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE, RESPONSES], [{name: random_rows(5)[name] for name in ("sequence", "responses")}])
+    for name, whole in files(tmp_path).items():
+        for size in range(len(whole)):
+            (tmp_path / name).write_bytes(whole[:size])
+            with pytest.raises(FormatError, match=r"shard_0000\."):
+                read(tmp_path, [SEQUENCE, RESPONSES])
+        (tmp_path / name).write_bytes(whole)
+        assert len(read(tmp_path, [SEQUENCE, RESPONSES])) == 5
+
+
+def test_a_flipped_bit_in_the_borders_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    """By the crc of gzip; its head, and that of its first block, have bits without a meaning."""
+    write(tmp_path, [RESPONSES], [{"responses": random_rows(5)["responses"]}])
+    path = tmp_path / "responses" / "shard_0000.csv.gz"
+    whole = path.read_bytes()
+    wanted = random_rows(5)["responses"].to_lists()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x08
+        path.write_bytes(damaged)
+        try:
+            reader = read(tmp_path, [RESPONSES])
+        except FormatError:
+            continue
+        assert at <= 10
+        assert reader.rows(0, 5)["responses"].to_lists() == wanted
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("0,3\n3,4\n", r"found 20 bytes, wanted 16 \(4 of int32, says shard_0000\.csv\.gz\)"),
+        ("0,3\n4,5\n", "its rows do not follow each other"),
+        ("0,6\n6,5\n", "its rows do not follow each other"),
+        ("1,5\n", "its rows do not follow each other"),
+        ("0,three\n", "shard_0000.csv.gz is damaged"),
+        ("0,\n", "a line has no numbers"),
+        ("0\n", "shard_0000.csv.gz is damaged"),
+    ],
+)
+def test_damaged_borders_are_refused(tmp_path: Path, lines: str, message: str) -> None:
+    write(tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
+    (tmp_path / "sequence" / "shard_0000.csv.gz").write_bytes(gzip.compress(lines.encode()))
+    with pytest.raises(FormatError, match=message):
+        read(tmp_path, [SEQUENCE])
+
+
+@pytest.mark.parametrize("lines", ["0,3,2 2\n", "0,3,4 -1\n", "0,3,one\n"])
+def test_damaged_lists_are_refused(tmp_path: Path, lines: str) -> None:
+    write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists([[[1, 2], [3]]], np.uint16, depth=2)}])
+    (tmp_path / "responses" / "shard_0000.csv.gz").write_bytes(gzip.compress(lines.encode()))
+    with pytest.raises(FormatError, match="is damaged"):
+        read(tmp_path, [RESPONSES])
+
+
+def test_missing_files_and_other_columns_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [SEQUENCE, MASK], [sft()])
+    with pytest.raises(FormatError, match=r"shard_0001\.csv\.gz: no such file"):
+        read(tmp_path, [SEQUENCE], 1)
+    with pytest.raises(FormatError, match=r"found 20 bytes, wanted 40"):
+        read(tmp_path, [Column("sequence", "int64", 1, "ids")])
+    with pytest.raises(FormatError, match=r"sequence/shard_0000\.csv\.gz is damaged"):
+        read(tmp_path, [Column("sequence", "int32", 2, "ids")])
+    write(tmp_path / "other", [MASK], [{"loss_mask": Ragged.from_lists([[True]], bool)}])
+    shutil.rmtree(tmp_path / "loss_mask")
+    shutil.move(tmp_path / "other" / "loss_mask", tmp_path / "loss_mask")
+    with pytest.raises(FormatError, match="columns of different row counts"):
+        read(tmp_path, [SEQUENCE, MASK])
