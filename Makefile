@@ -58,7 +58,7 @@ engines: $(VENV)/.engines
 test-engines: engines
 	@$(BIN)/python -m pytest tests/engines
 
-# Outputs in TRL and in a loop of your own. The environment, of 6 GB, goes into the same cache, once.
+# Outputs in TRL, Megatron, mosaicml-streaming and a loop of your own. Their environments, of 7 GB, go into the cache, once.
 test-trainers: $(VENV)/.installed
 	@python=$$($(BIN)/python -m tests.trainers.build) && HF_HUB_OFFLINE=1 $$python -m pytest tests/trainers
 

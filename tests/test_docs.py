@@ -223,8 +223,8 @@ def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monk
         assert source.exists(), f"<!-- needs: {name} -->"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(source, target_is_directory=True)
-    for module in ("tensorflow", "datasets", "h5py", "duckdb"):
-        if f"import {module}" in block.text:
+    for module in ("tensorflow", "datasets", "h5py", "duckdb", "megatron", "streaming"):
+        if f"import {module}" in block.text or f"from {module}" in block.text:
             pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "docs"}
@@ -237,7 +237,7 @@ def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monk
 
 def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
     """Code that reads a file of ours reads what `bp.open` does."""
-    if "out/all" in code:
+    if "out/all" in code and "bp.open" not in code:
         row = beam_prep.open("out/all")[0]
         if "parse_example" in code:
             batch = next(iter(names["rows"]))

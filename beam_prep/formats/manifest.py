@@ -83,7 +83,7 @@ def build_manifest(
         plan: the plan (its shards do not matter here).
         shards: every shard, in order of domain and number.
         rejects: files of rejected records.
-        others: `features.json` and the tokenizer's files.
+        others: what describes shards to other libraries (`features.json`), and the tokenizer's files.
         formats: in which every shard is written.
         facts: config, tokenizer, versions, options: what else the output is a function of.
     """

@@ -1,8 +1,10 @@
-"""The environment in which outputs are trained on, built once into the cache folder; prints its Python.
+"""The environments in which outputs are trained on, built once into the cache folder; prints the Python of the first.
 
     make test-trainers
 
-PyTorch comes from PyPI with the libraries for graphics cards, whether there is one or not: 6 GB in all.
+`trainers` has TRL, Megatron and torch. PyTorch comes from PyPI with the libraries for graphics cards, whether there is
+one or not: 6 GB in all. `streaming` has mosaicml-streaming and the older versions that it pins, and takes all else,
+torch above all, from `trainers`.
 """
 
 import sys
@@ -12,13 +14,15 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.engines.build import BuildError, Part, build, digest, folder_of, pip
+from tests.engines.conftest import missing
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 OLMO = Path(__file__).with_name("olmo.txt")
+STREAMING = Path(__file__).with_name("mds-requirements.txt")
 
 
 def environment() -> Part:
-    """TRL, torch and OLMo-core in their pinned versions, and what those and beam_prep need, but not beam_prep."""
+    """TRL, Megatron, OLMo-core and torch in their pinned versions, and what those and beam_prep need; not beam_prep."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # What is pinned comes first; what pyproject.toml has had since then is found by pip.
     wanted = [*project["dependencies"], *project["optional-dependencies"]["trainers"]]
@@ -32,22 +36,43 @@ def environment() -> Part:
     return Part(digest([REQUIREMENTS.read_text(), OLMO.read_text(), *wanted]), (), make)
 
 
+def streaming() -> Part:
+    """mosaicml-streaming, above the packages of `environment`."""
+    trainers = environment()
+
+    def make(folder: Path) -> None:
+        venv.create(folder, with_pip=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (shared,) = folder_of("trainers", trainers).glob("lib/python*/site-packages")
+        (packages / "trainers.pth").write_text(f"{shared}\n")
+        pip(python_of(folder), "install", "--no-cache-dir", "--no-deps", "--requirement", str(STREAMING))
+
+    return Part(digest([STREAMING.read_text(), trainers.version]), (), make)
+
+
+def streaming_python() -> str:
+    """The Python of `streaming`; skips the test where that is not built."""
+    python = python_of(folder_of("streaming", streaming()))
+    return python if Path(python).exists() else missing("mosaicml-streaming is not built: make test-trainers")
+
+
 def python_of(folder: Path) -> str:
     """The environment's Python."""
     return str(folder / "bin" / "python")
 
 
 def main() -> int:
-    """Builds it unless it is there; gives the exit code."""
-    part = environment()
-    folder = folder_of("trainers", part)
-    try:
-        done = build("trainers", part)
-    except BuildError as error:
-        print(f"{folder}: FAILED: {error}", file=sys.stderr)
-        return 1
-    print(f"{folder}: {done}", file=sys.stderr)
-    print(python_of(folder))
+    """Builds them unless they are there; gives the exit code."""
+    parts = {"trainers": environment(), "streaming": streaming()}
+    for name, part in parts.items():
+        folder = folder_of(name, part)
+        try:
+            done = build(name, part)
+        except BuildError as error:
+            print(f"{folder}: FAILED: {error}", file=sys.stderr)
+            return 1
+        print(f"{folder}: {done}", file=sys.stderr)
+    print(python_of(folder_of("trainers", parts["trainers"])))
     return 0
 
 

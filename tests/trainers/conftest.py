@@ -16,13 +16,16 @@ Outputs = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Outputs:
-    """Makes an output of a config in configs/ over some of its records, to `arrow`; each once."""
+    """Makes an output of a config in configs/ over some of its records, to `arrow` or as `output` says; each once."""
     made: dict[str, Path] = {}
 
-    def _outputs(name: str, data: str = "chat", items: int = 24, names: Any = None, **preprocessing: Any) -> Path:
+    def _outputs(
+        name: str, data: str = "chat", items: int = 24, names: Any = None, output: Any = None, **preprocessing: Any
+    ) -> Path:
         config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
         config["preprocessing"] = {**config.get("preprocessing", {}), **preprocessing, "max_items": items}
-        config["output"] |= {"storage_format": "arrow", **({} if names is None else {"names": names})}
+        named = {} if names is None else {"names": names}
+        config["output"] = {**config.get("output", {}), "storage_format": "arrow", **named, **(output or {})}
         key = json.dumps([config, data])
         if key not in made:
             made[key] = tmp_path_factory.mktemp(name) / "out"

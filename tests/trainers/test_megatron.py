@@ -1,0 +1,200 @@
+"""The format `megatron` in Megatron's own library: the bytes of its builder, its reader, what `GPTDataset` reads."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
+pytest.importorskip("megatron.core", reason="no Megatron here: make test-trainers")
+
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder  # noqa: E402
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # noqa: E402
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder  # noqa: E402
+
+import beam_prep as bp  # noqa: E402
+from beam_prep.core.data.ragged import Array, Ragged  # noqa: E402
+from beam_prep.core.data.schema import Column  # noqa: E402
+from beam_prep.errors import FormatError  # noqa: E402
+from beam_prep.formats.megatron import CODES, Megatron  # noqa: E402
+from tests.test_docs import texts  # noqa: E402
+from tests.trainers.conftest import Outputs  # noqa: E402
+
+LENGTH = 64
+
+
+def theirs(folder: Path, rows: Ragged) -> tuple[bytes, bytes]:
+    """What Megatron's builder writes for a column: the .bin and the .idx."""
+    dtype = np.uint8 if rows.flat.dtype == bool else rows.flat.dtype.type
+    prefix = folder / "theirs"
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for row in rows:
+        lengths = [len(row)] if not isinstance(row, Ragged) else row.lengths.tolist()
+        builder.add_document(row.flat, lengths)
+    builder.finalize(f"{prefix}.idx")
+    return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bytes_are_those_of_the_builder(dtype: str, seed: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(seed)
+
+    def drawn(lengths: Array) -> Ragged:
+        values = random.integers(0, 2 if dtype == "bool" else 128, lengths.sum())
+        return Ragged.from_lengths(values.astype(dtype), lengths)
+
+    lists = random.integers(0, 4, 50 * seed)
+    rows = {
+        "sequence": drawn(random.integers(0, 30, len(lists))),
+        "responses": Ragged.from_lengths(drawn(random.integers(0, 9, lists.sum())), lists),
+    }
+    columns = [Column("sequence", dtype, 1, "ids"), Column("responses", dtype, 2, "ids")]
+    with ExitStack() as opened:
+        writer = Megatron().writer(lambda name: opened.enter_context((tmp_path / name).open("xb")), columns, 0, 1)
+        for part in (slice(0, 7), slice(7, 7), slice(7, None)):
+            writer.write({name: each[part] for name, each in rows.items()})
+        writer.close()
+    for name, each in rows.items():
+        ours = tuple((tmp_path / f"shard_0000-{name}{ending}").read_bytes() for ending in (".bin", ".idx"))
+        assert ours == theirs(tmp_path, each)
+
+
+@pytest.fixture(scope="module")
+def output(outputs: Outputs) -> Path:
+    """Masked chats of several domains, in several shards each."""
+    return outputs(
+        "sft_chat",
+        items=120,
+        output={"storage_format": ["bin", "megatron"], "domain_key": "domain", "max_tokens_per_shard": 6000},
+    )
+
+
+def prefixes(output: Path, column: str) -> list[str]:
+    """As the shell lists them."""
+    return [str(path)[: -len(".idx")] for path in sorted(output.glob(f"*/shard_*-{column}.idx"))]
+
+
+def test_every_pair_of_a_run_is_the_builders_and_opens(output: Path, tmp_path: Path) -> None:
+    ds = bp.open(output)
+    assert len(prefixes(output, "sequence")) == len(ds.manifest["shards"]) > len(ds.domains) > 2
+    start = 0
+    for shard in ds.manifest["shards"]:
+        rows = list(ds[start : start + shard["rows"]])
+        start += shard["rows"]
+        for column in ds.columns:
+            prefix = output / ds.manifest["domains"][shard["domain"]] / f"shard_{shard['shard']:04d}-{column}"
+            wanted = [row[column] for row in rows]
+            ours = Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
+            lengths = [len(row) for row in wanted]
+            assert ours == theirs(tmp_path, Ragged.from_lengths(np.concatenate(wanted), lengths))
+            opened = IndexedDataset(str(prefix))
+            assert [row.tolist() for row in opened[:]] == [row.tolist() for row in wanted]
+            assert opened.document_indices.tolist() == list(range(len(wanted) + 1))
+
+
+def config(cache: Path, blend: Sequence[str], **changes: Any) -> GPTDatasetConfig:
+    """A tokenizer of Megatron is more than `GPTDataset` needs: this one has ids that no row has."""
+    tokenizer = SimpleNamespace(eod=60_000, pad=60_001, vocab_size=60_002, unique_identifiers={"class": "none"})
+    off = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
+    return GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=LENGTH,
+        blend=(list(blend), None),
+        split="1,0,0",
+        path_to_cache=str(cache),
+        tokenizer=tokenizer,
+        **{**off, **changes},
+    )
+
+
+def built(kind: type, cache: Path, blend: Sequence[str]) -> Any:
+    return BlendedMegatronDatasetBuilder(kind, [None, None, None], lambda: True, config(cache, blend)).build()[0]
+
+
+def stream(dataset: GPTDataset, column: str) -> Array:
+    """The values of all rows of a pair in the order in which `GPTDataset` joins them."""
+    pair = IndexedDataset(dataset.dataset.path_prefix.replace("-sequence", f"-{column}"))
+    return np.concatenate([pair[int(row)] for row in dataset.document_index])
+
+
+def masked() -> type:
+    """The class of the page."""
+    names: dict[str, Any] = {"__name__": "page"}
+    (code,) = [text for text in texts("python", "docs/formats.md") if "class MaskedGPTDataset" in text]
+    exec(compile(code, "docs/formats.md", "exec"), names)
+    found: type = names["MaskedGPTDataset"]
+    return found
+
+
+def test_gpt_dataset_reads_the_ids_and_takes_the_loss_everywhere(output: Path, tmp_path: Path) -> None:
+    dataset = built(GPTDataset, tmp_path, prefixes(output, "sequence")[:1])
+    ids = stream(dataset, "sequence")
+    assert len(dataset) == (len(ids) - 1) // LENGTH > 10
+    for index in range(len(dataset)):
+        sample, start = dataset[index], LENGTH * int(dataset.shuffle_index[index])
+        assert sample["tokens"].tolist() == ids[start : start + LENGTH].tolist()
+        assert sample["labels"].tolist() == ids[start + 1 : start + LENGTH + 1].tolist()
+        assert sample["loss_mask"].tolist() == [1.0] * LENGTH
+
+
+def test_the_class_of_the_page_takes_the_loss_where_the_mask_says(output: Path, tmp_path: Path) -> None:
+    dataset = built(masked(), tmp_path, prefixes(output, "sequence")[:1])
+    mask = stream(dataset, "loss_mask")
+    counted = 0
+    for index in range(len(dataset)):
+        start = LENGTH * int(dataset.shuffle_index[index])
+        found = dataset[index]["loss_mask"]
+        assert found.tolist() == mask[start + 1 : start + LENGTH + 1].tolist()
+        counted += int(found.sum())
+    assert 0 < counted == int(mask[1 : LENGTH * len(dataset) + 1].sum()) < LENGTH * len(dataset)
+    assert dataset[None]["loss_mask"].sum() == 0
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A group of one process, which a blend with a cache asks for."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_class_of_the_page_reads_a_blend_of_all_shards(output: Path, tmp_path: Path) -> None:
+    pairs = prefixes(output, "sequence")
+    blend = built(masked(), tmp_path, pairs)
+    assert len(blend.datasets) == len(pairs)
+    assert len(blend) == sum(map(len, blend.datasets))
+    for dataset, prefix in zip(blend.datasets, pairs, strict=True):
+        assert dataset.masks.dataset.path_prefix == prefix.replace("-sequence", "-loss_mask")
+    trained = sum(int(blend[index]["loss_mask"].sum()) for index in range(len(blend)))
+    wanted = [stream(each, "loss_mask")[1 : LENGTH * len(each) + 1].sum() for each in blend.datasets]
+    assert trained == sum(wanted) > 0
+    bp.open(output).verify()  # with a cache elsewhere nothing was written to the output
+
+
+def test_a_run_of_packed_rows_has_the_lengths_of_its_documents(outputs: Outputs) -> None:
+    """Row i of `seq_lens` cuts row i of the ids into what `bp.open` has."""
+    packed = outputs("sft_packed", max_seq_len=120, max_packed_len=400, output={"storage_format": ["bin", "megatron"]})
+    folder, ds = packed / "__default__", bp.open(packed)
+    lengths = next(column.name for column in ds.schema if column.role == "lengths")
+    ids = next(column.name for column in ds.schema if column.role == "ids")
+    pairs = [IndexedDataset(str(folder / f"shard_0000-{name}")) for name in (ids, lengths)]
+    assert len(pairs[0]) == len(pairs[1]) == len(ds)
+    for row, tokens, documents in zip(ds, *(pair[:] for pair in pairs), strict=True):
+        assert np.cumsum(documents)[-1] == len(tokens)
+        assert (tokens.tolist(), documents.tolist()) == (row[ids].tolist(), row[lengths].tolist())
+
+
+def test_without_a_cache_megatron_writes_into_the_output(outputs: Outputs) -> None:
+    """What docs/formats.md warns of."""
+    folder = outputs("sft_chat", items=30, output={"storage_format": "megatron"})
+    unset = config(folder, prefixes(folder, "sequence"))
+    unset.path_to_cache = None
+    BlendedMegatronDatasetBuilder(GPTDataset, [None, None, None], lambda: True, unset).build()
+    with pytest.raises(FormatError, match=r"shard_0000-sequence/cache/GPTDataset_indices/.* does not list it"):
+        bp.open(folder).verify()
