@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         help="remove younger ones, too, the oldest first, while the spool is larger: 500MB, 2.5GB, 1TB",
     )
     collect.add_argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing")
+    commands.add_parser("presets", help="print the presets of configs: the settings of trainers, under one name")
     commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
     return parser
 
@@ -327,6 +328,20 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def _presets(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.config.presets import PRESETS
+
+    for name, preset in PRESETS.items():
+        print(f"{name}\n  for {preset.reads}")
+        for (part, field), value in preset.settings.items():
+            print(f"  {part}.{field}: {json.dumps(value)}")
+        for column, new in preset.names.items():
+            print(f"  output.names: {column} -> {new}, if it is written")
+        for (part, field), (values, why) in preset.wanted.items():
+            print(f"  {part}.{field} must be {' or '.join(map(json.dumps, values))}: {why}")
+    return 0
+
+
 def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.config import PipelineConfig
 
@@ -463,6 +478,7 @@ _COMMANDS = {
     "inspect": _inspect,
     "cat": _cat,
     "verify": _verify,
+    "presets": _presets,
     "schema": _schema,
 }
 

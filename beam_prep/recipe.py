@@ -344,7 +344,7 @@ def facts(
 
 AFTER_BLOCKS = {
     "preprocessing": ("max_items", "packing_strategy", "packing_group"),
-    "output": ("max_tokens_per_shard", "storage_format", "position_ids_mode", "names"),
+    "output": ("max_tokens_per_shard", "storage_format", "position_ids_mode", "names", "preset"),
 }
 """Fields of a config that only the plan and Write see: another value of them makes the same blocks."""
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from beam_prep.config.presets import PresetName
 from beam_prep.config.values import DType, Formats, Name, Strict, Text
 from beam_prep.core.data.fim import Fim, FimMode
 
@@ -39,6 +40,10 @@ class FimConfig(Strict):
 class OutputConfig(Strict):
     """The columns, formats and shards that are written."""
 
+    preset: PresetName | None = Field(
+        default=None,
+        description="The settings of a trainer, where the config does not give them; what it would misread is refused.",
+    )
     domain_key: Text | None = Field(default=None, description="Key of the record that names its domain (a folder).")
     storage_format: Formats = Field(default=("bin",), description="Format, or list of formats, of the shards.")
     max_tokens_per_shard: int = Field(

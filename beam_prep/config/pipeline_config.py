@@ -14,6 +14,7 @@ from beam_prep.config.json_text import JSONObject, TemplateFiles, read_file, rep
 from beam_prep.config.mask import MaskOptionsConfig
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.config.presets import with_preset
 from beam_prep.config.problems import Problem, ProblemsError, validated
 from beam_prep.config.sections import OutputSpec
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_of
@@ -124,6 +125,14 @@ class PipelineConfig(Strict):
     def _without_schema_link(cls, obj: object) -> object:
         return {key: value for key, value in obj.items() if key != "$schema"} if isinstance(obj, dict) else obj
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, obj: object) -> object:
+        made, problems = with_preset(obj)
+        if problems:
+            raise ProblemsError(problems, rooted=True)
+        return made
+
     # On the last field, not in `_problems`: so it also runs if other parts have problems; these are missing in `data`.
     @field_validator("output")
     @classmethod
@@ -226,6 +235,7 @@ class PipelineConfig(Strict):
         plain["mask"] = dict(sorted(self.mask.items()))
         plain["output"]["dtype"] = self.columns()
         plain["output"]["names"] = self.names
+        del plain["output"]["preset"]  # all that it says is in the other fields
         if self.mask_options is None:
             del plain["mask_options"]
         for (part, field), value in LEFT_OUT.items():
