@@ -316,6 +316,8 @@ def test_ids_masks_and_kept_records_are_those_without_weights(run: Callable[...,
     ]
     plain = bp.open(run(CHAT, records, "plain").output)
     weighted = bp.open(run({**CHAT, "output": {"loss_weights": True}}, records, "weighted").output)
+    weighted.verify()
+    assert list(weighted.columns) == ["sequence", "loss_mask", "loss_weights"]
     assert len(plain) == len(weighted) == 2
     assert weighted.manifest["ledger"] == plain.manifest["ledger"]
     assert weighted.manifest["roles"] == plain.manifest["roles"]

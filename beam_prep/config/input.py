@@ -111,10 +111,7 @@ class InputConfig(Strict):
     def _problems(self) -> Iterator[Problem]:
         if self.rollouts is not None:
             if self.sources or self.sections or self.adapter:
-                yield (
-                    ("rollouts",),
-                    "found beside sections, sources or an adapter, which it needs none of; leave one out",
-                )
+                yield ("rollouts",), "found beside sections, sources or an adapter; leave these out, or input.rollouts"
         elif self.tokenized:
             if self.sources or self.sections:
                 yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"

@@ -98,8 +98,7 @@ def _check_weight(weight: Any, train: bool | None, where: str, loss_weights: boo
     elif type(weight) not in (int, float):
         raise Reject("wrong_type", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1")
     elif weight not in (0, 1):
-        why = "there are no loss weights without output.loss_weights"
-        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1: {why}")
+        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1: there are no loss weights")
     if train is not None and train != (weight != 0):
         found = f"train {'true' if train else 'false'} and weight {weight}"
         raise Reject("bad_weight", f"'{where}' has {found}, wanted one of them, or both alike")

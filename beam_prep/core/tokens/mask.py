@@ -89,11 +89,12 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
             )
         if output.weights_name is not None and segments.weight is not None:
             trained = trained & (segments.weight > 0)
-            columns[output.weights_name] = rows.with_flat(_weights(segments, trained, len(rows.flat)))
-            schema[output.weights_name] = Column(output.weights_name, "float32", rows.depth, "weights", of=name)
         roles = roles.with_tokens(batch.line, rows, segments, trained)
         columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
+        if output.weights_name is not None and segments.weight is not None:
+            columns[output.weights_name] = rows.with_flat(_weights(segments, trained, len(rows.flat)))
+            schema[output.weights_name] = Column(output.weights_name, "float32", rows.depth, "weights", of=name)
         doubtful = segments.sequence[trained & ~segments.proven]
         unproven[doubtful if rows.depth == 1 else np.searchsorted(rows.offsets, doubtful, side="right") - 1] = True
     masked = batch._with(columns=columns, schema=schema, segments={}, roles=roles)
