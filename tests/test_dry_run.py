@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from beam_prep import cli
+from beam_prep.config.values import FORMAT_NAMES
 from beam_prep.dry_run import DAMAGED, NEW, OTHER_FACTS, UNTRUSTED, DryRun, dry_run
 from tests.conftest import tree
 from tests.test_refresh import CONFIG, Jobs, texts
@@ -71,7 +72,7 @@ def test_which_fact_changed(jobs: Jobs) -> None:
     assert said.changed == ["config.preprocessing.max_seq_len: 2048 -> 40"]
     assert (said.reasons, said.shards_linked) == ({OTHER_FACTS: said.blocks}, 0)
     layout = asked(jobs, config={**CONFIG, "output": {**CONFIG["output"], "storage_format": ["bin"]}})
-    assert layout.changed == ["config.output.storage_format: ['bin', 'tfrecord', 'arrow', 'h5'] -> ['bin']"]
+    assert layout.changed == [f"config.output.storage_format: {[*FORMAT_NAMES]} -> ['bin']"]
     assert layout.reused == layout.blocks
 
 

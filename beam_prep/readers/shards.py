@@ -31,8 +31,8 @@ class OpenShard:
     def __init__(self, reader: ShardReader, start: int, names: Sequence[str]) -> None:
         self.reader, self.start, self._names = reader, start, names
         self._flat: list[tuple[str, Array, Array]] | None = None
-        columns: Mapping[str, Ragged] | None = getattr(reader, "columns", None)
-        if columns is not None and all(_is_flat(columns[name]) for name in names):
+        columns = getattr(reader, "columns", None)  # of a user's format it may be anything
+        if isinstance(columns, Mapping) and all(_is_flat(columns[name]) for name in names):
             self._flat = [(name, columns[name].flat, columns[name].offsets) for name in names]
 
     def row(self, number: int) -> Row:
