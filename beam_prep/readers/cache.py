@@ -14,13 +14,13 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import platformdirs
-from filelock import FileLock
+from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import StorageError
 from beam_prep.readers.shards import OpenShard, close_oldest
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 CACHE_BYTES = 100 * 10**9
 _LOCKS = 64
@@ -36,6 +36,8 @@ Fetch = Callable[[Mapping[str, Any], Path], None]
 
 def default_folder() -> Path:
     """Where files are kept unless another folder is given."""
+    import platformdirs
+
     return Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)) / "outputs"
 
 
@@ -92,7 +94,9 @@ class Cache:
                 shutil.rmtree(made, ignore_errors=True)
         return home
 
-    def _lock(self, name: str) -> FileLock:
+    def _lock(self, name: str) -> "FileLock":
+        from filelock import FileLock  # here, as most outputs are on a disk
+
         return FileLock(self._folder / f".lock-{name}", mode=0o600)
 
     def _make_room(self, size: int) -> None:
