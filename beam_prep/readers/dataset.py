@@ -13,7 +13,6 @@ import difflib
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
@@ -66,9 +65,9 @@ class Dataset:
         return f"Dataset({str(self.path)!r}, rows={len(self)}, columns={list(self.columns)})"
 
     @property
-    def path(self) -> Path:
-        """The output directory, absolute."""
-        return self._output.folder
+    def path(self) -> Any:
+        """The output directory, an absolute `Path`; of an output in a store its URL."""
+        return self._output.path
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -154,6 +153,7 @@ class Dataset:
         shard, opened = -1, None
         for number in self._rows:
             if (found := self._output.shard_of(number)) != shard or opened is None:
+                opened = None  # before the next one: a cache may need its place
                 shard, opened = found, self._output.opened(found, keep=False)
             yield opened.row(number)
 
@@ -346,10 +346,16 @@ class Dataset:
         Raises:
             FormatError: something is not as the manifest says; the message has one line for each difference.
         """
-        from beam_prep.verify.files import LocalFiles
+        from beam_prep.verify.files import LocalFiles, OutputFiles
         from beam_prep.verify.output import problems  # takes longer to import than an output to open
 
-        found = list(problems(LocalFiles(self.path), self.manifest))
+        if isinstance(self.path, str):
+            from beam_prep.storage.stored import StoredFiles
+
+            files: OutputFiles = StoredFiles(self.path)
+        else:
+            files = LocalFiles(self.path)
+        found = list(problems(files, self.manifest))
         if found:
             raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
 

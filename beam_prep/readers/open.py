@@ -6,23 +6,42 @@ from pathlib import Path
 from beam_prep.errors import FormatError
 from beam_prep.formats.generation import ReaderLease, followed
 from beam_prep.formats.manifest import FAILURE, MANIFEST, load
+from beam_prep.readers.cache import CACHE_BYTES, default_folder
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.output import OpenOutput
+from beam_prep.readers.stored import Stored, StoredLease, open_stored
 
 
-def open_dataset(path: str | os.PathLike[str]) -> Dataset:
-    """Opens an output directory. Reads its manifest; shards are opened when their rows are asked for.
+def open_dataset(
+    path: str | os.PathLike[str], cache: str | os.PathLike[str] | None = None, cache_bytes: int = CACHE_BYTES
+) -> Dataset:
+    """Opens an output. Reads its manifest; shards are opened when their rows are asked for.
 
     Of an output with generations the latest is opened, and kept: it is not removed as long as it is in use (a lease,
     which lasts a day and is renewed as shards are opened).
+
+    Of an output in a store (`gs://`, `s3://`) a shard is copied to this machine when one of its rows is first asked
+    for, and checked by its sha256. Processes share the copies. Credentials and endpoints are those that boto3 and
+    google-cloud-storage find by themselves.
 
     >>> ds = bp.open("out/chat")
     >>> len(ds), ds.columns
     (260, ('input_ids', 'labels'))
 
+    Args:
+        path: the output.
+        cache: the folder of the copies; default: `outputs` in this user's cache folder of beam_prep.
+        cache_bytes: how many bytes of copies are kept there. Those that were used longest ago are removed first, but
+            none that this process has open.
+
     Raises:
         FormatError: there is no output; the message says what is there instead.
+        StorageError: the store does not answer, or refuses.
     """
+    if "://" in os.fspath(path):
+        folder = default_folder() if cache is None else Path(os.path.abspath(cache))
+        stored, text, held = open_stored(os.fspath(path), folder, cache_bytes)
+        return _opened(stored, text, f"{stored.url}/{MANIFEST}", held)
     folder, lease = Path(os.path.abspath(path)), None
     if (latest := followed(folder)) != folder:
         folder, lease = latest, ReaderLease(latest)
@@ -30,21 +49,21 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
         text = (folder / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(_why_not(path, folder)) from None
-    manifest = load(text, str(folder / MANIFEST))
+    return _opened(folder, text, str(folder / MANIFEST), lease)
+
+
+def _opened(files: Path | Stored, text: bytes, path: str, lease: ReaderLease | StoredLease | None) -> Dataset:
+    manifest = load(text, path)
     try:
-        output = OpenOutput(folder, manifest, lease)
+        output = OpenOutput(files, manifest, lease)
     except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{folder / MANIFEST} is damaged ({error!r}): make the output again") from None
+        raise FormatError(f"{path} is damaged ({error!r}): make the output again") from None
     return Dataset(output, range(output.starts[-1]))
 
 
 def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
     """Says why a path without a manifest is not an output, and what to type."""
     failed = Path(f"{folder}.failed")
-    if "://" in os.fspath(path):
-        return (
-            f"{path}: only local directories can be opened; copy it to this machine first: {_copying(os.fspath(path))}"
-        )
     if (folder / FAILURE).is_file():
         return f"{path} is what a failed run left, not an output: the reason is in {folder / FAILURE}"
     if (failed / FAILURE).is_file():
@@ -56,11 +75,3 @@ def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
     if not folder.is_dir():
         return f"{path} is a file; give the directory that `beam-prep run` made with -o"
     return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
-
-
-def _copying(path: str) -> str:
-    """The command that copies an output from a store into this directory."""
-    path = path.rstrip("/")
-    if path.startswith("s3://"):
-        return f"aws s3 cp --recursive {path} {path.rpartition('/')[2]}"
-    return f"gcloud storage cp --recursive {path} ." if path.startswith("gs://") else "with the tools of its store"

@@ -14,7 +14,9 @@ from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
 from beam_prep.formats.generation import ReaderLease
 from beam_prep.formats.manifest import MANIFEST, TOKENIZER, output_columns
+from beam_prep.readers.cache import hold
 from beam_prep.readers.shards import OpenShard, OpenShards
+from beam_prep.readers.stored import Stored, StoredLease
 
 if TYPE_CHECKING:
     from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -35,9 +37,11 @@ class _ListedShard(NamedTuple):
 class OpenOutput:
     """Shared by all views of an output: the manifest and the open shards. Row numbers count in the entire output."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], lease: ReaderLease | None = None) -> None:
-        self._lease = lease
-        self.folder = folder
+    def __init__(
+        self, files: Path | Stored, manifest: dict[str, Any], lease: ReaderLease | StoredLease | None = None
+    ) -> None:
+        self._lease, self._files = lease, files
+        self.path = files.url if isinstance(files, Stored) else files
         self.manifest = manifest
         self.schema = output_columns(manifest)
         self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
@@ -48,13 +52,13 @@ class OpenOutput:
             self.shards_of[shard.domain] = self.shards_of.get(shard.domain, 0) + 1
             first = self.rows_of[shard.domain].start if shard.domain in self.rows_of else self.starts[index]
             self.rows_of[shard.domain] = range(first, self.starts[index + 1])
-        self._folders = {name: folder / manifest["domains"][name] for name in self.shards_of}
-        self._format = _format_of(folder, manifest)
+        self._folders: dict[str, str] = {name: manifest["domains"][name] for name in self.shards_of}
+        self._format = _format_of(self.path, manifest)
         self._open = OpenShards()
 
-    def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Path, dict[str, Any]]]:
+    def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Path | Stored, dict[str, Any]]]:
         # The other process opens the shards itself.
-        return OpenOutput, (self.folder, self.manifest)
+        return OpenOutput, (self._files, self.manifest)
 
     def shard_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
@@ -70,16 +74,41 @@ class OpenOutput:
             return found
         if self._lease is not None:
             self._lease.renew()
+        opened = self._read(index)
+        return self._open.add(index, opened, len(self.schema)) if keep else opened
+
+    def _read(self, index: int) -> OpenShard:
         domain, number, rows = self.shards[index]
-        folder = self._folders[domain]
-        reader = self._format.read(folder, self.schema, number, self.shards_of[domain])
+        folder = self._folder_of(index)
+        try:
+            reader = self._format.read(folder, self.schema, number, self.shards_of[domain])
+        except FormatError:
+            if folder.exists() or not isinstance(self._files, Stored):
+                raise
+            return self._read(index)  # another process needed its place in the cache
         if len(reader) != rows:
             raise FormatError(
                 f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
                 "make the output again"
             )
         opened = OpenShard(reader, self.starts[index], [column.name for column in self.schema])
-        return self._open.add(index, opened, len(self.schema)) if keep else opened
+        if isinstance(self._files, Stored):
+            hold(folder, opened)
+        return opened
+
+    def _folder_of(self, index: int) -> Path:
+        """The folder of a shard's domain, on this machine."""
+        domain, number, _ = self.shards[index]
+        inside = self._folders[domain]
+        if not isinstance(self._files, Stored):
+            return self._files / inside
+        files = self.manifest["shards"][index]["files"]
+        if (
+            named := getattr(self._format, "files", None)
+        ) is not None:  # those of the other formats stay where they are
+            mine = {f"{inside}/{name}" for name in named(self.schema, number, self.shards_of[domain])}
+            files = [file for file in files if file["path"] in mine]
+        return self._files.fetched(files, inside)
 
     def row(self, number: int) -> Row:
         """A copy of a row."""
@@ -117,11 +146,12 @@ class OpenOutput:
 
     @cached_property
     def tokenizer(self) -> "Tokenizer | None":
-        if not any(file["path"].startswith(f"{TOKENIZER}/") for file in self.manifest["files"]):
+        files = [file for file in self.manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
+        if not files:
             return None
         from beam_prep.core.encoding.tokenizer import Tokenizer
 
-        folder = self.folder / TOKENIZER
+        folder = self._files.fetched(files, TOKENIZER) if isinstance(self._files, Stored) else self._files / TOKENIZER
         if not folder.is_dir():
             raise FormatError(f"{folder}: no such directory, though {MANIFEST} lists it")
         found = Tokenizer.load(folder)
@@ -140,11 +170,11 @@ def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:
     return Ragged.from_lengths(values, [len(row) for row in rows])
 
 
-def _format_of(folder: Path, manifest: Mapping[str, Any]) -> Format:
+def _format_of(path: Path | str, manifest: Mapping[str, Any]) -> Format:
     known = [name for name in manifest["formats"] if name in FORMATS]
     if not known:
         raise FormatError(
-            f"{folder} is in {', '.join(manifest['formats'])}, which this version cannot read: "
+            f"{path} is in {', '.join(manifest['formats'])}, which this version cannot read: "
             "pip install --upgrade beam-prep"
         )
     return FORMATS["bin" if "bin" in known else known[0]]

@@ -118,10 +118,16 @@ class _Process:
         self._opened.append((weakref.ref(owner), shard, maps))
         self._maps += maps
         while self._maps > MOST_MAPS and len(self._opened) > 1:
-            oldest, number, its = self._opened.popleft()
-            self._maps -= its
-            if (shards := oldest()) is not None:
-                shards.close(number)
+            self.close_oldest()
+
+    def close_oldest(self) -> bool:
+        if not self._opened:
+            return False
+        oldest, number, its = self._opened.popleft()
+        self._maps -= its
+        if (shards := oldest()) is not None:
+            shards.close(number)
+        return True
 
     def renew_lock(self) -> None:
         """A fork can happen while another thread holds the lock."""
@@ -129,4 +135,12 @@ class _Process:
 
 
 _all = _Process()
+
+
+def close_oldest() -> bool:
+    """Closes the shard of this process that was opened first; False if none is open."""
+    with _all.lock:
+        return _all.close_oldest()
+
+
 os.register_at_fork(after_in_child=lambda: _all.renew_lock())

@@ -342,8 +342,6 @@ def test_says_why_a_path_is_not_an_output(tmp_path: Path, single: Path, monkeypa
         tmp_path / "file": "is a file; give the directory",
         single / "__default__": f"is a part of an output: open {single}",
         single / "manifest.json": f"is a part of an output: open {single}",
-        "gs://bucket/out": "only local directories can be opened; copy it to this machine first: gcloud storage",
-        "s3://bucket/out/": "first: aws s3 cp --recursive s3://bucket/out out",
         "/": "has no manifest.json",
     }
     for path, message in cases.items():

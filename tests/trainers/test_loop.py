@@ -27,13 +27,14 @@ PAGE = "docs/training.md"
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the page's code leaves behind, run from top to bottom behind its first command."""
+    """What the page's code leaves behind, run from top to bottom after its commands."""
     folder = tmp_path_factory.mktemp("page")
     for name in ("configs", "examples"):
         (folder / name).symlink_to(ROOT / name)
-    command = next(line for text in texts("sh", PAGE) for line in text.splitlines() if line.startswith("beam-prep run"))
-    run = [sys.executable, "-m", "beam_prep.cli", *shlex.split(command)[1:]]
-    subprocess.run(run, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    commands = [line for text in texts("sh", PAGE) for line in text.splitlines() if line.startswith("beam-prep run")]
+    for command in commands:
+        run = [sys.executable, "-m", "beam_prep.cli", *shlex.split(command)[1:]]
+        subprocess.run(run, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     found: dict[str, Any] = {"__name__": "page"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

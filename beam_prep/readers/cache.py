@@ -1,0 +1,136 @@
+"""The folder in which files of stored outputs are kept: checked when they come, bounded, shared by processes.
+
+What belongs together (the files of a shard) is one folder, named by the content of its files and their size. It gets
+its name when it is complete. The one that was used longest ago goes first, but none that this process has open.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from beam_prep.errors import StorageError
+from beam_prep.readers.shards import OpenShard, close_oldest
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+CACHE_BYTES = 100 * 10**9
+_LOCKS = 64
+_STALE = 24 * 3600
+"""Seconds after which what a killed process left of a copy is removed."""
+
+_in_use: "weakref.WeakValueDictionary[str, OpenShard]" = weakref.WeakValueDictionary()
+"""Folders of shards that this process has open."""
+
+Fetch = Callable[[Mapping[str, Any], Path], None]
+"""Copies a file of a manifest to a path, and checks it."""
+
+
+def default_folder() -> Path:
+    """Where files are kept unless another folder is given."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)) / "outputs"
+
+
+def hold(folder: Path, shard: OpenShard) -> None:
+    """Keeps a folder as long as the shard is open."""
+    _in_use[str(folder)] = shard
+
+
+class Cache:
+    """See the module.
+
+    Args:
+        folder: of the cache, made if need be.
+        most: bytes that it may hold.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder, self._most = folder, most
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{folder}: no cache can be made here ({error.strerror}): give cache=DIR") from None
+
+    def fetched(self, files: Sequence[Mapping[str, Any]], inside: str, fetch: Fetch) -> Path:
+        """A local folder with these files of an output, by their paths relative to its folder `inside`.
+
+        Raises:
+            FormatError: a file is missing or damaged in the store.
+            StorageError: the cache is too small for them, or its disk is full.
+        """
+        names = [Path(file["path"]).relative_to(inside).as_posix() for file in files]
+        said = json.dumps([[name, file["sha256"]] for name, file in zip(names, files, strict=True)])
+        digest = hashlib.sha256(said.encode()).hexdigest()
+        size = sum(file["bytes"] for file in files)
+        home = self._folder / f"{digest}-{size}"
+        with self._lock(f"{int(digest[:8], 16) % _LOCKS}"):  # of the processes that want a shard, one fetches it
+            with contextlib.suppress(OSError):
+                if all((home / name).stat().st_size == file["bytes"] for name, file in zip(names, files, strict=True)):
+                    os.utime(home)
+                    return home
+            made = self._folder / f".{uuid.uuid4().hex}"
+            try:
+                self._make_room(size)
+                for name, file in zip(names, files, strict=True):
+                    (made / name).parent.mkdir(parents=True, exist_ok=True)
+                    fetch(file, made / name)
+                _remove(home)  # a file of it was cut, or removed
+                os.rename(made, home)
+            except OSError as error:
+                raise StorageError(
+                    f"{made}: cannot be written ({error.strerror}): make room, or give cache=DIR"
+                ) from None
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+        return home
+
+    def _lock(self, name: str) -> "FileLock":
+        from filelock import FileLock  # here, as most outputs are on a disk
+
+        return FileLock(self._folder / f".lock-{name}", mode=0o600)
+
+    def _make_room(self, size: int) -> None:
+        """Removes what was used longest ago until there is room for `size` bytes."""
+        with self._lock("all"):
+            found: list[tuple[float, int, Path]] = []
+            for entry in os.scandir(self._folder):
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
+                    if entry.name.startswith("."):
+                        if entry.is_dir() and entry.stat().st_mtime < time.time() - _STALE:
+                            shutil.rmtree(entry.path, ignore_errors=True)
+                    elif entry.is_dir():
+                        found.append((entry.stat().st_mtime, int(entry.name.rpartition("-")[2]), Path(entry.path)))
+            found.sort()
+            total = sum(each for _, each, _ in found)
+            while total + size > self._most:
+                free = next((entry for entry in found if str(entry[2]) not in _in_use), None)
+                if free is None:
+                    if close_oldest():
+                        continue
+                    held = sum(each for _, each, _ in found)
+                    raise StorageError(
+                        f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes"
+                        + (f" beside {held} that are in use" if held else "")
+                        + f": give cache_bytes={size + held} or more"
+                    )
+                _remove(free[2])
+                found.remove(free)
+                total -= free[1]
+
+
+def _remove(folder: Path) -> None:
+    # By a rename first: another process sees it entire or not at all.
+    removed = folder.with_name(f".{uuid.uuid4().hex}")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder, removed)
+        shutil.rmtree(removed, ignore_errors=True)

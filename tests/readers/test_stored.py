@@ -1,0 +1,214 @@
+"""`bp.open` of an output in a store: what is fetched when, checked, kept and removed."""
+
+import json
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep.errors import FormatError, StorageError
+from beam_prep.readers import shards
+from beam_prep.storage.generations import Generations
+from tests.readers.conftest import IDS, MASK, documents
+from tests.storage.conftest import store as store
+from tests.storage.memory import MemoryStore
+
+URL = "mem://bucket/out"
+
+
+class Counted(MemoryStore):
+    """Notes which objects are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
+        self.read.append(path.removeprefix(f"{URL}/"))
+        return super().get(path, start, stop, version)
+
+
+@pytest.fixture
+def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    from beam_prep.storage.stores import objects as clients
+
+    made = Counted()
+    monkeypatch.setitem(clients._CLIENTS, "mem", (lambda options: made, ""))
+    monkeypatch.setattr(shards, "_all", shards._Process())
+    clients.client_for.cache_clear()
+    return made
+
+
+def upload(folder: Path, store: MemoryStore, url: str = URL) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.put(f"{url}/{path.relative_to(folder).as_posix()}", path.read_bytes(), None)
+
+
+def ids(rows: Any) -> list[list[int]]:
+    return [row["input_ids"].tolist() for row in rows]
+
+
+def kept(cache: Path) -> list[str]:
+    return sorted(str(path.relative_to(cache / path.relative_to(cache).parts[0])) for path in cache.glob("*-*/**/*.*"))
+
+
+PARTS = {"a": [documents([50])] * 3, "b": [documents([7, 9], first=500)]}
+ROWS = 5
+
+
+@pytest.mark.parametrize("formats", ["bin", "tfrecord", "arrow", "h5"])
+def test_rows_are_those_of_the_output_and_each_file_is_fetched_once(
+    formats: str, output: Callable[..., Path], objects: Counted, tmp_path: Path
+) -> None:
+    folder = output([IDS, MASK], PARTS, formats)
+    upload(folder, objects)
+    dataset = bp.open(URL, cache=tmp_path / "cache")
+    assert (len(dataset), dataset.domains, dataset.path) == (ROWS, ("a", "b"), URL)
+    assert objects.read == ["manifest.json"]
+    objects.read.clear()
+    assert dataset[3]["input_ids"].tolist() == documents([7], first=500)[0]["input_ids"]
+    assert {name.split("/")[0] for name in objects.read} == {"b"}
+    assert ids(dataset) == ids(bp.open(folder))
+    assert sorted(objects.read) == sorted({*objects.read})
+    objects.read.clear()
+    again = bp.open(URL, cache=tmp_path / "cache")
+    assert ids(again) == ids(dataset) == ids(dataset.packed(1000, None, "simple"))
+    assert objects.read == ["manifest.json"]
+    assert ids(pickle.loads(pickle.dumps(dataset[1:]))) == ids(dataset[1:])
+
+
+def test_of_several_formats_only_one_is_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+    folder = output([IDS, MASK], PARTS, "bin")
+    other = output([IDS, MASK], PARTS, "tfrecord")
+    manifest, more = (json.loads((each / "manifest.json").read_text()) for each in (folder, other))
+    manifest["formats"].append("tfrecord")
+    for shard, its in zip(manifest["shards"], more["shards"], strict=True):
+        shard["files"] += its["files"]
+    upload(other, objects)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    upload(folder, objects)
+    assert ids(bp.open(URL, cache=tmp_path / "cache")) == ids(bp.open(folder))
+    assert not any(name.endswith(".tfrecord") for name in objects.read)
+
+
+def test_a_damaged_object_is_named_with_its_sha256(
+    output: Callable[..., Path], objects: Counted, tmp_path: Path
+) -> None:
+    upload(output([IDS, MASK], PARTS), objects)
+    path = f"{URL}/b/input_ids.bin"
+    sound = objects._objects[path][0]
+    objects.put(path, bytes([sound[0] ^ 1]) + sound[1:], None)
+    dataset = bp.open(URL, cache=tmp_path / "cache")
+    with pytest.raises(FormatError, match=rf"{path} is damaged: found sha256 [0-9a-f]{{64}}, manifest.json says "):
+        dataset[4]
+    assert kept(tmp_path / "cache") == []
+    objects.delete(path)
+    with pytest.raises(FormatError, match=f"{path}: no such object, though manifest.json lists it"):
+        dataset[4]
+    objects.put(path, sound, None)
+    assert len(dataset[4]["input_ids"]) == 9
+
+
+def test_a_copy_that_was_cut_is_fetched_again(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+    upload(output([IDS, MASK], PARTS), objects)
+    wanted = ids(bp.open(URL, cache=tmp_path / "cache"))
+    for path in (tmp_path / "cache").glob("*-*/**/*.bin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert ids(bp.open(URL, cache=tmp_path / "cache")) == wanted
+
+
+def size_of(cache: Path) -> int:
+    return sum(path.stat().st_size for path in cache.glob("*-*/**/*.*"))
+
+
+def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
+    output: Callable[..., Path], objects: Counted, tmp_path: Path
+) -> None:
+    parts = {"a": [documents([100], first=1000 * number) for number in range(8)]}
+    folder, cache = output([IDS, MASK], parts), tmp_path / "cache"
+    upload(folder, objects)
+    shard = sum(file["bytes"] for file in json.loads((folder / "manifest.json").read_text())["shards"][0]["files"])
+    most = 3 * shard + shard // 2
+    wanted = ids(bp.open(folder))
+    dataset = bp.open(URL, cache=cache, cache_bytes=most)
+    for index in (0, 1, 2, 0, 3, 7, 6, 5, 4, 3, 2, 1, 0):  # kept open as long as there is room
+        assert dataset[index]["input_ids"].tolist() == wanted[index]
+        assert size_of(cache) <= most
+    assert ids(dataset) == wanted
+    assert dataset[list(range(8))]["input_ids"].to_lists() == wanted
+    assert size_of(cache) <= most
+    del dataset
+
+    oldest, *others = sorted(name for name in kept(cache) if name.endswith("meta.json"))
+    for path in cache.glob(f"*-*/{oldest}"):
+        os.utime(path.parents[1], (0, 0))
+    missing = next(index for index in range(8) if f"shard_{index:04d}/meta.json" not in (oldest, *others))
+    _ = bp.open(URL, cache=cache, cache_bytes=most)[missing]
+    assert {name for name in kept(cache) if name.endswith("meta.json")} == {
+        f"shard_{missing:04d}/meta.json",
+        *others,
+    }
+
+
+def test_no_file_in_use_is_removed(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+    parts = {"a": [documents([100], first=1000 * number) for number in range(3)]}
+    folder, cache = output([IDS, MASK], parts), tmp_path / "cache"
+    upload(folder, objects)
+    shard = sum(file["bytes"] for file in json.loads((folder / "manifest.json").read_text())["shards"][0]["files"])
+    dataset = bp.open(URL, cache=cache, cache_bytes=shard * 3 // 2)
+    held = dataset._output.opened(0, keep=False)
+    with pytest.raises(
+        StorageError, match=rf"too small for a shard of {shard} bytes beside {shard} .* cache_bytes={2 * shard}"
+    ):
+        dataset[1]
+    assert held.row(0)["input_ids"].tolist() == list(range(100))
+    del held
+    assert ids(dataset) == ids(bp.open(folder))
+    with pytest.raises(StorageError, match=f"cache_bytes is 10, too small for a shard of {shard} bytes: give"):
+        bp.open(URL, cache=tmp_path / "small", cache_bytes=10)[0]
+
+
+def test_the_latest_generation_is_followed_and_held(
+    output: Callable[..., Path], objects: Counted, tmp_path: Path
+) -> None:
+    for name, first in (("one", 0), ("two", 100)):
+        upload(output([IDS], {"a": [documents([3], first=first)]}), objects, f"{URL}/{name}")
+        Generations(URL).point(name)
+    dataset = bp.open(URL, cache=tmp_path / "cache")
+    assert dataset.path == f"{URL}/two"
+    assert dataset[0]["input_ids"].tolist() == [100, 101, 102]
+    assert Generations(URL)._is_held("two")
+    assert not Generations(URL)._is_held("one")
+    del dataset
+    assert not Generations(URL)._is_held("two")
+    assert ids(bp.open(f"{URL}/one", cache=tmp_path / "cache")) == [[0, 1, 2]]
+
+
+def test_what_is_no_output_is_told(objects: Counted, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=f"{URL} has no manifest.json: not an output of beam_prep"):
+        bp.open(URL, cache=tmp_path)
+    objects.put(f"{URL}.failed/failure.json", b"{}", None)
+    with pytest.raises(FormatError, match=f"its run failed: the reason is in {URL}.failed/failure.json"):
+        bp.open(f"{URL}/", cache=tmp_path)
+
+
+def _read(dataset: bp.Dataset) -> list[list[int]]:
+    return ids(dataset)
+
+
+def test_processes_share_a_cache(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+    """Forked ones, as the store lies in this process's memory."""
+    folder = output([IDS, MASK], PARTS)
+    upload(folder, objects)
+    dataset = bp.open(URL, cache=tmp_path / "cache")
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.map(_read, [dataset] * 6) == [ids(bp.open(folder))] * 6
+    objects.read.clear()
+    assert ids(dataset) == ids(bp.open(folder))
+    assert objects.read == []
