@@ -20,6 +20,7 @@ FORMAT_NAMES = (
     "h5",
     "parquet",
     "npy",
+    "array_record",
 )
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {

@@ -1,5 +1,6 @@
 """One shard <-> bytes. A new format is a file that keeps the contract of `Format`, its test, and a line here."""
 
+from beam_prep.formats.array_record import ArrayRecord
 from beam_prep.formats.arrow import Arrow
 from beam_prep.formats.contract import Format, OpenFile, Row, ShardReader, ShardWriter
 from beam_prep.formats.hdf5 import HDF5
@@ -11,6 +12,7 @@ from beam_prep.formats.tfrecord import TFRecord
 __all__ = [
     "FORMATS",
     "HDF5",
+    "ArrayRecord",
     "Arrow",
     "Bin",
     "Format",
@@ -30,4 +32,5 @@ FORMATS: dict[str, Format] = {
     "h5": HDF5(),
     "parquet": Parquet(),
     "npy": Npy(),
+    "array_record": ArrayRecord(),
 }
