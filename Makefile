@@ -74,7 +74,7 @@ IMAGE = pipelines/dataflow
 PIN = $(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 \
 	--python-platform x86_64-manylinux_2_28 --custom-compile-command 'make requirements'
 requirements: $(VENV)/.engines
-	@$(PIN) pyproject.toml --extra fast --extra gcp --extra hdf5 -o $(IMAGE)/requirements.txt
+	@$(PIN) pyproject.toml --extra array_record --extra fast --extra gcp --extra hdf5 -o $(IMAGE)/requirements.txt
 	@$(PIN) $(IMAGE)/build-requirements.in -c $(IMAGE)/requirements.txt -o $(IMAGE)/build-requirements.txt
 	@$(PIN) --no-generate-hashes --no-annotate pyproject.toml --extra trainers -o tests/trainers/requirements.txt
 

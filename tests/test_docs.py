@@ -13,6 +13,7 @@ import pytest
 
 import beam_prep
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
+from beam_prep.formats.example import decode_example
 from beam_prep.options import OPTIONS
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
@@ -223,7 +224,7 @@ def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monk
         assert source.exists(), f"<!-- needs: {name} -->"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(source, target_is_directory=True)
-    for module in ("tensorflow", "datasets", "h5py", "duckdb", "megatron", "streaming"):
+    for module in ("tensorflow", "datasets", "h5py", "duckdb", "grain", "megatron", "streaming"):
         if f"import {module}" in block.text or f"from {module}" in block.text:
             pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
@@ -248,6 +249,9 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
             assert names["mask"].tolist() == row["loss_mask"].tolist()
         elif "load_from_disk" in code:
             assert names["rows"][0]["sequence"] == row["sequence"].tolist()
+        elif "ArrayRecordDataSource" in code:
+            (column,) = [column for column in beam_prep.open("out/all").schema if column.name == "sequence"]
+            assert decode_example(names["record"], [column])["sequence"].tolist() == row["sequence"].tolist()
         elif "read_parquet" in code:
             assert names["frame"]["sequence"][0].tolist() == row["sequence"].tolist()
             assert next(iter(names["rows"]))["sequence"] == row["sequence"].tolist()

@@ -22,6 +22,7 @@ FORMAT_NAMES = (
     "megatron",
     "mds",
     "npy",
+    "array_record",
 )
 UNKNOWN_DTYPES = {"megatron": ("uint32", "uint64", "float16")}
 """Format to the dtypes that it cannot hold. (bool it holds as uint8.)"""

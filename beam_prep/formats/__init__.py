@@ -1,5 +1,6 @@
 """One shard <-> bytes. A new format is a file that keeps the contract of `Format`, its test, and a line here."""
 
+from beam_prep.formats.array_record import ArrayRecord
 from beam_prep.formats.arrow import Arrow
 from beam_prep.formats.contract import Format, OpenFile, Row, ShardReader, ShardWriter
 from beam_prep.formats.hdf5 import HDF5
@@ -14,6 +15,7 @@ __all__ = [
     "FORMATS",
     "HDF5",
     "MDS",
+    "ArrayRecord",
     "Arrow",
     "Bin",
     "Format",
@@ -36,4 +38,5 @@ FORMATS: dict[str, Format] = {
     "megatron": Megatron(),
     "mds": MDS(),
     "npy": Npy(),
+    "array_record": ArrayRecord(),
 }

@@ -85,7 +85,8 @@ class Format(Protocol):
     """A way to keep one shard in files.
 
     A format may also have `files(columns, shard, shards) -> FilesOfShard`: then a shard whose rows did not change is
-    linked from the output that is replaced, and not written again.
+    linked from the output that is replaced, and not written again. And it may have `require() -> None`, which raises an
+    ImportError that says what to install: it is called before anything runs.
 
     Attributes:
         name: as a config and a manifest say it, and the key in `FORMATS`.

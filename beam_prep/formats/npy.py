@@ -224,7 +224,7 @@ def _open_column(folder: Path, column: Column, shard: int) -> Ragged:
     values = map_file(path).view(dtype) if found else np.zeros(0, dtype)  # an empty file cannot be mapped
     if inner is None:
         return Ragged(values, borders)
-    return Ragged(Ragged.from_lengths(values, inner.values), inner.offsets)
+    return Ragged(Ragged.from_lengths(values, inner.flat), inner.offsets)
 
 
 def _borders(path: Path, depth: int) -> tuple[Array, Ragged | None]:
@@ -256,7 +256,7 @@ def _borders(path: Path, depth: int) -> tuple[Array, Ragged | None]:
         return borders, None
     lists = [row.split() for row in table["lists"].to_pylist()]
     inner = Ragged.from_lists([list(map(int, row)) for row in lists], np.int64)
-    sums = np.diff(np.concatenate([[0], np.cumsum(inner.values)])[inner.offsets])
+    sums = np.diff(np.concatenate([[0], np.cumsum(inner.flat)])[inner.offsets])
     if (inner.flat < 0).any() or not np.array_equal(sums, np.diff(borders)):
         raise ValueError("its lists do not add up to its rows")
     return borders, inner

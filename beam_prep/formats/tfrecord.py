@@ -116,7 +116,7 @@ class TFRecordWriter:
             ValueError: also for a row whose Example is larger than 2 GiB.
         """
         check_rows(self._columns, columns)
-        for start, stop in _chunks(list(columns.values())):
+        for start, stop in chunks(list(columns.values())):
             chunk = {name: ragged[start:stop] for name, ragged in columns.items()}
             self._file.write(encode_rows(self._columns, chunk).data)
 
@@ -125,7 +125,7 @@ class TFRecordWriter:
         self._file.close()
 
 
-def _chunks(columns: Sequence[Ragged]) -> Iterator[tuple[int, int]]:
+def chunks(columns: Sequence[Ragged]) -> Iterator[tuple[int, int]]:
     """Cuts rows into chunks of about `CHUNK_VALUES` values, a feature's header counted as 16; at least one row each."""
     ends = offsets_of(np.sum([16 + ragged.flat_lengths for ragged in columns], axis=0))
     start, rows = 0, len(ends) - 1

@@ -42,7 +42,7 @@ SHARD_VERSION = 1
 """Rises with every change of what is written for the same rows; older shards are then not linked."""
 
 _WRITING_LIBRARIES = ("numpy", "pyarrow")
-_BY_FORMAT = {"h5": ("h5py",)}
+_BY_FORMAT = {"h5": ("h5py",), "array_record": ("array_record",)}
 _READ_BYTES = 1 << 20
 
 

@@ -22,7 +22,7 @@ from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_r
 from beam_prep.core.shards.slices import RejectsPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
-from beam_prep.errors import OutputError
+from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile
 from beam_prep.progress import Counts, report_block, reported
@@ -212,8 +212,8 @@ class Shard(beam.PTransform):
     Attributes:
         output: the directory to make: a local path, or one on gs:// or s3://.
         max_tokens: tokens of a shard, over all domains, before it is flushed.
-        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`, `parquet`, `npy`. Records are tokenised once for all
-            of them.
+        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`, `parquet`, `npy`, `array_record`. Records are
+            tokenised once for all of them.
         max_items: the largest number of kept records.
         pack: how rows are packed or padded, and which position ids they get; by default neither. A row that is too
             long for a packed row is cut or dropped (`too_long`), or fails the run: see its `truncation_mode`.
@@ -234,7 +234,8 @@ class Shard(beam.PTransform):
         run: facts about this run, for `run.json`.
 
     Raises:
-        ConfigError: `names` gives a name that a column cannot have; (when run) a column of it is not written.
+        ConfigError: `names` gives a name that a column cannot have; a format needs a library that is not there; (when
+            run) a column of `names` is not written.
         OutputError: the output exists and `overwrite` is not set, or it is not an output of ours.
         LockedError: (when run) another job is writing the output.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
@@ -276,6 +277,12 @@ class Shard(beam.PTransform):
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:
             raise ValueError(f"formats are {self.formats!r}, wanted one or more of {', '.join(FORMATS)}")
+        for require in (getattr(FORMATS[name], "require", None) for name in self.formats):
+            try:
+                if require is not None:
+                    require()
+            except ImportError as error:
+                raise ConfigError(f"output.storage_format: {error}") from None
         for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, wanted at least {least}")

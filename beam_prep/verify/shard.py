@@ -59,8 +59,8 @@ class FoundShard:
                 self.sums[column.name] = tuple(map(_crc, arrays, before))
 
     def _arrays(self, column: Column, rows: Ragged) -> tuple[Array, Array, Array]:
-        # A tfrecord rounds to float32.
-        narrow = column.dtype == "float64" and "tfrecord" in self._formats
+        # An Example rounds to float32.
+        narrow = column.dtype == "float64" and not {"tfrecord", "array_record"}.isdisjoint(self._formats)
         with np.errstate(over="ignore"):
             values = rows.flat.astype(np.float32) if narrow else rows.flat
         inner = rows.values.lengths if isinstance(rows.values, Ragged) else np.zeros(0, np.int64)

@@ -74,7 +74,7 @@ def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: 
 
 
 def test_lists_of_lists_have_their_lengths_in_the_third_field(tmp_path: Path) -> None:
-    rows = [[[1, 2], [], [3]], [], [[]], [[65535]]]
+    rows: list[list[list[int]]] = [[[1, 2], [], [3]], [], [[]], [[65535]]]
     write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists(rows, np.uint16, depth=2)}])
     assert gzip.decompress((tmp_path / "responses" / "shard_0000.csv.gz").read_bytes()) == (
         b"0,3,2 0 1\n3,3,\n3,3,0\n3,4,1\n"

@@ -64,7 +64,8 @@ def settings(output: Path, folder: Path) -> dict[str, Any]:
 def test_instances_of_a_fixed_length_are_the_rows_one_after_the_other(output: Path, tmp_path: Path) -> None:
     dataset = NumpyFSLDatasetConfig(**settings(output, tmp_path)).build()
     dataset.prepare()
-    ids, masks = [], []
+    ids: list[Any] = []
+    masks: list[Any] = []
     for rows in shards(output):
         for name, parts in (("sequence", ids), ("loss_mask", masks)):
             flat = np.concatenate([row[name] for row in rows])
