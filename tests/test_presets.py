@@ -55,6 +55,10 @@ DTYPES = {"sequence": "uint32", "loss_mask": "bool"}
             config(None, storage_format="parquet", columns="labels", dtype={"labels": "int64"}),
         ),
         (config("transformers"), config(None, storage_format="arrow", columns="labels")),
+        (
+            config("maxtext", TEXT),
+            config(None, TEXT, {"eos": "if_missing"}, storage_format="array_record"),
+        ),
         (config("megatron"), config(None, storage_format="megatron")),
         (config("olmo"), config(None, storage_format="npy", dtype=DTYPES)),
         (
@@ -89,6 +93,8 @@ def test_a_preset_is_the_config_that_spells_it_out(short: dict[str, Any], long: 
         (config("megatron", preprocessing=PACKED), "preprocessing.packing_strategy: found 'bfd', wanted 'none'"),
         (config("olmo", storage_format=["bin"]), "output.storage_format: found ['bin'], wanted 'npy'"),
         (config("olmo", preprocessing={"padding": 64}), "preprocessing.padding: found 64, wanted 'none'"),
+        (config("maxtext"), "input.sections: found sections that are not trained in full"),
+        (config("maxtext", TEXT, storage_format="bin"), "output.storage_format: found 'bin', wanted 'array_record' or"),
         (config("torch"), "output.preset: found 'torch'; did you mean 'torchtune'?"),
         (config("trl_sft", {"sources": {"a": {"sections": TEXT["sections"]}}}), "output.preset: found 'trl_sft'"),
     ],

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from beam_prep.config.problems import Problem, shown
 
-PresetName = Literal["trl_sft", "transformers", "megatron", "olmo", "torchtune", "astrai"]
+PresetName = Literal["trl_sft", "transformers", "maxtext", "megatron", "olmo", "torchtune", "astrai"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,14 @@ class Preset:
         settings: (part, field) -> value, where the config does not say otherwise.
         names: column -> the name that the trainer looks for.
         wanted: (part, field) -> (values, why): the only values that the trainer reads rightly.
+        reads_masks: False if it trains every token.
     """
 
     reads: str
     settings: Mapping[tuple[str, str], Any]
     names: Mapping[str, str] = field(default_factory=dict)
     wanted: Mapping[tuple[str, str], tuple[tuple[Any, ...], str]] = field(default_factory=dict)
+    reads_masks: bool = True
 
 
 _SHIFT = {("preprocessing", "shift"): ((False,), "it shifts labels by itself")}
@@ -50,6 +52,24 @@ PRESETS: dict[PresetName, Preset] = {
         {("output", "storage_format"): "arrow", ("output", "columns"): "labels"},
         {},
         {**_SHIFT, **_LABELS},
+    ),
+    "maxtext": Preset(
+        "MaxText's grain pipeline: grain_file_type arrayrecord, tokenize_train_data false (docs/formats.md)",
+        {
+            ("output", "storage_format"): "array_record",
+            ("output", "columns"): "loss_mask",
+            ("preprocessing", "eos"): "if_missing",
+        },
+        {},
+        {
+            **_UNPACKED,
+            ("output", "columns"): (("loss_mask",), "it makes its own targets"),
+            ("output", "storage_format"): (
+                ("array_record", "tfrecord", "parquet"),
+                "it opens these, as grain_file_type says",
+            ),
+        },
+        reads_masks=False,
     ),
     "megatron": Preset(
         "Megatron-LM's GPTDataset by --data-path; the mask by MaskedGPTDataset (docs/formats.md)",
@@ -105,6 +125,9 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
         place = ("output", "preset")
         return config, [(place, f"found {name!r}; presets are for input.sections, whose rows are one sequence")]
     problems = list(_problems(preset, name, parts))
+    if not preset.reads_masks and not _trains_all(given["sections"]):
+        text = f"found sections that are not trained in full; the preset {name!r} trains every token, prompts too"
+        problems.append((("input", "sections"), text))
     made = {**config, **{part: dict(fields) for part, fields in parts.items()}}
     for (part, key), value in preset.settings.items():
         if key == "eos" and _has_template(given["sections"]):
@@ -120,6 +143,12 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
 
 def _has_template(sections: Any) -> bool:
     return isinstance(sections, list) and any(isinstance(each, dict) and each.get("template") for each in sections)
+
+
+def _trains_all(sections: Any) -> bool:
+    if _has_template(sections) or not isinstance(sections, list):
+        return False
+    return all(isinstance(each, dict) and each.get("action") == "train" for each in sections)
 
 
 def _written(config: Mapping[str, Any]) -> set[str]:
