@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from beam_prep.transforms.shard import Shard as Shard
     from beam_prep.transforms.shift import Labels as Labels
     from beam_prep.transforms.shift import Shift as Shift
+    from beam_prep.transforms.split_prompt import SplitPrompt as SplitPrompt
     from beam_prep.transforms.template import ApplyTemplate as ApplyTemplate
     from beam_prep.transforms.tokenize import FromRollouts as FromRollouts
     from beam_prep.transforms.tokenize import FromTokens as FromTokens
@@ -83,6 +84,7 @@ _PUBLIC = {
     "Shard": "transforms.shard",
     "Shift": "transforms.shift",
     "TextRules": "core.data.schema",
+    "SplitPrompt": "transforms.split_prompt",
     "Tokenize": "transforms.tokenize",
     "Tokenizer": "core.encoding.tokenizer",
     "Truncate": "transforms.truncate",

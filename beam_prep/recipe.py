@@ -40,6 +40,7 @@ from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.filter import AdaptRecords, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.shift import Labels, Shift
+from beam_prep.transforms.split_prompt import SplitPrompt
 from beam_prep.transforms.template import ApplyTemplate
 from beam_prep.transforms.tokenize import AnyBackend, FromRollouts, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
@@ -169,6 +170,8 @@ def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     steps: list[BlockStep] = []
     if preprocessing.truncation_mode != "chunk":  # chunks are cut when a shard is written: see `Layout.chunking`
         steps.append(Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
+    if config.output.columns == "prompt_completion":
+        steps.append(SplitPrompt(preprocessing.untrained))
     if config.output.columns == "labels":
         steps.append(Shift() if preprocessing.shift else Labels())
     return steps

@@ -34,6 +34,12 @@ def joint_problems(
         if given.rollouts is not None and mode in ("keep_start", "keep_end"):
             text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
             yield ("preprocessing", "truncation_mode"), text + "use 'drop' or 'error'"
+    if output.columns == "prompt_completion":
+        sides = {spec.name: spec for spec in specs_of(given, output)}
+        if {*sides} != {"chosen", "rejected"} or any(spec.kind != "ids" or not spec.trains for spec in sides.values()):
+            text = "found 'prompt_completion'; it works only with the sources chosen and rejected, and no others"
+            yield ("output", "columns"), text
+            return
     if not given.one_sequence and output.columns == "labels":
         yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
         return

@@ -53,8 +53,10 @@ class OutputConfig(Strict):
         "shard. A record is never split over shards.",
     )
     dtype: dict[str, DType] = Field(default={}, description="Column to dtype; others are int32, values float32.")
-    columns: Literal["loss_mask", "labels"] = Field(
-        default="loss_mask", description="labels: input_ids and labels (-100 where masked), for input.sections only."
+    columns: Literal["loss_mask", "labels", "prompt_completion"] = Field(
+        default="loss_mask",
+        description="labels: input_ids and labels (-100 where masked), for input.sections only. prompt_completion: "
+        "chosen_ids, rejected_ids and prompt_ids, for the sources chosen and rejected.",
     )
     loss_weights: bool = Field(
         default=False,

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from beam_prep.config.problems import Problem, shown
 
-PresetName = Literal["trl_sft", "transformers", "maxtext", "megatron", "olmo", "torchtune", "astrai"]
+PresetName = Literal["trl_sft", "trl_dpo", "transformers", "maxtext", "megatron", "olmo", "torchtune", "astrai"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Preset:
         names: column -> the name that the trainer looks for.
         wanted: (part, field) -> (values, why): the only values that the trainer reads rightly.
         reads_masks: False if it trains every token.
+        pairs: it reads the sources chosen and rejected, and not input.sections.
     """
 
     reads: str
@@ -30,6 +31,7 @@ class Preset:
     names: Mapping[str, str] = field(default_factory=dict)
     wanted: Mapping[tuple[str, str], tuple[tuple[Any, ...], str]] = field(default_factory=dict)
     reads_masks: bool = True
+    pairs: bool = False
 
 
 _SHIFT = {("preprocessing", "shift"): ((False,), "it shifts labels by itself")}
@@ -46,6 +48,18 @@ PRESETS: dict[PresetName, Preset] = {
         {("output", "storage_format"): "arrow", ("output", "columns"): "labels"},
         {"seq_lens": "seq_lengths"},
         {**_SHIFT, **_LABELS},
+    ),
+    "trl_dpo": Preset(
+        "TRL's preference collator, by the DPOTrainer of docs/training.md: datasets.load_from_disk",
+        {("output", "storage_format"): "arrow", ("output", "columns"): "prompt_completion"},
+        {},
+        {
+            ("output", "columns"): (
+                ("prompt_completion",),
+                "its collator looks for prompt_ids, chosen_ids, rejected_ids",
+            )
+        },
+        pairs=True,
     ),
     "transformers": Preset(
         "transformers' Trainer, or a loop of your own: datasets.load_from_disk, or bp.open and bp.collate",
@@ -121,16 +135,16 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
     given, parts = config.get("input"), {part: config.get(part, {}) for part in ("preprocessing", "output")}
     if not isinstance(given, dict) or not all(isinstance(part, dict) for part in parts.values()):
         return config, []
-    if not given.get("sections"):
-        place = ("output", "preset")
-        return config, [(place, f"found {name!r}; presets are for input.sections, whose rows are one sequence")]
+    if not given.get("sources" if preset.pairs else "sections"):
+        wanted = "the sources chosen and rejected" if preset.pairs else "input.sections, whose rows are one sequence"
+        return config, [(("output", "preset"), f"found {name!r}, which is for {wanted}")]
     problems = list(_problems(preset, name, parts))
     if not preset.reads_masks and not _trains_all(given["sections"]):
         text = f"found sections that are not trained in full; the preset {name!r} trains every token, prompts too"
         problems.append((("input", "sections"), text))
     made = {**config, **{part: dict(fields) for part, fields in parts.items()}}
     for (part, key), value in preset.settings.items():
-        if key == "eos" and _has_template(given["sections"]):
+        if key == "eos" and _has_template(given.get("sections")):
             continue  # which ends its own texts
         if isinstance(value, dict) and isinstance(made[part].get(key, {}), dict):
             value = {**value, **made[part].pop(key, {})}

@@ -69,6 +69,8 @@ def promises_of(manifest: Mapping[str, Any], columns: Sequence[Column], vocabula
         )
         if capacity is None
         else frozenset(),
-        counts_cut=(packing == "none" or cuts) and rules["truncation_mode"] in ("keep_start", "keep_end"),
+        counts_cut=(packing == "none" or cuts)
+        and rules["truncation_mode"] in ("keep_start", "keep_end")
+        and output["columns"] != "prompt_completion",  # whose parts are shorter
         from_config=True,
     )

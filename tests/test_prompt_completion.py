@@ -1,0 +1,127 @@
+"""`output.columns: "prompt_completion"`: a prompt and two completions, exactly as `chosen` and `rejected` hold them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.cli import main
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.errors import ConfigError
+from tests.conftest import ROOT
+
+TOKENIZER = ROOT / "examples" / "tokenizer"
+COLUMNS = ("chosen_ids", "rejected_ids", "prompt_ids")
+
+
+def make(folder: Path, name: str, source: Path, **changes: Any) -> bp.Dataset:
+    config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    for part, fields in changes.items():
+        config[part] = {**config.get(part, {}), **fields}
+    bp.Pipeline(bp.PipelineConfig.from_dict(config), [str(source)], folder, TOKENIZER, max_reject_rate=1).run(
+        ["--runner=FnApiRunner"]
+    )
+    return bp.open(folder)
+
+
+def test_prompt_and_completions_are_the_two_sides(tmp_path: Path) -> None:
+    source = ROOT / "examples/data/preference.jsonl"
+    sides = make(tmp_path / "sides", "dpo_conversation", source)
+    split = make(tmp_path / "split", "dpo_conversation", source, output={"preset": "trl_dpo"})
+    assert split.columns == COLUMNS
+    assert len(split) == len(sides) > 10
+    for one, other in zip(split, sides, strict=True):
+        for side in ("chosen", "rejected"):
+            assert [*one["prompt_ids"], *one[f"{side}_ids"]] == other[side].tolist()
+            assert other[f"{side}_mask"].tolist() == [0] * len(one["prompt_ids"]) + [1] * len(one[f"{side}_ids"])
+    assert main(["verify", str(split.path), "--inputs"]) == 0
+
+
+def test_rows_without_a_common_prompt_or_a_completion_are_left_out(tmp_path: Path) -> None:
+    def say(role: str, text: str) -> dict[str, str]:
+        return {"role": role, "content": text}
+
+    long = "word " * 90
+    records = [
+        {
+            "prompt": [say("user", "How far?")],
+            "chosen": [say("assistant", "Far.")],
+            "rejected": [say("assistant", "No")],
+        },
+        {"prompt": [say("user", long)], "chosen": [say("assistant", "Far.")], "rejected": [say("assistant", "No")]},
+        {"prompt": [say("user", "q")], "chosen": [say("assistant", long)], "rejected": [say("assistant", "No")]},
+        {"prompt": [say("user", "q")], "chosen": [say("assistant", "a")], "rejected": [say("assistant", "a")]},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = {}
+    for mode in ("keep_start", "keep_end"):
+        step = {"max_seq_len": 60, "truncation_mode": mode}
+        columns = {"columns": "prompt_completion"}
+        made = make(tmp_path / mode, "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
+        assert main(["verify", str(made.path), "--inputs"]) == 0
+        found[mode] = made.manifest["ledger"]
+    assert found["keep_start"]["kept"] == 2
+    assert found["keep_start"]["dropped"] == {"untrained": 1}
+    assert found["keep_start"]["rejected"] == {"equal_sides": 1}
+    # Cut at their beginnings, the sides have other prompts.
+    assert found["keep_end"]["rejected"] == {"equal_sides": 1, "prompt_differs": 2}
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
+    ids = st.lists(st.integers(1, 9), max_size=5)
+    return draw(st.lists(st.tuples(ids, ids, ids), min_size=1, max_size=6))
+
+
+def batch_of(rows: list[tuple[list[int], list[int], list[int]]]) -> Batch:
+    outputs = tuple(
+        bp.Output(side, "ids", (bp.Section(side, "train"),), f"{side}_mask") for side in ("chosen", "rejected")
+    )
+    records = bp.testing.records([{} for _ in rows])
+    columns, schema = {}, {}
+    for place, side in enumerate(("chosen", "rejected")):
+        columns[side] = bp.Ragged.from_lists([row[0] + row[place + 1] for row in rows])
+        masks = [[0] * len(row[0]) + [1] * len(row[place + 1]) for row in rows]
+        columns[f"{side}_mask"] = bp.Ragged.from_lists(masks, np.uint8)
+        schema[side] = bp.Column(side, "int32", 1, "ids")
+        schema[f"{side}_mask"] = bp.Column(f"{side}_mask", "int32", 1, "mask", side)
+    line = np.arange(len(rows), dtype=np.int32)
+    domain = ["__default__"] * len(rows)
+    return Batch(records.origin, records.ledger, line, None, outputs, domain, columns, schema)
+
+
+@settings(deadline=None)
+@given(pairs())
+def test_what_goes_in_comes_out(rows: list[tuple[list[int], list[int], list[int]]]) -> None:
+    kept = [row for row in rows if row[1] and row[2] and row[1] != row[2]]
+    split = bp.SplitPrompt().step()(batch_of(rows))
+    found = zip(*(split[name].to_lists() for name in ("prompt_ids", "chosen_ids", "rejected_ids")), strict=True)
+    assert list(found) == kept
+
+
+def test_a_mask_with_holes_is_refused() -> None:
+    batch = batch_of([([1, 2], [3, 4, 5], [6, 7])])
+    batch.columns["chosen_mask"] = bp.Ragged.from_lists([[0, 0, 1, 0, 1]], np.uint8)
+    split = bp.SplitPrompt().step()(batch)
+    assert len(split) == 0
+    assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": {"sections": [{"field": "text", "action": "train"}]}}, "output.columns: found 'prompt_completion'"),
+        ({"output": {"preset": "trl_sft"}}, "output.preset: found 'trl_sft', which is for input.sections"),
+        ({"output": {"preset": "trl_dpo", "columns": "loss_mask"}}, "output.columns: found 'loss_mask', wanted"),
+    ],
+)
+def test_other_configs_are_refused(change: dict[str, Any], message: str) -> None:
+    config = json.loads((ROOT / "configs" / "dpo_conversation.json").read_text())
+    with pytest.raises(ConfigError) as caught:
+        bp.PipelineConfig.from_dict({**config, "output": {"columns": "prompt_completion"}, **change})
+    assert message in str(caught.value)
