@@ -5,16 +5,13 @@ from typing import Literal
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.core.data.schema import LOSS_WEIGHTS
-
-SPLIT = ("chosen_ids", "rejected_ids", "prompt_ids")
-"""The columns of `prompt_completion`. The first one measures shards."""
+from beam_prep.core.data.schema import LOSS_WEIGHTS, PROMPT_COMPLETION
 
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
     """Column to dtype, in output order, under the columns' own names."""
     if output.columns == "prompt_completion":
-        return {name: output.dtype.get(name, "int32") for name in SPLIT}
+        return {name: output.dtype.get(name, "int32") for name in PROMPT_COMPLETION}
     specs = specs_of(given, output)
     pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in specs]
     columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
@@ -39,7 +36,7 @@ def position_ids_mode_of(
 def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
     """Column to what it holds (a key of `ALLOWED_DTYPES`), for every possible column, even a mask that is left out."""
     if output.columns == "prompt_completion":
-        return dict.fromkeys(SPLIT, "token ids")
+        return dict.fromkeys(PROMPT_COMPLETION, "token ids")
     specs = specs_of(given, output)
     kinds = {"value": "values", "token_value": "numbers of tokens", "text": "texts"}
     holds = {spec.name: kinds.get(spec.kind, "token ids") for spec in specs}

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from beam_prep.core.data.schema import CUTTING
+from beam_prep.core.data.schema import CUTTING, PROMPT_COMPLETION
 from beam_prep.core.shards.domains import folder_of
 from beam_prep.core.shards.plan import LedgerTotals
-from beam_prep.core.tokens.split_prompt import PROMPT
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt, sum_shards
 
 _CUT_COUNTERS = ("truncated_rows", "truncated_tokens", "truncated_eos", "truncated_to_pack")
@@ -149,7 +148,8 @@ def _roles(manifest: Mapping[str, Any]) -> Iterator[str]:
     tokens += manifest["ledger"]["kept"] * any(column["shifted"] for column in manifest["columns"])
     config = manifest.get("config") or {}
     if config.get("output", {}).get("columns") == "prompt_completion":  # which both sides had
-        tokens += manifest["totals"]["tokens"].get(config["output"].get("names", {}).get(PROMPT, PROMPT), 0)
+        prompt = PROMPT_COMPLETION[2]
+        tokens += manifest["totals"]["tokens"].get(config["output"].get("names", {}).get(prompt, prompt), 0)
     if "chunks" in manifest["totals"]:
         chunks = manifest["totals"]["chunks"]
         tokens += chunks["tokens_left_out"] - chunks["tokens_repeated"]

@@ -1,5 +1,6 @@
 """TRL's DPOTrainer over our rows: its collator reads them, and no text is prepared a second time."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def test_a_trainer_that_skips_the_preparation_trains_our_rows(output: Path, tmp_
         report_to=[],
     )
     rows = datasets.load_from_disk(str(output))["__default__"]
-    trainer = PreparedDPOTrainer(model, args=settings, train_dataset=rows, processing_class=tokenizer)
+    reference = copy.deepcopy(model)  # TRL would load it by its name
+    trainer = PreparedDPOTrainer(model, reference, args=settings, train_dataset=rows, processing_class=tokenizer)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[0] == pytest.approx(0.6931, abs=0.01)  # both models are the same: log 2

@@ -16,6 +16,9 @@ LOSS_WEIGHTS = "loss_weights"
 RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
 """Names that a user's column cannot have: those of added columns, and those that formats use besides columns."""
 
+PROMPT_COMPLETION = ("chosen_ids", "rejected_ids", "prompt_ids")
+"""The columns of preference pairs whose prompt is split off. The first one measures shards."""
+
 Action = Literal["train", "mask", "$role", "$last", "value"]
 
 RoleRule = Literal["train", "mask", "last"]

@@ -6,13 +6,11 @@ import numpy as np
 
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.core.data.schema import PROMPT_COMPLETION, Column
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained, reject_equal_sides, settle_untrained
 
 SIDES = ("chosen", "rejected")
-COMPLETIONS = ("chosen_ids", "rejected_ids")
-PROMPT = "prompt_ids"
 
 
 @step
@@ -47,9 +45,9 @@ def split_prompt(batch: Batch, untrained: Untrained = "drop") -> Batch:
         sizes = [prompt[~differs] for prompt in sizes]
     columns: dict[str, Any] = {
         name: _cut(batch[side], prompt, batch[side].lengths)
-        for name, side, prompt in zip(COMPLETIONS, SIDES, sizes, strict=True)
+        for name, side, prompt in zip(PROMPT_COMPLETION[:2], SIDES, sizes, strict=True)
     }
-    columns[PROMPT] = _cut(batch[SIDES[0]], np.zeros_like(sizes[0]), sizes[0])
+    columns[PROMPT_COMPLETION[2]] = _cut(batch[SIDES[0]], np.zeros_like(sizes[0]), sizes[0])
     return batch._with(columns=columns, schema={name: Column(name, "int32", 1, "ids") for name in columns})
 
 
