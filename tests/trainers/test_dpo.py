@@ -22,7 +22,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Pat
         "preprocessing": {"max_items": 12},
         "output": {"preset": "trl_dpo"},
     }
-    for source in given["input"]["sources"].values():  # type: ignore[index]
+    for source in given["input"]["sources"].values():
         source.pop("mask_key")
     folder = tmp_path_factory.mktemp("dpo") / "out"
     source = str(ROOT / "examples/data/preference.jsonl")
