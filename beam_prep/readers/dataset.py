@@ -102,11 +102,7 @@ class Dataset:
         """
         found = self._output.rows_of.get(name)
         if found is None:
-            close = difflib.get_close_matches(name, self._output.rows_of, 1)
-            known = list(self._output.rows_of)
-            some = ", ".join(map(repr, known[:10])) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise BeamPrepError(f"{self.path} has no domain {name!r}; {hint}it has {some}")
+            raise no_domain(self.path, name, list(self._output.rows_of))
         return Dataset(self._output, _within(self._rows, found))
 
     def domain_of(self, index: int) -> str:
@@ -241,7 +237,7 @@ class Dataset:
     @property
     def key(self) -> int:
         """A number of what the rows are, and their order; states of views say it."""
-        said = [[shard["rows"], shard["files"]] for shard in self.manifest["shards"]]
+        said = [[shard["rows"], shard["files"]] for shard in self._output.listed]
         return zlib.crc32(repr([self._rows, said]).encode())
 
     def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
@@ -358,6 +354,14 @@ class Dataset:
         found = list(problems(files, self.manifest))
         if found:
             raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
+
+
+def no_domain(path: Any, name: str, known: Sequence[str]) -> BeamPrepError:
+    """The error for a domain that an output does not have."""
+    close = difflib.get_close_matches(name, known, 1)
+    some = ", ".join(map(repr, known[:10])) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return BeamPrepError(f"{path} has no domain {name!r}; {hint}it has {some}")
 
 
 def checked(indices: Sequence[int] | Array, count: int) -> Array:

@@ -1,19 +1,23 @@
 """`bp.open`: finds an output, and says what is there instead if there is none."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from beam_prep.errors import FormatError
+from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.formats.generation import ReaderLease, followed
 from beam_prep.formats.manifest import FAILURE, MANIFEST, load
 from beam_prep.readers.cache import CACHE_BYTES, default_folder
-from beam_prep.readers.dataset import Dataset
+from beam_prep.readers.dataset import Dataset, no_domain
 from beam_prep.readers.output import OpenOutput
 from beam_prep.readers.stored import Stored, StoredLease, open_stored
 
 
 def open_dataset(
-    path: str | os.PathLike[str], cache: str | os.PathLike[str] | None = None, cache_bytes: int = CACHE_BYTES
+    path: str | os.PathLike[str],
+    domains: Sequence[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int = CACHE_BYTES,
 ) -> Dataset:
     """Opens an output. Reads its manifest; shards are opened when their rows are asked for.
 
@@ -30,18 +34,20 @@ def open_dataset(
 
     Args:
         path: the output.
+        domains: only the rows of these, in the order of the output; default: all.
         cache: the folder of the copies; default: `outputs` in this user's cache folder of beam_prep.
         cache_bytes: how many bytes of copies are kept there. Those that were used longest ago are removed first, but
             none that this process has open.
 
     Raises:
         FormatError: there is no output; the message says what is there instead.
+        BeamPrepError: it has no such domain.
         StorageError: the store does not answer, or refuses.
     """
     if "://" in os.fspath(path):
         folder = default_folder() if cache is None else Path(os.path.abspath(cache))
         stored, text, held = open_stored(os.fspath(path), folder, cache_bytes)
-        return _opened(stored, text, f"{stored.url}/{MANIFEST}", held)
+        return _opened(stored, text, f"{stored.url}/{MANIFEST}", held, domains)
     folder, lease = Path(os.path.abspath(path)), None
     if (latest := followed(folder)) != folder:
         folder, lease = latest, ReaderLease(latest)
@@ -49,13 +55,25 @@ def open_dataset(
         text = (folder / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(_why_not(path, folder)) from None
-    return _opened(folder, text, str(folder / MANIFEST), lease)
+    return _opened(folder, text, str(folder / MANIFEST), lease, domains)
 
 
-def _opened(files: Path | Stored, text: bytes, path: str, lease: ReaderLease | StoredLease | None) -> Dataset:
+def _opened(
+    files: Path | Stored,
+    text: bytes,
+    path: str,
+    lease: ReaderLease | StoredLease | None,
+    domains: Sequence[str] | None,
+) -> Dataset:
+    if isinstance(domains, str):
+        raise BeamPrepError(f"domains is {domains!r}, wanted a list: domains=[{domains!r}]")
     manifest = load(text, path)
     try:
-        output = OpenOutput(files, manifest, lease)
+        known = list(dict.fromkeys(shard["domain"] for shard in manifest["shards"]))
+        for name in domains or ():
+            if name not in known:
+                raise no_domain(path.removesuffix(f"/{MANIFEST}"), name, known)
+        output = OpenOutput(files, manifest, lease, None if domains is None else tuple(domains))
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path} is damaged ({error!r}): make the output again") from None
     return Dataset(output, range(output.starts[-1]))

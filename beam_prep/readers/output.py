@@ -38,13 +38,18 @@ class OpenOutput:
     """Shared by all views of an output: the manifest and the open shards. Row numbers count in the entire output."""
 
     def __init__(
-        self, files: Path | Stored, manifest: dict[str, Any], lease: ReaderLease | StoredLease | None = None
+        self,
+        files: Path | Stored,
+        manifest: dict[str, Any],
+        lease: ReaderLease | StoredLease | None = None,
+        domains: tuple[str, ...] | None = None,
     ) -> None:
-        self._lease, self._files = lease, files
+        self._lease, self._files, self._domains = lease, files, domains
         self.path = files.url if isinstance(files, Stored) else files
         self.manifest = manifest
         self.schema = output_columns(manifest)
-        self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in manifest["shards"]]
+        self.listed = [shard for shard in manifest["shards"] if domains is None or shard["domain"] in domains]
+        self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in self.listed]
         self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
         self.shards_of: dict[str, int] = {}
         self.rows_of: dict[str, range] = {}
@@ -56,9 +61,9 @@ class OpenOutput:
         self._format = _format_of(self.path, manifest)
         self._open = OpenShards()
 
-    def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Path | Stored, dict[str, Any]]]:
+    def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Any, ...]]:
         # The other process opens the shards itself.
-        return OpenOutput, (self._files, self.manifest)
+        return OpenOutput, (self._files, self.manifest, None, self._domains)
 
     def shard_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
@@ -102,7 +107,7 @@ class OpenOutput:
         inside = self._folders[domain]
         if not isinstance(self._files, Stored):
             return self._files / inside
-        files = self.manifest["shards"][index]["files"]
+        files = self.listed[index]["files"]
         if (
             named := getattr(self._format, "files", None)
         ) is not None:  # those of the other formats stay where they are

@@ -146,6 +146,20 @@ def test_a_domain_is_a_view(many: Path, part: slice) -> None:
     assert sum(len(view.domain(domain)) for domain in whole.domains) == len(view)
 
 
+def test_some_domains_are_opened(many: Path) -> None:
+    whole = bp.open(many)
+    names = [whole.domains[3], whole.domains[0]]
+    part = bp.open(many, domains=names)
+    assert part.domains == (names[1], names[0])  # the order of the output
+    assert ids(part) == ids(whole.domain(names[1])) + ids(whole.domain(names[0]))
+    assert ids(pickle.loads(pickle.dumps(part))) == ids(part)
+    assert len(bp.open(many, domains=[])) == 0
+    with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
+        bp.open(many, domains=["cookng"])
+    with pytest.raises(BeamPrepError, match=r"domains is 'maths', wanted a list: domains=\['maths'\]"):
+        bp.open(many, domains="maths")
+
+
 def test_an_unknown_domain_is_an_error_that_helps(many: Path) -> None:
     with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
         bp.open(many).domain("cookng")

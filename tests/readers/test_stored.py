@@ -83,6 +83,14 @@ def test_rows_are_those_of_the_output_and_each_file_is_fetched_once(
     assert ids(pickle.loads(pickle.dumps(dataset[1:]))) == ids(dataset[1:])
 
 
+def test_some_domains_are_opened(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+    folder = output([IDS, MASK], PARTS)
+    upload(folder, objects)
+    dataset = bp.open(URL, domains=["b"], cache=tmp_path / "cache")
+    assert ids(dataset) == ids(bp.open(folder).domain("b"))
+    assert not any(name.startswith("a/") for name in objects.read)
+
+
 def test_of_several_formats_only_one_is_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
     folder = output([IDS, MASK], PARTS, "bin")
     other = output([IDS, MASK], PARTS, "tfrecord")
