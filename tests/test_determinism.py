@@ -13,7 +13,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import testing
-from beam_prep.config import PipelineConfig
+from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.core.data.block import Block
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import Records
@@ -28,7 +28,7 @@ CONFIG = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
     "mask": {"assistant": "train"},
     "preprocessing": {"max_seq_len": 400},
-    "output": {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 60_000},
+    "output": {"storage_format": list(FORMAT_NAMES), "domain_key": "topic", "max_tokens_per_shard": 60_000},
 }
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 KB, MB = 1 << 10, 1 << 20

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.config import PipelineConfig
+from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.formats import Bin
 from beam_prep.formats.manifest import output_columns
 from beam_prep.pipeline import Pipeline
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 BLOCK = 65536
 CONFIG: dict[str, Any] = {
     "input": {"sections": [{"field": "text", "action": "train"}]},
-    "output": {"storage_format": ["bin", "tfrecord", "arrow", "h5"], "max_tokens_per_shard": 15_000},
+    "output": {"storage_format": list(FORMAT_NAMES), "max_tokens_per_shard": 15_000},
 }
 
 
