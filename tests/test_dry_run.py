@@ -72,7 +72,9 @@ def test_which_fact_changed(jobs: Jobs) -> None:
     assert said.changed == ["config.preprocessing.max_seq_len: 2048 -> 40"]
     assert (said.reasons, said.shards_linked) == ({OTHER_FACTS: said.blocks}, 0)
     layout = asked(jobs, config={**CONFIG, "output": {**CONFIG["output"], "storage_format": ["bin"]}})
-    assert layout.changed == [f"config.output.storage_format: {[*FORMAT_NAMES]} -> ['bin']"]
+    (changed,) = layout.changed
+    assert changed.startswith(f"config.output.storage_format: ['{FORMAT_NAMES[0]}', ")
+    assert changed.endswith(" -> ['bin']")
     assert layout.reused == layout.blocks
 
 
