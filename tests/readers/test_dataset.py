@@ -382,11 +382,7 @@ def test_says_that_a_run_failed(tmp_path: Path) -> None:
         ("{}", "is not a manifest"),
         ('{"manifest_version": 99}', "later version"),
         ('{"manifest_version": 1}', "is damaged"),
-<<<<<<< HEAD
         ('{"manifest_version": 1, "columns": [], "shards": [], "formats": ["zarr"]}', "zarr, which this version"),
-=======
-        ('{"manifest_version": 1, "columns": [], "shards": [], "formats": ["csv"]}', "csv, which this version"),
->>>>>>> parquet
     ],
 )
 def test_a_bad_manifest_is_a_clear_error(tmp_path: Path, text: str, message: str) -> None:

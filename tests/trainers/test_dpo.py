@@ -57,7 +57,12 @@ def test_a_trainer_that_skips_the_preparation_trains_our_rows(output: Path, tmp_
 
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(str(output / "tokenizer"))
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
     settings = DPOConfig(
         output_dir=str(tmp_path),
