@@ -33,6 +33,7 @@ from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.rollouts import from_rollouts
 from beam_prep.core.tokens.settle import settle
 from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.split_prompt import split_prompt
 from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.core.tokens.truncate import TruncationMode, truncate
@@ -195,6 +196,23 @@ def test_no_line_is_lost_and_columns_change_nothing(
         assert outcomes(blocks[1]) == outcomes(blocks[0])
         assert content(blocks[1]) == content(blocks[0])
         assert len(blocks[0].ledger.status) == len(lines)
+
+
+SIDES = tuple(
+    Output(side, "ids", (Section("prompt", "mask"), Section(side, "train")), f"{side}_mask")
+    for side in ("chosen", "rejected")
+)
+SAID = st.sampled_from(["", "a", "b", "a b", " ", None, 3])
+
+
+@given(st.lists(st.fixed_dictionaries({"prompt": SAID, "chosen": SAID, "rejected": SAID}), min_size=1, max_size=8))
+def test_no_line_of_preference_pairs_is_lost(records: list[Record]) -> None:
+    lines = [json.dumps(record).encode() for record in records]
+    rendered = apply_template(read(lines, None), SIDES, VOICES[0], "topic")
+    batch = split_prompt(build_mask(tokenize(rendered, TOKENIZER, 1), RoleMask({})))
+    assert len(batch) == np.count_nonzero(batch.ledger.status == ALIVE)
+    assert len(batch.ledger.status) == len(lines)
+    assert all(rows.lengths.all() for name, rows in batch.columns.items() if name != "prompt_ids")
 
 
 def test_every_step_is_among_them() -> None:
