@@ -95,6 +95,7 @@ def test_shifted_labels_lose_nothing_at_the_border_of_chunks(tmp_path: Path) -> 
     ],
     ids=json.dumps,
 )
+@pytest.mark.long
 def test_the_output_is_sound_and_the_same_with_blocks_and_workers(
     tmp_path: Path, step: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_eos_stays_at_the_end(tmp_path: Path, tokenizer: Path) -> None:
     assert all(ids[-1] == eos and eos not in ids[:-1] for ids in found)
 
 
+@pytest.mark.long
 def test_workers_and_blocks_change_nothing(tmp_path: Path, tokenizer: Path) -> None:
     settings = config({"rate": 0.5, "seed": 1}, max_seq_len=16, truncation_mode="chunk")
     one = rows(tmp_path / "one", settings, tokenizer, TEXTS * 9)

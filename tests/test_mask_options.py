@@ -258,6 +258,7 @@ def test_options_that_make_no_sense_are_refused(change: dict[str, Any], message:
 
 
 @pytest.mark.parametrize("options", [["--render=jinja"], ["--check=full"], ["--direct_num_workers=2"]])
+@pytest.mark.long
 def test_a_job_gives_the_same_however_it_renders(tmp_path: Path, options: list[str]) -> None:
     from beam_prep.cli import main
 

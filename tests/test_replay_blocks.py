@@ -186,6 +186,7 @@ LIMITS = {"grpo": (25, 35), "grpo_tokens": (35, 60), "sft_prompt_completion": (2
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.long
 def test_a_larger_limit_for_records_of_every_kind(name: str, tokenizer_path: str, tmp_path: Path) -> None:
     text = json.loads(json.dumps(PipelineConfig.from_json(ROOT / "configs" / f"{name}.json").canonical()))
     path = tmp_path / "a.jsonl"

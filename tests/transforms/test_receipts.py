@@ -68,6 +68,7 @@ def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
     st.integers(1, 9),
 )
 @settings(max_examples=100, deadline=None)
+@pytest.mark.long
 def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int, at_a_time: int) -> None:
     count = sum(sizes)
     mixed = iter([number for number in order if number < count])

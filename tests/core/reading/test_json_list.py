@@ -137,6 +137,7 @@ def files(draw: st.DrawFn) -> tuple[list[Any], bytes]:
 
 @settings(max_examples=300, deadline=None)
 @given(files(), st.integers(1, 40))
+@pytest.mark.long
 def test_every_element_once_at_its_offset(file: tuple[list[Any], bytes], block_bytes: int) -> None:
     records, content = file
     found = read(content)
