@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import beam_prep as bp
 from tests.conftest import ROOT, tree
@@ -34,6 +35,7 @@ def test_every_example_is_tested_and_short() -> None:
         assert len((EXAMPLES / name).read_text().splitlines()) < 60, name
 
 
+@pytest.mark.long
 def test_custom_filter_is_the_same_in_worker_processes(tmp_path: Path) -> None:
     printed = run("custom_filter.py", tmp_path / "out")
     assert printed == "kept 212 of 260; dropped {'filtered': 17}; rejected {'code_block': 31}\n"

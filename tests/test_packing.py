@@ -157,6 +157,7 @@ def test_strategies_that_keep_every_token_count_rows_without_a_trained_one(
         bp.open(result.output).verify()
 
 
+@pytest.mark.long
 def test_a_kept_spool_serves_both_strategies_that_cut_and_no_other(tmp_path: Path, run: Callable[..., Any]) -> None:
     def blocks(name: str, **wanted: Any) -> int:
         result = run(config(**wanted), LATE, name, spool=str(tmp_path / "spool"))

@@ -139,6 +139,7 @@ def digests(folder: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("generations", [None, 1], ids=["replaced", "generations"])
+@pytest.mark.long
 def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
     output: tuple[str, str | None], inputs: dict[str, Path], generations: int | None, attempts: Attempts
 ) -> None:
@@ -157,6 +158,7 @@ def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
     assert digests(path) == wanted
 
 
+@pytest.mark.long
 def test_a_run_that_fails_leaves_the_same_rejects_whatever_an_earlier_attempt_left(
     output: tuple[str, str | None], inputs: dict[str, Path], attempts: Attempts
 ) -> None:

@@ -308,6 +308,7 @@ def test_borders_are_fetched_many_at_a_time() -> None:
     assert len(made.fetched) <= 400 / 10
 
 
+@pytest.mark.long
 def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each flush takes some tokens more than it must: 32 flushes later, that is two blocks here."""
     sizes = np.random.default_rng(7).integers(1, 200, 20_000).tolist()
