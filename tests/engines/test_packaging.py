@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import beam_prep
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
@@ -133,7 +134,8 @@ def test_every_extra_goes_with_the_versions_of_the_image(extra: str) -> None:
     assert done.returncode == 0, done.stderr
     for need in EXTRAS[extra]:
         if need.marker is None or need.marker.evaluate({"sys_platform": "linux", "platform_machine": "x86_64"}):
-            assert re.search(rf"^{need.name}(\[[\w,-]+\])?==", done.stdout, re.M), need
+            name = canonicalize_name(need.name)
+            assert re.search(rf"^{name}(\[[\w,-]+\])?==", done.stdout, re.M), need
 
 
 def test_the_image_has_no_tensorflow() -> None:
