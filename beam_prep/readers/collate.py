@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import Row
 from beam_prep.readers.output import joined
@@ -42,8 +42,8 @@ def collate(
       of ids (preference pairs) each has a mask of its own, as `chosen_attention_mask`.
     * Packed: `[1, tokens]` a column, without padding, and `position_ids`, which begin at 0 with each document;
       `cu_seq_lens_q` and `cu_seq_lens_k` (int32, where documents begin, and the end), `max_length_q` and
-      `max_length_k` (of the longest document). The first token of a document has label -100 and mask 0, unless labels
-      are shifted: the token before it belongs to another one. There is no `attention_mask`: with one, models let
+      `max_length_k` (of the longest document). The first token of a document has label -100, mask and weight 0, unless
+      labels are shifted: the token before it belongs to another one. There is no `attention_mask`: with one, models let
       documents see each other.
 
     Columns keep their names. Integers become int64 (jax: int32).
@@ -100,7 +100,7 @@ def _packed_problems(schema: Sequence[Column], multiple: int) -> list[str]:
             f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: use packed=False, pad_id=..."
         )
     for column in schema:
-        if column.depth != 1 or column.role == "value":
+        if not column.of_tokens:
             problems.append(f"column {column.name!r} has no value for each token: use packed=False, pad_id=...")
         if column.role == "attention":
             problems.append("the rows are padded: make the output without padding, or use packed=False, pad_id=...")
@@ -143,7 +143,7 @@ class Collate:
         return batch
 
     def _rectangle(self, rows: Ragged, fill: int, role: str) -> Array:
-        multiple, side = (1, "right") if role == "value" else (self.multiple, self.side)
+        multiple, side = (1, "right") if role in OF_RECORDS else (self.multiple, self.side)
         if not isinstance(rows.values, Ragged):
             return _rectangle(rows.values, rows.lengths, fill, multiple, side)
         lists = _rectangle(rows.values.flat, rows.values.lengths, fill, multiple, side)
@@ -164,8 +164,8 @@ class Collate:
             if column.role in ("position", "lengths"):
                 continue
             values = columns[column.name].flat.copy()
-            if column.role in ("labels", "mask") and not column.shifted:
-                values[borders[:-1]] = IGNORE_INDEX if column.role == "labels" else 0
+            if column.role in NO_LOSS and not column.shifted:
+                values[borders[:-1]] = NO_LOSS[column.role]
             batch[column.name] = values[None]
         place = next((column.name for column in self.schema if column.role == "position"), "position_ids")
         batch[place] = (np.arange(borders[-1]) - np.repeat(borders[:-1], lengths))[None]

@@ -103,6 +103,6 @@ def _ids_of(dataset: "Dataset") -> str:
             raise ConfigError(f"the rows of {dataset.path} are padded: make the output without padding")
         if column.role == "position":
             raise ConfigError(f"{dataset.path} has {column.name!r}, which a packed view makes: leave it out there")
-        if column.depth != 1 or column.role == "value":
+        if not column.of_tokens:
             raise ConfigError(f"column {column.name!r} of {dataset.path} has no value for each token: not to be packed")
     return ids[0]

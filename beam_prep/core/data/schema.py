@@ -189,6 +189,18 @@ class Column:
     of: str | None = None
     shifted: bool = False
 
+    @property
+    def of_tokens(self) -> bool:
+        """True if a row has one list, with a value for each token (or for each of its documents)."""
+        return self.depth == 1 and self.role not in OF_RECORDS
+
+
+OF_RECORDS = ("value", "text")
+"""Roles of columns whose values are those of a record, not of its tokens: they are neither cut, packed nor padded."""
+
+NO_LOSS = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}
+"""Role -> what its columns have where no loss is taken."""
+
 
 def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The problems of the names under which columns are to be written: (column, problem).

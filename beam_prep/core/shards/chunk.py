@@ -10,11 +10,8 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.schema import NO_LOSS, Column
 from beam_prep.core.shards.pack import join_pieces
-
-_NOTHING = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}
-"""What a column has where no loss is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class Chunking:
         chunks, trained = {}, np.zeros(len(row), bool)
         for name, rows in columns.items():
             chunk = Ragged(join_pieces(rows.flat, starts, sizes), offsets_of(sizes))
-            if (nothing := _NOTHING.get(schema[name].role)) is not None:
+            if (nothing := NO_LOSS.get(schema[name].role)) is not None:
                 chunk = chunk.with_flat(_without_repeated(chunk, repeated, nothing))
                 if schema[name].role != "weights":  # of 0 is a token that is trained all the same
                     trained |= chunk.sums(chunk.flat != nothing) > 0
@@ -120,7 +117,7 @@ class Chunking:
             chunks=len(row),
             tokens_repeated=int(repeated.sum()),
         )
-        if self.keep_untrained or not any(column.role in _NOTHING for column in schema.values()) or trained.all():
+        if self.keep_untrained or not any(column.role in NO_LOSS for column in schema.values()) or trained.all():
             return chunks, stats
         kept = {name: chunk.take(trained) for name, chunk in chunks.items()}
         again = int(repeated[~trained].sum())

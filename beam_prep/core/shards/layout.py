@@ -115,7 +115,7 @@ class Layout:
             ConfigError: `names` has a column that is not written, or gives a name that cannot be.
         """
         added = []
-        if self.chunking is not None and any(column.depth != 1 or column.role == "value" for column in columns):
+        if self.chunking is not None and not all(column.of_tokens for column in columns):
             raise ValueError("rows of lists or values cannot be cut into chunks")
         if self.padding is not None:
             self.padding.check({column.name: column for column in columns})
@@ -125,7 +125,7 @@ class Layout:
             added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
         if self.packing != "none":
             added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
-        if added and any(column.depth != 1 or column.role in ("value", "text") for column in columns):
+        if added and not all(column.of_tokens for column in columns):
             raise ValueError("rows of lists or values cannot be packed, nor have position ids")
         written = (*columns, *added)
         self.check_names([column.name for column in written])

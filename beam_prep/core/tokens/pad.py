@@ -49,7 +49,7 @@ class Padding:
     def check(self, schema: Mapping[str, Column]) -> None:
         """Raises ValueError if a column holds lists or values, or ids of a dtype that cannot hold the pad id."""
         for name, column in schema.items():
-            if column.depth != 1 or column.role in ("value", "text"):
+            if not column.of_tokens:
                 raise ValueError(f"column {name!r} holds lists or values; only sequences of one output can be padded")
             if column.role == "ids" and self.pad_id > np.iinfo(column.dtype).max:
                 raise ValueError(f"column {name!r}: the pad id {self.pad_id} does not fit {column.dtype}: use int32")

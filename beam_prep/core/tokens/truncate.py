@@ -6,6 +6,7 @@ import numpy as np
 
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import OF_RECORDS
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import RunError
 
@@ -54,7 +55,7 @@ def truncate(
             f"raise {setting}, or choose another truncation_mode"
         )
     columns = {
-        name: rows if batch.schema[name].role in ("value", "text") else _cut(rows, max_seq_len, mode)
+        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
         for name, rows in batch.columns.items()
     }
     shorter = batch._with(columns=columns, roles=batch.roles.cut(max_seq_len, keep_end=mode == "keep_end"))
