@@ -8,6 +8,7 @@ import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
 
 OpenFile = Callable[[str], BinaryIO]
 """Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made."""
@@ -74,6 +75,41 @@ class ShardReader(Protocol):
             FormatError: see `len`.
         """
         ...
+
+
+class ColumnsReader:
+    """A `ShardReader` of a format whose columns lie over mapped files.
+
+    Args:
+        columns: every column, by name.
+        differ: what to say if they have different numbers of rows.
+
+    Raises:
+        FormatError: the columns have different numbers of rows.
+    """
+
+    def __init__(self, columns: dict[str, Ragged], differ: str) -> None:
+        self.columns = columns
+        counts = {name: len(rows) for name, rows in columns.items()}
+        if len(set(counts.values())) > 1:
+            raise FormatError(f"{differ}: {counts}")
+        self._rows = max(counts.values(), default=0)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def row(self, index: int) -> Row:
+        """See `ShardReader.row`."""
+        number = row_number(index, self._rows)
+        return {name: rows[number] for name, rows in self.columns.items()}
+
+    def rows(self, start: int, stop: int) -> dict[str, Ragged]:
+        """Rows from `start` to `stop`."""
+        return {name: rows[start:stop] for name, rows in self.columns.items()}
+
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        return sum((rows.flat_lengths for rows in self.columns.values()), start=np.zeros(self._rows, np.int64))
 
 
 FilesOfShard = dict[str, bytes | None]

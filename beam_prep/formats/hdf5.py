@@ -33,7 +33,15 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import (
+    ColumnsReader,
+    FilesOfShard,
+    OpenFile,
+    SizeUnit,
+    cast,
+    check_rows,
+    map_file,
+)
 
 __all__ = ["HDF5", "HDF5Reader", "HDF5Writer"]
 
@@ -193,7 +201,7 @@ def _lay_out(file: BinaryIO | IO[bytes], datasets: Sequence[_Dataset]) -> list[t
     return sorted(places, key=lambda place: place[0])
 
 
-class HDF5Reader:
+class HDF5Reader(ColumnsReader):
     """Rows of one shard, as views of its memory-mapped file; see `ShardReader`.
 
     Attributes:
@@ -213,31 +221,16 @@ class HDF5Reader:
         try:
             with h5py.File(path, "r") as file:
                 data = map_file(path)
-                self.columns = {column.name: _open_column(data, file, column) for column in columns}
+                opened = {column.name: _open_column(data, file, column) for column in columns}
         except FileNotFoundError:
             raise FormatError(f"{path}: no such file") from None
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path}: not a complete HDF5 file of these columns: {error}") from None
-        counts = {name: len(rows) for name, rows in self.columns.items()}
-        if len(set(counts.values())) > 1:
-            raise FormatError(f"{path}: columns of different row counts: {counts}")
-        self._rows = max(counts.values(), default=0)
+        super().__init__(opened, f"{path}: columns of different row counts")
 
     def __reduce__(self) -> tuple[type["HDF5Reader"], tuple[Path, tuple[Column, ...]]]:
         # A pickled memmap is a copy of the file.
         return HDF5Reader, self._given
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        number = row_number(index, self._rows)
-        return {name: rows[number] for name, rows in self.columns.items()}
-
-    def sizes(self) -> Array:
-        """See `ShardReader.sizes`."""
-        return sum((rows.flat_lengths for rows in self.columns.values()), start=np.zeros(self._rows, np.int64))
 
 
 def _open_column(data: Array, file: Any, column: Column) -> Ragged:

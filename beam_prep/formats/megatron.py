@@ -27,7 +27,15 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import (
+    ColumnsReader,
+    FilesOfShard,
+    OpenFile,
+    SizeUnit,
+    cast,
+    check_rows,
+    map_file,
+)
 
 __all__ = ["CODES", "Megatron", "MegatronReader", "MegatronWriter"]
 
@@ -149,7 +157,7 @@ class _OpenColumn:
         ]
 
 
-class MegatronReader:
+class MegatronReader(ColumnsReader):
     """Rows of one shard, as views of its memory-mapped files; see `ShardReader`.
 
     Attributes:
@@ -164,27 +172,12 @@ class MegatronReader:
                 its file. (A changed byte within a .bin file shows only in the manifest's sha256.)
         """
         self._given = (folder, tuple(columns), shard)
-        self.columns = {column.name: _open_column(folder / _prefix(column, shard), column) for column in columns}
-        counts = {name: len(rows) for name, rows in self.columns.items()}
-        if len(set(counts.values())) > 1:
-            raise FormatError(f"{folder}: the indices of shard {shard} have different numbers of documents: {counts}")
-        self._rows = max(counts.values(), default=0)
+        opened = {column.name: _open_column(folder / _prefix(column, shard), column) for column in columns}
+        super().__init__(opened, f"{folder}: the indices of shard {shard} have different numbers of documents")
 
     def __reduce__(self) -> tuple[type["MegatronReader"], tuple[Path, tuple[Column, ...], int]]:
         # A pickled memmap is a copy of the file.
         return MegatronReader, self._given
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        number = row_number(index, self._rows)
-        return {name: rows[number] for name, rows in self.columns.items()}
-
-    def sizes(self) -> Array:
-        """See `ShardReader.sizes`."""
-        return sum((rows.flat_lengths for rows in self.columns.values()), start=np.zeros(self._rows, np.int64))
 
 
 def _open_column(prefix: Path, column: Column) -> Ragged:

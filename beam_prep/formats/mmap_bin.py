@@ -23,7 +23,15 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import (
+    ColumnsReader,
+    FilesOfShard,
+    OpenFile,
+    SizeUnit,
+    cast,
+    check_rows,
+    map_file,
+)
 
 META = "meta.json"
 _SLICE = 1 << 16
@@ -119,7 +127,7 @@ def _numbers(values: Array) -> Iterator[bytes]:
         yield str(values[start : start + _SLICE].tolist())[1:-1].encode()
 
 
-class BinReader:
+class BinReader(ColumnsReader):
     """Rows of one shard, as views of its memory-mapped files; see `ShardReader`.
 
     Attributes:
@@ -135,27 +143,14 @@ class BinReader:
         """
         self._given = (folder, tuple(columns))
         meta = _read_meta(folder / META)
-        self.columns = {column.name: _open_column(folder, column, meta) for column in columns}
-        counts = {name: len(rows) for name, rows in self.columns.items()}
-        if len(set(counts.values())) > 1:
-            raise FormatError(f"{folder / META}: columns of different row counts: {counts}")
-        self._rows = max(counts.values(), default=0)
+        super().__init__(
+            {column.name: _open_column(folder, column, meta) for column in columns},
+            f"{folder / META}: columns of different row counts",
+        )
 
     def __reduce__(self) -> tuple[type["BinReader"], tuple[Path, tuple[Column, ...]]]:
         # A pickled memmap is a copy of the file.
         return BinReader, self._given
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        number = row_number(index, self._rows)
-        return {name: rows[number] for name, rows in self.columns.items()}
-
-    def sizes(self) -> Array:
-        """See `ShardReader.sizes`."""
-        return sum((rows.flat_lengths for rows in self.columns.values()), start=np.zeros(self._rows, np.int64))
 
 
 def _read_meta(path: Path) -> Any:

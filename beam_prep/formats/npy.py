@@ -194,6 +194,10 @@ class NpyReader:
         parts = {name: rows[start:stop] for name, rows in self._columns.items()}
         return {name: part.with_flat(_as(part.flat, self._dtypes[name])) for name, part in parts.items()}
 
+    def lengths(self, name: str) -> Array:
+        """int64 [rows]: see `contract.ShardReader`."""
+        return self._columns[name].lengths
+
     def sizes(self) -> Array:
         """See `ShardReader.sizes`."""
         return sum((rows.flat_lengths for rows in self._columns.values()), start=np.zeros(self._rows, np.int64))

@@ -108,9 +108,8 @@ class OpenOutput:
         if not isinstance(self._files, Stored):
             return self._files / inside
         files = self.listed[index]["files"]
-        if (
-            named := getattr(self._format, "files", None)
-        ) is not None:  # those of the other formats stay where they are
+        named = getattr(self._format, "files", None)
+        if named is not None:  # those of the other formats stay where they are
             mine = {f"{inside}/{name}" for name in named(self.schema, number, self.shards_of[domain])}
             files = [file for file in files if file["path"] in mine]
         return self._files.fetched(files, inside)

@@ -31,8 +31,8 @@ class OpenShard:
     def __init__(self, reader: ShardReader, start: int, names: Sequence[str]) -> None:
         self.reader, self.start, self._names = reader, start, names
         self._flat: list[tuple[str, Array, Array]] | None = None
-        columns = getattr(reader, "columns", None)  # of a user's format it may be anything
-        if isinstance(columns, Mapping) and all(_is_flat(columns[name]) for name in names):
+        columns = _columns_of(reader)
+        if columns is not None and all(_is_flat(columns[name]) for name in names):
             self._flat = [(name, columns[name].flat, columns[name].offsets) for name in names]
 
     def row(self, number: int) -> Row:
@@ -55,12 +55,17 @@ class OpenShard:
 
     def lengths(self, name: str) -> Array:
         """int64: of each row, the length of a column."""
-        columns: Mapping[str, Ragged] | None = getattr(self.reader, "columns", None)
-        if columns is not None:
+        if (columns := _columns_of(self.reader)) is not None:
             return columns[name].lengths
         if (known := getattr(self.reader, "lengths", None)) is not None:
             return np.asarray(known(name))
         return np.array([len(self.reader.row(at)[name]) for at in range(len(self.reader))], np.int64)
+
+
+def _columns_of(reader: ShardReader) -> Mapping[str, Ragged] | None:
+    """Its columns over mapped files; None if it has none. (Of a user's format, `columns` may be anything.)"""
+    columns = getattr(reader, "columns", None)
+    return columns if isinstance(columns, Mapping) else None
 
 
 def _is_flat(rows: Ragged) -> bool:

@@ -7,10 +7,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.formats import ShardReader
-from beam_prep.formats.contract import Row
-from beam_prep.formats.hdf5 import HDF5Reader
-from beam_prep.formats.megatron import MegatronReader
-from beam_prep.formats.mmap_bin import BinReader
+from beam_prep.formats.contract import ColumnsReader, Row
 from beam_prep.formats.npy import NpyReader
 
 VALUES_AT_ONCE = 1 << 20
@@ -23,15 +20,12 @@ def parts_of(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[st
     Raises:
         FormatError: a row is damaged.
     """
-    if isinstance(reader, BinReader | HDF5Reader | MegatronReader | NpyReader):  # their columns are arrays
+    if isinstance(reader, ColumnsReader | NpyReader):  # their columns are arrays
         ends = offsets_of(reader.sizes())
         start = 0
         while start < len(reader):
             stop = max(start + 1, int(np.searchsorted(ends, ends[start] + VALUES_AT_ONCE, "right")) - 1)
-            if isinstance(reader, NpyReader):
-                yield reader.rows(start, stop)
-            else:
-                yield {name: rows[start:stop] for name, rows in reader.columns.items()}
+            yield reader.rows(start, stop)
             start = stop
         return
     held: list[Row] = []

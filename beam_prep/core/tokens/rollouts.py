@@ -45,16 +45,16 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
     batch.made = dict(records.made)
     if fields.response_ids is not None:
         depth = 2 if fields.grouped else 1
-        _add(batch, Column("response_ids", "int32", depth, "ids"), _responses(found, depth, np.int32))
+        responses = _responses(found, depth)
+        _add(batch, Column("response_ids", "int32", depth, "ids"), responses)
         masks = [rollout.mask for rollout in found if rollout.mask is not None]
         logprobs = [rollout.logprobs for rollout in found if rollout.logprobs is not None]
-        beside = _responses(found, depth, np.int32)
         if fields.loss_mask is not None:
             column = Column("loss_mask", "int32", depth, "mask", of="response_ids")
-            _add(batch, column, beside.with_flat(_joined(masks, np.uint8)))
+            _add(batch, column, responses.with_flat(_joined(masks, np.uint8)))
         if fields.logprobs is not None:
             column = Column("logprobs", "float32", depth, "token_value", of="response_ids")
-            _add(batch, column, beside.with_flat(_joined(logprobs, np.float64)))
+            _add(batch, column, responses.with_flat(_joined(logprobs, np.float64)))
     _add(batch, Column("prompt_ids", "int32", 1, "ids"), _flat([rollout.prompt for rollout in found], np.int32))
     for name in fields.numbers:
         dtype = "int64" if name == "policy_version" else "float32"
@@ -86,7 +86,7 @@ def _flat(rows: list[Array], dtype: type) -> Ragged:
     return Ragged.from_lengths(_joined(rows, dtype), [len(row) for row in rows])
 
 
-def _responses(found: list[Rollout], depth: int, dtype: type) -> Ragged:
-    flat = _joined([rollout.responses for rollout in found], dtype)
+def _responses(found: list[Rollout], depth: int) -> Ragged:
+    flat = _joined([rollout.responses for rollout in found], np.int32)
     each = Ragged.from_lengths(flat, [length for rollout in found for length in rollout.lengths])
     return each if depth == 1 else Ragged.from_lengths(each, [len(rollout.lengths) for rollout in found])
