@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
+from beam_prep.config.values import FORMAT_NAMES
 from beam_prep.core.data.schema import Column
 from beam_prep.readers import shards
 from tests.readers.conftest import IDS, MASK, documents
 
 LENGTHS = [3, 0, 5, 1, 7, 2, 2, 9, 4, 6, 1, 8]
-FORMATS = ["bin", "tfrecord", "arrow", "h5"]
 
 
 def in_shards(rows: list[Any], sizes: list[int]) -> list[list[Any]]:
@@ -26,7 +26,7 @@ def in_shards(rows: list[Any], sizes: list[int]) -> list[list[Any]]:
     return [rows[a:b] for a, b in itertools.pairwise(borders)]
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=FORMAT_NAMES)
 def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bp.Dataset:
     """Twelve rows in five shards of two domains, one shard without rows."""
     from tests.readers.conftest import write
@@ -99,7 +99,7 @@ def maps_of(folder: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux only")
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("formats", FORMAT_NAMES)
 def test_more_shards_than_a_process_may_map(
     formats: str, output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,3 +137,29 @@ def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytes
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+class OfAUser:
+    """A reader whose `columns` are not those of ours."""
+
+    columns = ("input_ids",)
+
+    def __len__(self) -> int:
+        return 2
+
+    def row(self, index: int) -> Any:
+        return {"input_ids": np.arange(3 * index + 1)}
+
+    def sizes(self) -> Any:
+        return np.array([1, 4])
+
+
+def test_a_format_of_a_user_may_have_columns_of_any_kind() -> None:
+    opened = shards.OpenShard(OfAUser(), 10, ["input_ids"])
+    assert opened.row(11)["input_ids"].tolist() == [0, 1, 2, 3]
+    assert opened.lengths("input_ids").tolist() == [1, 4]
+
+
+def test_lengths_are_those_of_the_rows(dataset: bp.Dataset) -> None:
+    for rows in (dataset, dataset[::-2], dataset.domain("b")):
+        assert rows.lengths(rows.columns[0]).tolist() == [len(row[rows.columns[0]]) for row in rows]
