@@ -1,5 +1,6 @@
 """Paths that cannot be written, and disks that are full: one line that says which and what to do, and an exit code."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_prep import cli
+from beam_prep.config.values import FORMAT_NAMES
 from beam_prep.errors import OutputError, StorageError, of_the_system
 from tests.conftest import ROOT
 
@@ -84,6 +86,30 @@ def test_a_full_disk_is_one_line_with_the_file(tmp_path: Path, workers: list[str
     assert "Traceback" not in done.stderr
     assert f"{disk}/" in done.stderr
     assert "make room" in done.stderr
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_full_folder_of_temporary_files_is_one_line_too(name: str, tmp_path: Path) -> None:
+    """Formats whose shards wait there say where it is; the others do not need it."""
+    disk, config = tmp_path / "disk", json.loads((ROOT / "configs" / "pretrain.json").read_text())
+    disk.mkdir()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "output": {"storage_format": name}}))
+    (tmp_path / "in.jsonl").write_bytes((ROOT / "examples/data/text.jsonl").read_bytes() * 20)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        command = [sys.executable, "-m", "beam_prep.cli", "run", "in.jsonl", "-o", "out", "-c", "config.json"]
+        command += SAMPLE[-2:]
+        folders = {**os.environ, "TMPDIR": str(disk)}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=folders)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert "Traceback" not in done.stderr
+    if done.returncode:
+        assert done.returncode == 5
+        assert f"folder of temporary files, {disk}" in done.stderr
+        assert "TMPDIR" in done.stderr
+    assert (done.returncode == 5) == (name in ("mds", "array_record"))
 
 
 def test_errors_of_the_system_are_known_from_their_text() -> None:

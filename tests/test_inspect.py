@@ -608,7 +608,8 @@ def test_sizes_are_known_without_reading_rows(
     values = np.array([len(value) for value in flat]).reshape(len(output), -1).sum(axis=1).tolist()
     shards = output.manifest["shards"]
     folder = output.path / output.manifest["domains"][shards[0]["domain"]]
-    monkeypatch.delattr(type(FORMATS[name].read(folder, output.schema, 0, len(shards))), "row")
+    reader = type(FORMATS[name].read(folder, output.schema, 0, len(shards)))
+    monkeypatch.delattr(next(each for each in reader.__mro__ if "row" in vars(each)), "row")
     for rows, wanted in ((output, values), (output[5:], values[5:])):
         numbers, sizes = rows.sizes(99)
         assert numbers.tolist() == list(range(len(rows)))

@@ -37,7 +37,15 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, check_rows, row_number
+from beam_prep.formats.contract import (
+    FilesOfShard,
+    OpenFile,
+    Row,
+    SizeUnit,
+    check_rows,
+    in_temporary_folder,
+    row_number,
+)
 from beam_prep.formats.example import Examples, decode_example
 from beam_prep.formats.tfrecord import chunks
 
@@ -107,9 +115,10 @@ class ArrayRecordWriter:
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
         library = _library()
         self._columns = tuple(columns)
-        self._folder = tempfile.TemporaryDirectory(prefix="array_record-")
-        self._path = os.path.join(self._folder.name, name)
-        self._writer = library.ArrayRecordWriter(self._path, WRITE)
+        with in_temporary_folder():
+            self._folder = tempfile.TemporaryDirectory(prefix="array_record-")
+            self._path = os.path.join(self._folder.name, name)
+            self._writer = library.ArrayRecordWriter(self._path, WRITE)
         self._file = open_file(name)
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
@@ -125,16 +134,18 @@ class ArrayRecordWriter:
             out = np.empty(borders[-1], np.uint8)
             examples.put(out, borders[:-1])
             data, places = out.tobytes(), borders.tolist()
-            for begin, end in pairwise(places):
-                self._writer.write(data[begin:end])
+            with in_temporary_folder():
+                for begin, end in pairwise(places):
+                    self._writer.write(data[begin:end])
 
     def close(self) -> None:
         """Completes the temporary file, copies it, closes the file; removes the temporary one.
 
         Raises:
-            RuntimeError: the temporary file cannot be written; the disk is full, for instance.
+            StorageError: the temporary file cannot be written; the disk is full, for instance.
         """
-        self._writer.close()
+        with in_temporary_folder():
+            self._writer.close()
         with open(self._path, "rb") as source:
             while data := source.read(PIECE):
                 self._file.write(data)

@@ -1,6 +1,8 @@
 """The contract of a format (one shard <-> bytes), and the checks that all formats share."""
 
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -8,7 +10,7 @@ import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
-from beam_prep.errors import FormatError
+from beam_prep.errors import FormatError, StorageError
 
 OpenFile = Callable[[str], BinaryIO]
 """Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made."""
@@ -143,6 +145,22 @@ class Format(Protocol):
             FormatError: a file is missing, cut, or does not hold these columns.
         """
         ...
+
+
+@contextmanager
+def in_temporary_folder() -> Iterator[None]:
+    """Around writes to a temporary file: says where it is, and how another folder is given.
+
+    Raises:
+        StorageError: it cannot be written, because the disk is full, for instance. (Libraries in C raise RuntimeError.)
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise StorageError(
+            f"a shard waits in the folder of temporary files, {tempfile.gettempdir()}, which cannot be written "
+            f"({error}): make room there, or name another folder in TMPDIR, and run again"
+        ) from None
 
 
 def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:

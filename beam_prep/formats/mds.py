@@ -30,7 +30,17 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import (
+    FilesOfShard,
+    OpenFile,
+    Row,
+    SizeUnit,
+    cast,
+    check_rows,
+    in_temporary_folder,
+    map_file,
+    row_number,
+)
 from beam_prep.formats.manifest import ShardReceipt
 
 __all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter", "index", "index_text"]
@@ -118,7 +128,8 @@ class MDSWriter:
         self._fields = _fields(columns)
         self._description = json.dumps(_description(columns)).encode()
         self._file = open_file(name)
-        self._rows = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `close`)
+        with in_temporary_folder():
+            self._rows = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `close`)
         self._sizes: list[Array] = []
         self._bytes = len(self._description) + 8
 
@@ -149,14 +160,16 @@ class MDSWriter:
         parts: list[Sequence[bytes | memoryview]] = [_slices(of_fields, np.full(rows, len(sizes)))]
         for array, head in zip(arrays, heads, strict=True):
             parts += [head, _slices(array.flat, array.lengths)]
-        self._rows.write(b"".join(chain.from_iterable(zip(*parts, strict=True))))
+        with in_temporary_folder():
+            self._rows.write(b"".join(chain.from_iterable(zip(*parts, strict=True))))
 
     def close(self) -> None:
         """Writes the offsets, and after them the rows; closes the file."""
         sizes = np.concatenate([np.zeros(0, np.int64), *self._sizes])
         offsets = offsets_of(sizes) + _rows_begin(len(sizes), len(self._description))
         self._file.write(np.concatenate([[len(sizes)], offsets]).astype(_U4).tobytes() + self._description)
-        self._rows.seek(0)
+        with in_temporary_folder():
+            self._rows.seek(0)  # writes what waits
         shutil.copyfileobj(self._rows, self._file, _COPY_BYTES)
         self._rows.close()
         self._file.close()

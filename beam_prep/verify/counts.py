@@ -127,7 +127,7 @@ def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> It
     if "config" not in manifest:
         return
     rules = manifest["config"]["preprocessing"]
-    if rules["truncation_mode"] in ("drop", "error") and rows + tokens + eos + to_pack:
+    if rules["truncation_mode"] in ("drop", "error", "chunk") and rows + tokens + eos + to_pack:
         yield f"{MANIFEST}: counters say truncated_rows {rows}, truncation_mode is {rules['truncation_mode']!r}"
     packing = rules["packing_strategy"]
     cut = sum(shard.packing["tokens_cut"] for shard in shards if shard.packing is not None)
