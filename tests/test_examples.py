@@ -30,9 +30,11 @@ def run(script: str, output: Path, *options: str) -> str:
 
 def test_every_example_is_tested_and_short() -> None:
     scripts = {path.name for path in EXAMPLES.glob("*.py")}
-    assert scripts == {"custom_filter.py", "custom_format.py", "custom_mask.py", "hand_written_chain.py"}
+    # Of the last one the tests are in tests/trainers.
+    here = {"custom_filter.py", "custom_format.py", "custom_mask.py", "hand_written_chain.py"}
+    assert scripts == {*here, "train_tiny.py"}
     for name in scripts:
-        assert len((EXAMPLES / name).read_text().splitlines()) < 60, name
+        assert len((EXAMPLES / name).read_text().splitlines()) < (60 if name in here else 100), name
 
 
 @pytest.mark.long
