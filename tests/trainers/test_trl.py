@@ -1,5 +1,6 @@
 """TRL's own `SFTTrainer` on our output: each document of a packed row is trained as if it stood alone."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
 pytest.importorskip("trl", reason="no TRL here: make test-trainers")
 
+import datasets  # noqa: E402
 from trl import SFTConfig, SFTTrainer  # noqa: E402
 
+from tests.conftest import ROOT  # noqa: E402
 from tests.trainers import documents as alone  # noqa: E402
 from tests.trainers.conftest import Outputs  # noqa: E402
 
@@ -20,14 +23,17 @@ PACKED = {"padding_free": True, "packing": False, "max_length": None}
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SFTTrainer]:
-    """Two rows a batch, all batches in one step, nothing learned: the loss is that of the model as it is."""
+    """Two rows a batch, all batches in one step, nothing learned: the loss is that of the model as it is.
+
+    `of_texts`: TRL may tokenise.
+    """
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the trainer tokenises again")
 
-    def _trainer(model: Any, rows: Any, **settings: Any) -> SFTTrainer:
+    def _trainer(model: Any, rows: Any, of_texts: bool = False, **settings: Any) -> SFTTrainer:
         tokenizer = alone.tokenizer()
-        for name in ("__call__", "encode", "apply_chat_template"):
+        for name in () if of_texts else ("__call__", "encode", "apply_chat_template"):
             monkeypatch.setattr(type(tokenizer), name, refuse)
         arguments = SFTConfig(
             output_dir=str(tmp_path / "trained"),
@@ -199,3 +205,45 @@ def test_rows_of_any_length_stay_whole_with_max_length_none(outputs: Outputs, tr
     assert max(map(len, cut.train_dataset["input_ids"])) == longest - 1
     whole = trainer(alone.tiny(), rows, padding_free=False)
     assert whole.train_dataset["labels"][:] == rows["labels"][:]
+
+
+# What TRL prepares itself from the same conversations.
+
+
+def conversations(items: int = 24) -> Any:
+    lines = (ROOT / "examples" / "data" / "chat.jsonl").read_text("utf-8").splitlines()[:items]
+    return datasets.Dataset.from_list([{"messages": json.loads(line)["messages"]} for line in lines])
+
+
+def plain(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: getattr(value, "tolist", lambda value=value: value)() for name, value in batch.items()}
+
+
+def batches(trainer: SFTTrainer) -> list[dict[str, Any]]:
+    return [plain(batch) for batch in trainer.get_eval_dataloader()]
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_batches_are_those_that_trl_prepares_from_the_conversations(
+    padding_free: bool, outputs: Outputs, trainer: Any
+) -> None:
+    theirs = trainer(alone.tiny(), conversations(), of_texts=True, assistant_only_loss=True, padding_free=padding_free)
+    wanted = batches(theirs)
+    ours = trainer(alone.tiny(), alone.rows_of(outputs("sft_conversation")), padding_free=padding_free)
+    assert len(wanted) == 12
+    assert any(label != -100 for batch in wanted for row in batch["labels"] for label in row)
+    assert batches(ours) == wanted
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "bfd_split"])
+def test_packed_rows_are_those_that_trl_packs_in_another_order(strategy: str, outputs: Outputs, trainer: Any) -> None:
+    def rows(made: SFTTrainer) -> list[Any]:
+        return sorted([plain(made.data_collator([row])) for row in made.train_dataset], key=repr)
+
+    packing = {"packing": True, "packing_strategy": strategy, "max_length": 400}
+    theirs = trainer(alone.tiny(), conversations(), of_texts=True, assistant_only_loss=True, **packing)
+    wanted = rows(theirs)
+    lengths = {"max_seq_len": 400 if strategy == "bfd" else 4096, "max_packed_len": 400}
+    ours = outputs("sft_packed", packing_strategy=strategy, **lengths)
+    assert len(wanted) > 3
+    assert rows(trainer(alone.tiny(), alone.rows_of(ours))) == wanted
