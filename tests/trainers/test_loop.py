@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
@@ -35,10 +36,12 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for command in commands:
         run = [sys.executable, "-m", "beam_prep.cli", *shlex.split(command)[1:]]
         subprocess.run(run, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    found: dict[str, Any] = {"__name__": "page"}
+    found: dict[str, Any] = {"__name__": "page", "path": folder}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for text in texts("python", PAGE):
+        # The page names a class of another page.
+        (masked,) = [text for text in texts("python", "docs/formats.md") if "class MaskedGPTDataset" in text]
+        for text in (masked, *texts("python", PAGE)):
             exec(compile(text, PAGE, "exec"), found)
     return found
 
@@ -58,6 +61,22 @@ def test_the_code_of_the_page_trains(names: Any) -> None:
     assert len(steps) == 2
     assert torch.isfinite(names["loss"])
     assert names["difference"] < alone.CLOSE
+
+
+def test_each_trainers_loop_takes_the_loss_exactly_on_the_trained_tokens(names: Any) -> None:
+    """All tokens but the first one, which nothing foretells, and those after the last full window."""
+    ds = names["bp"].open(names["path"] / "out/astrai")
+    mask = np.concatenate([row["loss_mask"] for row in ds])
+    windows = (len(mask) - 1) // 256
+    assert names["plain_trained"] == mask[1 : 256 * windows + 1].sum() > 0
+    # OLMo-core shifts within its windows, so the first token of each has no label.
+    full = mask[: 256 * (len(mask) // 256)].reshape(-1, 256)
+    assert names["olmo_trained"] == full[:, 1:].sum() > 0
+    # Megatron shuffles the rows, then cuts windows as the plain loop does.
+    stream = np.concatenate([ds[int(row)]["loss_mask"] for row in names["samples"].document_index])
+    assert names["megatron_trained"] == stream[1 : 256 * windows + 1].sum() > 0
+    for loop in ("olmo", "megatron", "plain"):
+        assert torch.isfinite(names[f"{loop}_loss"])
 
 
 def test_a_loop_of_ones_own_gives_the_logits_and_the_loss_of_documents_alone(packed: Outputs, batch: Any) -> None:
