@@ -34,6 +34,8 @@ JOB_SERVER = "2.70.0"
 BEAM = "2.77.0"
 VERSITYGW = "1.8.0"
 AIRFLOW = Path(__file__).with_name("airflow-requirements.txt")
+EXTRAS = ("array_record", "aws", "fast", "gcp", "hdf5")
+"""Of our package, for workers."""
 
 _MARK = ".built"
 
@@ -169,7 +171,7 @@ def requirements() -> list[str]:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(line for name in ("fast", "gcp", "aws") for line in extras.get(name, []))]
+    wanted = [*project["dependencies"], *(line for name in EXTRAS for line in extras.get(name, []))]
     # The boot program installs without a build environment of its own.
     todo = [Requirement(line) for line in (*wanted, "pip", "setuptools", "wheel")]
     found: dict[str, str] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep.config import PipelineConfig
+from beam_prep.config.values import FORMAT_NAMES
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT, tree
 
@@ -40,14 +41,16 @@ class Job:
 
 
 def _numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
-    """The row with a number at the end of every message: equal blocks would be tokenised once."""
+    """The row with a number at the end of every message, or text: equal blocks would be tokenised once."""
 
-    def numbered(value: Any) -> Any:
+    def numbered(name: str, value: Any) -> Any:
+        if name == "text":
+            return f"{value} ({number})"
         if isinstance(value, list):
             return [{**one, "content": f"{one['content']} ({number})"} for one in value]
         return value
 
-    return {name: numbered(value) for name, value in row.items()}
+    return {name: numbered(name, value) for name, value in row.items()}
 
 
 def _config(file: str, **output: Any) -> dict[str, Any]:
@@ -69,6 +72,11 @@ JOBS = {
     ),
     "DPO, bin": Job(_config("dpo_conversation.json", max_tokens_per_shard=100_000), "preference.jsonl", times=40),
     "packed, arrow": Job(_config("sft_packed.json", max_tokens_per_shard=100_000), "chat.jsonl", times=6),
+    "chunks, every format": Job(
+        _config("pretrain_chunks.json", storage_format=list(FORMAT_NAMES), max_tokens_per_shard=100_000),
+        "text.jsonl",
+        times=10,
+    ),
 }
 
 

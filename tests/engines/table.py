@@ -29,7 +29,12 @@ from tests.engines.processes import end_on_sigterm
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.engines.workers import boot_process, worker_pool
 
-PLACES = {"chat, bin + tfrecord": "disk", "DPO, bin": "s3", "packed, arrow": "gs"}
+PLACES = {
+    "chat, bin + tfrecord": "disk",
+    "DPO, bin": "s3",
+    "packed, arrow": "gs",
+    "chunks, every format": "disk",
+}
 """Where the input and the outputs of each job lie."""
 
 

@@ -52,6 +52,14 @@ def test_a_worker_pool_gives_the_same_bytes(
     )
 
 
+def test_every_format_has_the_same_bytes(flink: Flink, external: list[str], tmp_path: Path) -> None:
+    job = JOBS["chunks, every format"]
+    source = job.write_input(tmp_path)
+    run(job.config, source, tmp_path / "here", HERE)
+    run(job.config, source, tmp_path / "flink", [*flink.options, *external])
+    assert digests(tmp_path / "flink") == digests(tmp_path / "here")
+
+
 def test_the_boot_program_installs_our_sdist_and_gives_the_same_bytes(
     flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, str]
 ) -> None:
