@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.formats import Bin
 from beam_prep.formats.manifest import output_columns
+from beam_prep.formats.mmap_bin import Bin
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage import reuse
 from tests.conftest import tree

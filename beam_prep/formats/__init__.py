@@ -1,42 +1,37 @@
 """One shard <-> bytes. A new format is a file that keeps the contract of `Format`, its test, and a line here."""
 
-from beam_prep.formats.array_record import ArrayRecord
-from beam_prep.formats.arrow import Arrow
+from collections import UserDict
+from collections.abc import MutableMapping
+from importlib import import_module
+from typing import Any
+
 from beam_prep.formats.contract import Format, OpenFile, Row, ShardReader, ShardWriter
-from beam_prep.formats.hdf5 import HDF5
-from beam_prep.formats.mds import MDS
-from beam_prep.formats.megatron import Megatron
-from beam_prep.formats.mmap_bin import Bin
-from beam_prep.formats.npy import Npy
-from beam_prep.formats.parquet import Parquet
-from beam_prep.formats.tfrecord import TFRecord
 
-__all__ = [
-    "FORMATS",
-    "HDF5",
-    "MDS",
-    "ArrayRecord",
-    "Arrow",
-    "Bin",
-    "Format",
-    "Megatron",
-    "Npy",
-    "OpenFile",
-    "Parquet",
-    "Row",
-    "ShardReader",
-    "ShardWriter",
-    "TFRecord",
-]
+__all__ = ["FORMATS", "Format", "OpenFile", "Row", "ShardReader", "ShardWriter"]
 
-FORMATS: dict[str, Format] = {
-    "bin": Bin(),
-    "tfrecord": TFRecord(),
-    "arrow": Arrow(),
-    "h5": HDF5(),
-    "parquet": Parquet(),
-    "megatron": Megatron(),
-    "mds": MDS(),
-    "npy": Npy(),
-    "array_record": ArrayRecord(),
-}
+
+class _Formats(UserDict[str, Any]):
+    """Ours are imported when they are asked for: who opens an output does not wait for eight others."""
+
+    def __getitem__(self, name: str) -> Format:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, _, kind = found.partition(".")
+            found = self.data[name] = getattr(import_module(f"{__name__}.{module}"), kind)()
+        format: Format = found
+        return format
+
+
+FORMATS: MutableMapping[str, Format] = _Formats(
+    {
+        "bin": "mmap_bin.Bin",
+        "tfrecord": "tfrecord.TFRecord",
+        "arrow": "arrow.Arrow",
+        "h5": "hdf5.HDF5",
+        "parquet": "parquet.Parquet",
+        "megatron": "megatron.Megatron",
+        "mds": "mds.MDS",
+        "npy": "npy.Npy",
+        "array_record": "array_record.ArrayRecord",
+    }
+)

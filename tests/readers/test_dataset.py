@@ -334,6 +334,7 @@ def test_needs_neither_beam_nor_transformers(name: str, request: pytest.FixtureR
 import sys, pickle
 import beam_prep as bp
 dataset = bp.open(sys.argv[1])
+assert "pyarrow" not in sys.modules, "opening waits for no format but its own"
 sum(len(row["sequence"]) for row in dataset), dataset[-1], dataset.domain(dataset.domains[0])[::2], dataset.verify()
 pickle.loads(pickle.dumps(dataset))
 heavy = {"apache_beam", "tensorflow", "transformers", "pydantic", "torch", "datasets"}
