@@ -669,6 +669,17 @@ def test_cat_prints_lists_of_lists_and_numbers(rollouts: Dataset, capsys: pytest
         assert found["rewards"] == record["rewards"]  # 0.1, not 0.10000000149
 
 
+def test_cat_prints_texts_as_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts = records(ROOT / "examples" / "data" / "more" / "rollout_tokens.jsonl")
+    for number, rollout in enumerate(rollouts):
+        rollout["policy_version"] = [f"étape {number}.{version}" for version in rollout["policy_version"]]
+    source = tmp_path / "rollouts.jsonl"
+    source.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
+    cat(make(tmp_path, "grpo_tokens", source).path)
+    printed = [json.loads(line)["policy_version"] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [rollout["policy_version"] for rollout in rollouts]
+
+
 def test_cat_stops_at_the_count_over_domains(by_domain: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = len(by_domain.domain(by_domain.domains[0])) + 2
     assert main(["cat", str(by_domain.path), "--count", str(wanted)]) == 0

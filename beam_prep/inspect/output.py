@@ -77,7 +77,9 @@ def rows_to_show(numbers: Array, sizes: Array, rows: int, some: str = "") -> dic
 
 
 def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | None = None) -> None:
-    """Prints rows as JSON lines: {"domain": ..., column: [...], ...}. NaN and infinite values are null in JSON.
+    """Prints rows as JSON lines: {"domain": ..., column: [...], ...}.
+
+    NaN and infinite values are null in JSON. A column of texts has strings in place of its bytes.
 
     Args:
         output: an output directory.
@@ -88,12 +90,19 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
         BeamPrepError: there is no such output or domain.
     """
     dataset = open_dataset(output)
+    texts = {column.name for column in dataset.schema if column.role == "text"}
+
+    def plain(key: str, value: Array | Ragged) -> Any:
+        if isinstance(value, Ragged):
+            return [plain(key, one) for one in value]
+        return value.tobytes().decode(errors="replace") if key in texts else value
+
     left = len(dataset) if count is None else min(checked_count(count), len(dataset))
     with stop_when_reader_closes():
         for name in dataset.domains if domain is None else [domain]:
             head = f'{{"domain":{json.dumps(name)},'
             for row in dataset.domain(name)[:left]:
-                lists = {key: list(value) if isinstance(value, Ragged) else value for key, value in row.items()}
+                lists = {key: plain(key, value) for key, value in row.items()}
                 sys.stdout.write(head + orjson.dumps(lists, option=orjson.OPT_SERIALIZE_NUMPY)[1:].decode() + "\n")
                 left -= 1
 
