@@ -670,14 +670,10 @@ def test_cat_prints_lists_of_lists_and_numbers(rollouts: Dataset, capsys: pytest
 
 
 def test_cat_prints_texts_as_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rollouts = records(ROOT / "examples" / "data" / "more" / "rollout_tokens.jsonl")
-    for number, rollout in enumerate(rollouts):
-        rollout["policy_version"] = [f"étape {number}.{version}" for version in rollout["policy_version"]]
-    source = tmp_path / "rollouts.jsonl"
-    source.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
-    cat(make(tmp_path, "grpo_tokens", source).path)
-    printed = [json.loads(line)["policy_version"] for line in capsys.readouterr().out.splitlines()]
-    assert printed == [rollout["policy_version"] for rollout in rollouts]
+    source = ROOT / "examples" / "data" / "more" / "rlvr.jsonl"
+    cat(make(tmp_path, "rlvr", source).path)
+    printed = [json.loads(line)["answer"] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [record["answer"] for record in records(source)]
 
 
 def test_cat_stops_at_the_count_over_domains(by_domain: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
