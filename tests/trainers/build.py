@@ -17,12 +17,12 @@ from tests.engines.build import BuildError, Part, build, digest, folder_of, pip
 from tests.engines.conftest import missing
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-OLMO = Path(__file__).with_name("olmo.txt")
+NO_DEPS = Path(__file__).with_name("no-deps.txt")
 STREAMING = Path(__file__).with_name("mds-requirements.txt")
 
 
 def environment() -> Part:
-    """TRL, Megatron, OLMo-core and torch in their pinned versions, and what those and beam_prep need; not beam_prep."""
+    """TRL, Megatron, OLMo-core, torchtune and torch, pinned, and what those and beam_prep need; not beam_prep."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # What is pinned comes first; what pyproject.toml has had since then is found by pip.
     wanted = [*project["dependencies"], *project["optional-dependencies"]["trainers"]]
@@ -31,9 +31,9 @@ def environment() -> Part:
         venv.create(folder, with_pip=True)
         # No cache: the wheels would lie on the disk beside what they hold.
         pip(python_of(folder), "install", "--no-cache-dir", "--requirement", str(REQUIREMENTS), *wanted)
-        pip(python_of(folder), "install", "--no-cache-dir", "--no-deps", "--requirement", str(OLMO))
+        pip(python_of(folder), "install", "--no-cache-dir", "--no-deps", "--requirement", str(NO_DEPS))
 
-    return Part(digest([REQUIREMENTS.read_text(), OLMO.read_text(), *wanted]), (), make)
+    return Part(digest([REQUIREMENTS.read_text(), NO_DEPS.read_text(), *wanted]), (), make)
 
 
 def streaming() -> Part:
