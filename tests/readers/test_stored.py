@@ -220,3 +220,24 @@ def test_processes_share_a_cache(output: Callable[..., Path], objects: Counted, 
     objects.read.clear()
     assert ids(dataset) == ids(bp.open(folder))
     assert objects.read == []
+
+
+@pytest.mark.parametrize("outside", ["../../../stolen", "/stolen", "a/../../stolen", ""])
+@pytest.mark.parametrize("where", ["a file of a shard", "a file of the tokenizer", "the folder of a domain"])
+def test_a_manifest_that_names_other_places_is_refused(
+    where: str, outside: str, output: Callable[..., Path], objects: Counted, tmp_path: Path
+) -> None:
+    """What a store says is copied to this disk: a path out of the cache would be a way to any file."""
+    folder = output([IDS, MASK], PARTS)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if where == "a file of a shard":
+        manifest["shards"][0]["files"][0]["path"] = outside
+    elif where == "a file of the tokenizer":
+        manifest["files"] = [{"path": outside, "bytes": 1, "sha256": ""}]
+    else:
+        manifest["domains"]["a"] = outside
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    upload(folder, objects)
+    for path in (URL, folder):
+        with pytest.raises(FormatError, match="not below the output"):
+            bp.open(path, cache=tmp_path / "cache")
