@@ -71,7 +71,14 @@ class Decode:
         return np.frombuffer(record, np.int32)
 
 
+def plain(source: Any, workers: int) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(source, batch_size=BATCH, num_workers=workers, collate_fn=count)
+
+
 def stateful(source: Any, workers: int) -> Any:
+    """The loader whose state can be saved. It starts more slowly."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(source, batch_size=BATCH, num_workers=workers, collate_fn=count)
@@ -147,7 +154,7 @@ def reader(tool: str, output: Path, folder: Path) -> tuple[Callable[[], Any], Ca
 
             return datasets.load_from_disk(str(folder / "rows")).with_format("numpy")
 
-        return opened, stateful, _row
+        return opened, plain, _row
     if tool == "grain + ArrayRecord":
         decode = Decode()
 
@@ -253,7 +260,8 @@ def read(tool: str, output: Path, folder: Path) -> dict[str, Any]:
         tokens, total = (int(sum(column)) for column in zip(*batches, strict=True))
         found[f"one pass, M tokens/s, {workers} workers"] = tokens / seconds / 1e6
     half = len(batches) // 2
-    begun = loader(source, 0)
+    resumable = stateful if loader is plain else loader
+    begun = resumable(source, 0)
     going = iter(begun)
     for _ in islice(going, half):
         pass
@@ -262,7 +270,7 @@ def read(tool: str, output: Path, folder: Path) -> dict[str, Any]:
     source = begun = going = None
 
     def resumed() -> Any:
-        made = loader(opens(), 0)
+        made = resumable(opens(), 0)
         made.load_state_dict(state)
         return next(iter(made))[-2:]
 
