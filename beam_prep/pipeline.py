@@ -249,6 +249,8 @@ class Pipeline:
             if self.spool is None and not is_local(self.root):
                 self.staging.remove_kept()
             self._claims.release()
+        if (uses := self.spool_of_run().uses) is not None:
+            uses.tidy(self.root)
         if alone and self.spool is None:
             self.staging.remove_kept()
 

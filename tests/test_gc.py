@@ -182,6 +182,28 @@ def test_a_run_that_failed_leaves_the_notes_of_the_output(jobs: Jobs) -> None:
     assert [path.name for path in (jobs.folder / "spool" / "uses").iterdir()] == [note.name]
 
 
+def test_what_a_killed_launch_noted_is_tidied_by_a_run_that_finds_its_output(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Uses, "end", killed)
+        with pytest.raises(Killed):
+            jobs.run()
+    uses = jobs.folder / "spool" / "uses"
+    assert sorted(path.suffix for path in uses.iterdir()) == [".blocks", ".json"]
+    assert jobs.job().run().up_to_date
+    (note,) = uses.iterdir()
+    assert note.name.count(".") == 1  # the note of an output, not of a launch
+    age(jobs, 8)
+    assert swept(jobs).removed == 0
+
+
 def test_a_million_blocks_are_noted_in_a_small_file(tmp_path: Path) -> None:
     digits = np.random.default_rng(0).bytes(16 * 1_000_000).hex()
     names = [f"{digits[at : at + 2]}/{digits[at + 2 : at + 32]}-{'ab' * 8}" for at in range(0, len(digits), 32)]

@@ -61,7 +61,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         yield found
 
 
-OUTPUTS = ("new", "overwrite", "generations")
+OUTPUTS = ("new", "overwrite", "spool", "generations")
 
 
 class Case:
@@ -76,14 +76,19 @@ class Case:
         common += ["--block_bytes", "65536", "--max_reject_rate", "1", "--tokenizer_backend", "transformers"]
         of_generations = output == "generations"
         # With one that is kept the old one is removed, too.
-        options = {"new": [], "overwrite": ["--overwrite"], "generations": ["--generations=1", "--generation=new"]}
+        options = {
+            "new": [],
+            "overwrite": ["--overwrite"],
+            "spool": ["--overwrite", "--spool", str(self.root / "spool")],
+            "generations": ["--generations=1", "--generation=new"],
+        }
         self.arguments = ["run", str(folder / "new.jsonl"), *common, *RUNNERS[runner], *options[output]]
         self.seen = self.root / "out" / "latest" if of_generations else self.root / "out"
         self.saved = folder / f"before-{output}"
         if not self.saved.exists():
             (folder / "nothing").mkdir(exist_ok=True)
             restore(self.root, folder / "nothing")
-            before = ["--generations=1", "--generation=a"] if of_generations else []
+            before = ["--generations=1", "--generation=a"] if of_generations else options[output]
             if output != "new":
                 assert jobs.run("run", str(folder / "old.jsonl"), *common, *before).code == 0
             restore(self.saved, self.root)
