@@ -13,10 +13,11 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from beam_prep.errors import StorageError
+from beam_prep.errors import FormatError, StorageError
+from beam_prep.formats.manifest import MANIFEST, is_outside
 from beam_prep.readers.shards import OpenShard, close_oldest
 
 if TYPE_CHECKING:
@@ -65,10 +66,13 @@ class Cache:
         """A local folder with these files of an output, by their paths relative to its folder `inside`.
 
         Raises:
-            FormatError: a file is missing or damaged in the store.
+            FormatError: a file is missing or damaged in the store, or its path leads elsewhere.
             StorageError: the cache is too small for them, or its disk is full.
         """
-        names = [Path(file["path"]).relative_to(inside).as_posix() for file in files]
+        for path in (PurePosixPath(file["path"]) for file in files):
+            if is_outside(str(path)) or not path.is_relative_to(inside):  # it could be any file of this machine
+                raise FormatError(f"{MANIFEST}: lists {str(path)!r}, which is not a path in {inside!r}")
+        names = [PurePosixPath(file["path"]).relative_to(inside).as_posix() for file in files]
         said = json.dumps([[name, file["sha256"]] for name, file in zip(names, files, strict=True)])
         digest = hashlib.sha256(said.encode()).hexdigest()
         size = sum(file["bytes"] for file in files)

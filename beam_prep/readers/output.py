@@ -112,6 +112,8 @@ class OpenOutput:
         if named is not None:  # those of the other formats stay where they are
             mine = {f"{inside}/{name}" for name in named(self.schema, number, self.shards_of[domain])}
             files = [file for file in files if file["path"] in mine]
+        if not files:
+            raise FormatError(f"{self.path}: {MANIFEST} lists no file of shard {number} of {domain!r}: it is damaged")
         return self._files.fetched(files, inside)
 
     def row(self, number: int) -> Row:

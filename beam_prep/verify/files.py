@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
 from beam_prep.formats.manifest import MANIFEST, WrittenFile
@@ -76,10 +76,6 @@ class LocalFiles:
     def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
         """See `OutputFiles.local`."""
         return nullcontext(self._folder)
-
-
-def is_outside(name: str) -> bool:
-    return PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts
 
 
 def file_problems(folder: Path, file: WrittenFile) -> Iterator[str]:

@@ -11,10 +11,19 @@ from typing import Any
 
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.manifest import MANIFEST, RUN, ShardReceipt, WrittenFile, load, output_columns, receipts_of
+from beam_prep.formats.manifest import (
+    MANIFEST,
+    RUN,
+    ShardReceipt,
+    WrittenFile,
+    is_outside,
+    load,
+    output_columns,
+    receipts_of,
+)
 from beam_prep.verify.counts import count_problems, cut_problems
 from beam_prep.verify.described import arrow_problems, described_problems
-from beam_prep.verify.files import LocalFiles, OutputFiles, file_problems, is_outside
+from beam_prep.verify.files import LocalFiles, OutputFiles, file_problems
 from beam_prep.verify.promises import Promises, promises_of
 from beam_prep.verify.rejects import Rejects
 from beam_prep.verify.shard import FoundShard, content_problems, read_shard, shard_problems
