@@ -45,11 +45,6 @@ def count(rows: Iterable[Any]) -> tuple[int, int]:
     return tokens, total
 
 
-def count_grain(rows: Any) -> tuple[int, int]:
-    """As `count`: grain asks for a function of its own for batches."""
-    return count(rows)
-
-
 class Rows:
     """Rows in a flat memory map."""
 
@@ -169,7 +164,7 @@ def reader(tool: str, output: Path, folder: Path) -> tuple[Callable[[], Any], Ca
         def batches(source: Any, workers: int) -> Any:
             import grain
 
-            made = grain.MapDataset.source(source).map(decode).batch(BATCH, batch_fn=count_grain)
+            made = grain.MapDataset.source(source).map(decode).batch(BATCH, batch_fn=count)
             read = made.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
             return GrainLoader(read.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers)) if workers else read)
 
@@ -198,7 +193,7 @@ def reader(tool: str, output: Path, folder: Path) -> tuple[Callable[[], Any], Ca
     def batches_of(source: Any, workers: int) -> Any:
         from streaming import StreamingDataLoader
 
-        return StreamingDataLoader(source, batch_size=BATCH, num_workers=workers, collate_fn=Listed())
+        return StreamingDataLoader(source, batch_size=BATCH, num_workers=workers, collate_fn=listed)
 
     return dataset, batches_of, _row
 
@@ -207,11 +202,9 @@ def _row(source: Any, index: int) -> Any:
     return source[index]
 
 
-class Listed:
+def listed(rows: Any) -> list[Any]:
     """`count` for mosaicml-streaming, which counts the samples of a batch by the length of its first value."""
-
-    def __call__(self, rows: Any) -> list[Any]:
-        return [range(len(rows)), *count(rows)]
+    return [range(len(rows)), *count(rows)]
 
 
 class GrainLoader:

@@ -39,7 +39,7 @@ def step_loss(model: Any, batch: dict[str, Any]) -> tuple[Any, Any]:
         dist.all_reduce(count)
     # Without a cache and a mask, transformers finds the documents by positions that begin again.
     logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits[0, :-1]
-    return cross_entropy(logits.float(), labels, reduction="sum") / count, count
+    return cross_entropy(logits.float(), labels, reduction="sum") / count.clamp(min=1), count
 
 
 def main() -> None:
@@ -58,6 +58,8 @@ def main() -> None:
     model: Any = tiny_model(len(AutoTokenizer.from_pretrained(f"{args.output}/tokenizer")))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     rows = bp.open(args.output).packed(args.length, seed=1, rank=rank, world_size=world_size, tail="drop")
+    if not any(column.name == "labels" and not column.shifted for column in rows.schema):
+        parser.error(f"{args.output} has no labels, or shifted ones: make it with configs/sft_conversation.json")
     if args.checkpoint and args.checkpoint.exists():
         saved = torch.load(args.checkpoint)
         model.load_state_dict(saved["model"])

@@ -1,6 +1,5 @@
 """The contract of a format (one shard <-> bytes), and the checks that all formats share."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,6 +156,8 @@ def in_temporary_folder() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
+        import tempfile  # here, as every reader imports this module
+
         raise StorageError(
             f"a shard waits in the folder of temporary files, {tempfile.gettempdir()}, which cannot be written "
             f"({error}): make room there, or name another folder in TMPDIR, and run again"

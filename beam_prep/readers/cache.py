@@ -69,10 +69,11 @@ class Cache:
             FormatError: a file is missing or damaged in the store, or its path leads elsewhere.
             StorageError: the cache is too small for them, or its disk is full.
         """
-        for path in (PurePosixPath(file["path"]) for file in files):
+        paths = [PurePosixPath(file["path"]) for file in files]
+        for path in paths:
             if is_outside(str(path)) or not path.is_relative_to(inside):  # it could be any file of this machine
                 raise FormatError(f"{MANIFEST}: lists {str(path)!r}, which is not a path in {inside!r}")
-        names = [PurePosixPath(file["path"]).relative_to(inside).as_posix() for file in files]
+        names = [path.relative_to(inside).as_posix() for path in paths]
         said = json.dumps([[name, file["sha256"]] for name, file in zip(names, files, strict=True)])
         digest = hashlib.sha256(said.encode()).hexdigest()
         size = sum(file["bytes"] for file in files)

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer  # noqa: E402
 import beam_prep as bp  # noqa: E402
 from beam_prep import cli  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
+from tests.trainers.conftest import Outputs  # noqa: E402
 
 SUMS = [(f"What is {a} and {b}?", f"{a} and {b} is {a + b}.") for a in range(7) for b in range(7)]
 CONFIG = {
@@ -113,3 +114,21 @@ def test_another_number_of_processes_goes_on_from_a_checkpoint(output: Path, tra
     ended = train(output, "--epochs=1", "--batch_size=2", checkpoint)
     assert sum(step.tokens for step in begun + ended) == trained
     assert [step.loss for step in begun + ended] == pytest.approx([step.loss for step in whole], rel=1e-4)
+
+
+def test_a_step_without_a_trained_token_teaches_nothing() -> None:
+    """The mean over no tokens would be no number, and all weights with it."""
+    script = runpy.run_path(str(SCRIPT))
+    model = script["tiny_model"](60)
+    ids = torch.arange(8)[None]
+    batch = {"input_ids": ids, "position_ids": ids, "labels": torch.full_like(ids, -100)}
+    loss, count = script["step_loss"](model, batch)
+    loss.backward()
+    assert (loss.item(), count.item()) == (0, 0)
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())
+
+
+def test_labels_that_are_shifted_already_are_refused(outputs: Outputs, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        train(outputs("sft_conversation", shift=True))
+    assert "has no labels, or shifted ones: make it with" in capfd.readouterr().err
