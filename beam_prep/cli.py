@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
+    report = commands.add_parser("report", help="write the report of an output again, as a page of HTML")
+    report.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
+    report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
     verify = commands.add_parser("verify", help="check every file, count and row of an output against its manifest")
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
@@ -140,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, beam_options = parser.parse_known_args(
         options.normalise_flags(words) if list(words[:1]) in (["run"], ["replay"]) else words
     )
-    if beam_options and given.command not in ("run", "replay", "verify", "gc"):
+    if beam_options and given.command not in ("run", "replay", "verify", "gc", "report"):
         parser.error(f"unknown arguments: {' '.join(beam_options)}")
     if given.command == "run" and (problem := options.complete(given)):
         given.parser.error(problem)
@@ -315,7 +318,7 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     if manifest["rejects"]:
         lines.append(f"  rejects: {output}/{manifest['rejects'][0]['path']}")
     if "://" not in output:
-        lines.append(f"  look at it: beam-prep inspect {output}")
+        lines.append(f"  look at it: beam-prep inspect {output}; its report: {output}/report.html")
     return "\n".join(lines)
 
 
@@ -454,6 +457,45 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
+def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.formats.manifest import MANIFEST, REPORT, RUN, TOKENIZER, load
+    from beam_prep.readers.open import open_dataset
+    from beam_prep.report_page.charts import can_draw
+    from beam_prep.report_page.page import page
+    from beam_prep.storage.files import join, write_file
+    from beam_prep.storage.stores.reader import read_bytes
+    from beam_prep.storage.tokenizers import load_tokenizer
+
+    if problem := unknown_beam_options(beam_options):
+        print(f"beam-prep report: {problem}", file=sys.stderr)
+        return 2
+    target = given.to
+    if "://" not in given.output:
+        output = str(open_dataset(given.output).path)
+        target = target or join(output, REPORT)
+    elif target is None:
+        print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
+        return 2
+    else:
+        _import_beam()
+        from apache_beam.io.filesystems import FileSystems
+        from apache_beam.options.pipeline_options import PipelineOptions
+
+        from beam_prep.storage.generations import Generations
+
+        FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
+        latest = Generations(given.output).latest()
+        output = given.output if latest is None else join(given.output, latest)
+    manifest = load(read_bytes(join(output, MANIFEST)), join(output, MANIFEST))
+    run = json.loads(read_bytes(join(output, RUN)))
+    kept = any(file["path"].startswith(f"{TOKENIZER}/") for file in manifest["files"])
+    tokenizer = load_tokenizer(join(output, TOKENIZER)) if kept else None
+    write_file(target, page(manifest, run, tokenizer, os.path.basename(given.output.rstrip("/"))))
+    advice = "" if can_draw() else "; charts need matplotlib: pip install 'beam-prep[report]'"
+    print(f"{target}: open it in a browser{advice}")
+    return 0
+
+
 def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
     if problem := unknown_beam_options(beam_options):
         print(f"beam-prep gc: {problem}", file=sys.stderr)
@@ -477,6 +519,7 @@ _COMMANDS = {
     "gc": _gc,
     "inspect": _inspect,
     "cat": _cat,
+    "report": _report,
     "verify": _verify,
     "presets": _presets,
     "schema": _schema,

@@ -21,7 +21,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates, how_made
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
@@ -30,7 +30,6 @@ from beam_prep.runners import choose_runner, prepared_process, single_threaded_t
 from beam_prep.running import (
     cancel,
     has_ended,
-    how_made,
     job_id_of,
     quiet_beam,
     raised_by_worker,

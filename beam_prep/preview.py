@@ -7,29 +7,30 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from rich.text import Text
 
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import ALIVE, InputFile, count_outcomes
+from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.ragged import offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.reading.drops import drops
 from beam_prep.core.reading.json_list import is_json_file
-from beam_prep.core.reading.lost import Lost, lost_records
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.plan import LedgerTotals, Plan
+from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan
 from beam_prep.core.shards.receipts import ROLE_COUNTS
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.inspect.output import checked_count, columns_line, rows_to_show
 from beam_prep.inspect.rows import render_row
 from beam_prep.inspect.screen import VISIBLE, Screen, legend
 from beam_prep.inspect.sequences import RowDisplay
-from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
@@ -218,8 +219,8 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
     """What a run would know of these blocks, had it no others."""
     kinds = {kind: Counter[str]() for kind in ("dropped", "rejected", "counter", "tokens", "trained")}
     roles: dict[str, Counter[str]] = {}
-    lost: list[tuple[str, int, Lost]] = []
-    first_reject = None
+    dropped: list[Dropped] = []
+    first_rejects: list[dict[str, Any]] = []
     total = blank = 0
     for batch in sample:
         ledger, path = batch.ledger, batch.origin.source.path
@@ -235,12 +236,14 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         kinds["counter"].update({name: int(per_row.sum()) for name, per_row in batch.counters.items()})
         for role, said in batch.roles.count(batch.line, len(ledger.status)).sums().items():
             roles.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
-        lost += [(path, batch.origin.first_byte + record.offset, record) for record in lost_records(ledger)]
-        if first_reject is None and ledger.messages:
+        found = drops(ledger, _TEXT)
+        dropped += [Dropped(path, batch.origin.first_byte + drop.offset, drop.line + 1, drop) for drop in found]
+        if not first_rejects and ledger.messages:
             line = min(ledger.messages)
             offset = batch.origin.first_byte + int(ledger.starts[line])
             reason = ledger.outcomes[ledger.status[line] - 1][1]
-            first_reject = {"file": path, "offset": offset, "reason": reason, "message": ledger.messages[line]}
+            message = ledger.messages[line]
+            first_rejects.append({"file": path, "offset": offset, "reason": reason, "message": message})
     whole = LedgerTotals(total, blank, sum(map(len, sample)), dict(kinds["dropped"]), dict(kinds["rejected"]))
     inputs = [{"path": file.path} for file in job.files]
     by_role = {role: dict(counts) for role, counts in roles.items()}
@@ -257,10 +260,10 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         reused=0,
         made={},
         roles=by_role,
-        lost=tuple(lost),
-        first_reject=first_reject,
+        drops=tuple(dropped),
+        first_rejects=tuple(first_rejects),
     )
-    cut = kinds["counter"]["truncated_tokens"]
+    cut = kinds["counter"][CUT_TOKENS]
     return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)
 
 

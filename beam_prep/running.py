@@ -17,7 +17,6 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors
-from beam_prep.core.tokens.check import IN_FULL
 from beam_prep.errors import BeamPrepError, EngineError
 
 log = logging.getLogger("beam_prep")
@@ -162,29 +161,3 @@ def quiet_beam() -> Iterator[None]:
 def _not_beam(record: logging.LogRecord) -> bool:
     """A filter of the root logger: drops the records of Beam."""
     return "apache_beam" not in record.pathname
-
-
-_WAYS = {
-    "encoded_by_gigatoken": "encoded by gigatoken",
-    "encoded_by_transformers": "encoded by transformers",
-    "blocks_encoded_again": "blocks in which gigatoken differed",
-    "rendered_as_columns": "rendered as columns",
-    "rendered_by_plans": "rendered by plans",
-    "rendered_by_jinja": "rendered by jinja",
-    "blocks_rendered_again": "blocks in which plans differed",
-    "compared_with_transformers": "compared with transformers' ids",
-    "compared_with_jinja": "compared with jinja's text",
-    IN_FULL: "blocks compared completely",
-    "blocks_reused": "blocks that were in the spool",
-    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
-    "blocks_damaged": "blocks of the spool that were damaged, and made again",
-    "blocks_replayed": "blocks in which kept rows were reused",
-    "blocks_compared": "blocks in which all kept rows were made again and compared",
-    "blocks_not_compared": "blocks that were not in the spool, so that no kept row was compared",
-    "rows_compared": "kept rows that were compared",
-}
-
-
-def how_made(run: dict[str, Any]) -> str:
-    """How many records each backend and renderer made, from a `run.json`: so a slower path is never hidden."""
-    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))

@@ -193,7 +193,9 @@ def reader(tool: str, output: Path, folder: Path) -> tuple[Callable[[], Any], Ca
     def batches_of(source: Any, workers: int) -> Any:
         from streaming import StreamingDataLoader
 
-        return StreamingDataLoader(source, batch_size=BATCH, num_workers=workers, collate_fn=listed)
+        # A data set that this process has iterated over hangs in workers.
+        rows = dataset() if workers else source
+        return StreamingDataLoader(rows, batch_size=BATCH, num_workers=workers, collate_fn=listed)
 
     return dataset, batches_of, _row
 

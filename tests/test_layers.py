@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "verify": {"core.data", "core.encoding", "core.shards", "errors", "formats"},
     "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify"},
     "inspect": {"core.data", "core.encoding", "errors", "formats", "readers"},
+    "report_page": {"core.data", "core.encoding", "core.shards", "inspect"},
     "storage": {
         "_version",
         "core.data",
@@ -56,7 +57,7 @@ MAY_IMPORT = {
         "formats",
         "progress",
     },
-    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "storage"} - {"core.chat"},
+    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "report_page", "storage"} - {"core.chat"},
     "testing": {"core.data", "core.pieces", "core.reading", "core.tokens"},
     "recipe": {*ROOMS_OF_CORE, "_version", "config", "errors", "formats", "storage", "transforms"},
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
@@ -103,6 +104,7 @@ MAY_IMPORT = {
         "preview",
         "readers",
         "replay",
+        "report_page",
         "runners",
         "stopping",
         "storage",
@@ -120,6 +122,7 @@ WITHOUT_BEAM = (
     "verify",
     "readers",
     "inspect",
+    "report_page",
     "options",
     "progress",
 )

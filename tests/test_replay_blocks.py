@@ -118,7 +118,7 @@ def contents(spool: Spool, names: list[str]) -> list[Any]:
         rejects = next(iter(spool.rejects([name]))) if receipt.counts["rejected"] else []
         counters = {key: count for key, count in receipt.counters.items() if count}
         receipt = dataclasses.replace(receipt, made={}, counters=counters)
-        found.append((dataclasses.asdict(receipt), [*zip(lines, roles, strict=True)], rejects, sidecar.lost))
+        found.append((dataclasses.asdict(receipt), [*zip(lines, roles, strict=True)], rejects, sidecar.drops))
     return found
 
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RUN = "run.json"
+REPORT = "report.html"
 SLICES = ".slices.json"
 """The key of every shard (`storage.reuse`), for the run that replaces the output; they depend on the block size.
 Hidden: no domain has such a name, and no trainer reads it."""
-UNLISTED = (RUN, SLICES)
+UNLISTED = (RUN, REPORT, SLICES)
 """Files of an output that no manifest lists: they differ from run to run of one job."""
 FAILURE = "failure.json"
 """The report of a failed run in `OUTPUT.failed`, written last."""

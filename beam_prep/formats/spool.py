@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.block import OF_THIS_RUN, BlockReceipt, count_outcomes
+from beam_prep.core.data.block import BlockReceipt, count_outcomes, of_this_run
+from beam_prep.core.data.lengths import histogram
 from beam_prep.core.data.ragged import Array, Ragged, narrow
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.reading.lost import Lost, lost_records
+from beam_prep.core.reading.drops import Drop, drops
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
 from beam_prep.errors import FormatError
 from beam_prep.formats.sealed import Data, Sealed, seal
 
-SPOOL_VERSION = 6
+SPOOL_VERSION = 7
 """Rises with every change of the contents of a spool file; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
@@ -58,14 +59,14 @@ def encode_block(
         ],
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
-        made={name: count for name, count in batch.made.items() if name not in OF_THIS_RUN},
+        made={name: count for name, count in batch.made.items() if not of_this_run(name)},
         roles=roles.sums(),
+        lengths=(histogram(batch.lengths), histogram(batch.uncut)),
     )
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit, name)
-    lost = lost_records(batch.ledger) if text_limit else []
-    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, lost, name)
+    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, drops(batch.ledger, text_limit), name)
     files[ROWS] = _rows(batch, domain, receipt, name)
     return receipt, files
 
@@ -118,17 +119,19 @@ def _arrow(rows: Ragged) -> pa.ListArray:
 
 
 def _sidecar(
-    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, lost: list[Lost], block: str
+    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, dropped: list[Drop], block: str
 ) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
     by_role = [np.diff(roles.line, prepend=0), roles.role, *roles.counts]
+    if not np.array_equal(batch.lengths, tokens):
+        columns["length"] = _narrow(batch.lengths)
     columns |= {f"role:{place}": _narrow(counts) for place, counts in enumerate(by_role)}
     table = pa.table({name: pa.array([values]) for name, values in columns.items()})
     footer = {
         "outcomes": json.dumps(batch.ledger.outcomes),
         "roles": json.dumps(roles.names),
-        "lost": json.dumps([asdict(record) for record in lost]),
+        "drops": json.dumps([asdict(record) for record in dropped]),
     }
     return _write(table, footer, block + SIDECAR)
 
@@ -198,6 +201,7 @@ def read_receipt(source: pa.NativeFile, name: str, entire: bool = False) -> Bloc
     found = json.loads(sealed.open().metadata[b"receipt"])
     found["domains"] = [tuple(entry) for entry in found["domains"]]
     found["columns"] = tuple(Column(**column) for column in found["columns"])
+    found["lengths"] = tuple(map(tuple, found["lengths"]))
     found["roles"] = {role: tuple(counts) for role, counts in found["roles"].items()}
     return BlockReceipt(**found)
 
@@ -247,10 +251,9 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
     counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
     steps, role, *counts = (found.pop(f"role:{place}").astype(np.int64) for place in range(5))
     roles = RoleCounts(tuple(json.loads(reader.metadata[b"roles"])), np.cumsum(steps), role, np.stack(counts))
-    lost = tuple(
-        Lost(**{**record, "fields": tuple(record["fields"])}) for record in json.loads(reader.metadata[b"lost"])
-    )
-    return Sidecar(**found, outcomes=outcomes, counters=counters, roles=roles, lost=lost)
+    dropped = tuple(Drop(**record) for record in json.loads(reader.metadata[b"drops"]))
+    length = found.pop("length", found["tokens"]).astype(np.int64)
+    return Sidecar(**found, length=length, outcomes=outcomes, counters=counters, roles=roles, drops=dropped)
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

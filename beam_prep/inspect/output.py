@@ -11,13 +11,14 @@ import numpy as np
 import orjson
 from rich.text import Text
 
+from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.rows import render
 from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.text import percent
-from beam_prep.readers.dataset import Dataset, drawn
+from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import open_dataset
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
+from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column, Strategy
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
@@ -381,14 +382,6 @@ def checked(indices: Sequence[int] | Array, count: int) -> Array:
         raise IndexError(f"row {found[wrong][0]} of {count}")
     found = found.astype(np.int64)
     return np.where(found < 0, found + count, found)
-
-
-def drawn(of: int, count: int, first: bool = False) -> Array:
-    """int64, ascending: `count` of the numbers below `of`, always the same ones; with `first`, 0 is one of them."""
-    found = np.random.default_rng(0).choice(of, min(of, count), replace=False)
-    if first and count and 0 not in found:
-        found[0] = 0
-    return np.sort(found)
 
 
 def _within(rows: range, part: range) -> range:

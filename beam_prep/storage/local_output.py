@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, ShardReceipt, WrittenFile, dump
+from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.exchange import replace_directory
 from beam_prep.storage.files import join, write_file
@@ -83,17 +83,19 @@ class LocalOutput:
         return linked_receipt(earlier)
 
     def publish(
-        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
+        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any], page: bytes
     ) -> None:
         self.check_claim()
         files = self._files
         for name, data in others.items():
             files.write(name, data)
+        files.write(REPORT, page)
         files.write(RUN, dump({**run, "launch": self.staging.launch}))
         files.write(MANIFEST, text)
         self._replace(self.staging.path("output"), self.path)
 
-    def write_run(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
+        write_file(join(self.path, REPORT), page)
         write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:

@@ -90,7 +90,7 @@ class OutputTarget(Protocol):
         ...
 
     def publish(
-        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
+        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any], page: bytes
     ) -> None:
         """Puts everything in place, the manifest last.
 
@@ -98,11 +98,12 @@ class OutputTarget(Protocol):
             manifest, text: the manifest, and its bytes.
             others: the files that belong to no shard: `tokenizer/...`, `features.json`.
             run: the content of `run.json`.
+            page: the content of `report.html`.
         """
         ...
 
-    def write_run(self, run: Mapping[str, Any]) -> None:
-        """Replaces `run.json` alone, when a run made the same output again."""
+    def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
+        """Replaces `run.json` and `report.html` alone, when a run made the same output again."""
         ...
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:

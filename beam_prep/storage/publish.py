@@ -1,5 +1,6 @@
 """Writes shards, and publishes the output that they make."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from beam_prep.core.data.block import MICROSECONDS
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.chunk import ChunkStats
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.pack import PackStats
-from beam_prep.core.shards.plan import Plan
+from beam_prep.core.shards.plan import REJECTS_SHOWN, Dropped, Plan
 from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
 from beam_prep.errors import EngineError, OutputError, RunError
@@ -55,6 +57,9 @@ from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 
 log = logging.getLogger("beam_prep")
+
+MakePage = Callable[[Mapping[str, Any], Mapping[str, Any], Tokenizer | None, str], bytes]
+"""(manifest, run, tokenizer, title) -> the content of `report.html`."""
 
 _CHAIN_LEASE = 60.0
 """Seconds; of chains written by hand. Every shard renews it, and without a launcher nobody ends it."""
@@ -132,9 +137,37 @@ def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> Writ
     return written
 
 
-def first_reject(plan: Plan, spool: Spool) -> dict[str, Any] | None:
-    """The first reject, as it is written to the rejects; None if there is none."""
-    return next(_rejects(plan.rejects[0].slices[:1], spool)) if plan.rejects else None
+def first_rejects(plan: Plan, spool: Spool) -> tuple[dict[str, Any], ...]:
+    """The first rejects of each reason, as they are written to the rejects, in input order."""
+    seen, found = Counter[str](), []
+    for entry in _rejects(plan.first_rejected, spool):
+        seen[entry["reason"]] += 1
+        if seen[entry["reason"]] <= REJECTS_SHOWN:
+            found.append(entry)
+    return tuple(found)
+
+
+SAMPLE_TOKENS, SAMPLE_LISTS = 512, 4
+"""Tokens of a sequence, and sequences of a list, that a report shows."""
+
+
+def samples(plan: Plan, spool: Spool) -> tuple[dict[str, Any], ...]:
+    """The rows that were drawn for the report, as lists: domain, their columns, and the beginning of each."""
+    columns = [asdict(column) for column in plan.columns]
+    found = []
+    for domain, piece in plan.drawn:
+        rows = spool.rows(*piece)
+        row = {name: _beginning(rows[name][0]) for name in rows}
+        cut = any(len(values) > SAMPLE_TOKENS for values in (rows[name].flat for name in rows))
+        found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})
+    return tuple(found)
+
+
+def _beginning(values: Array | Ragged) -> list[Any]:
+    if isinstance(values, Ragged):
+        return [_beginning(values[index]) for index in range(min(len(values), SAMPLE_LISTS))]
+    made: list[Any] = values[:SAMPLE_TOKENS].tolist()
+    return made
 
 
 def _rejects(slices: Sequence[RejectSlice], spool: Spool) -> Iterator[dict[str, Any]]:
@@ -163,6 +196,7 @@ class Publisher:
         launched: a launcher claims the output before the run, and removes the launch's folder after it. Without one,
             as in a chain written by hand, the steps do both: `prepare` and `publish`.
         generations: how many generations are kept; None: the output is no generation.
+        reject_text: see `Shard`; 0 keeps texts out of the report.
     """
 
     output: str
@@ -177,6 +211,7 @@ class Publisher:
     run: Mapping[str, Any]
     launched: bool = False
     generations: int | None = None
+    reject_text: int = 1000
 
     @property
     def root(self) -> str:
@@ -234,8 +269,10 @@ class Publisher:
         """The output that is replaced, for its shards. Asked for before `prepare`, which may remove its manifest."""
         return EarlierOutput(earlier_path(self.root, self.generations) if self.facts else None)
 
-    def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile]) -> str:
+    def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile], page: MakePage) -> str:
         """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.
+
+        `page` makes the content of `report.html`.
 
         Raises:
             RunError: see `Shard`.
@@ -257,16 +294,15 @@ class Publisher:
             raise RunError(message)
         others = self._others(plan, shards)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
-        text, target = dump(manifest), self.target
+        text, target, run = dump(manifest), self.target, self._run(plan, manifest, made)
         # Otherwise this step runs again after it had published.
+        made_page = functools.partial(page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
         if target.manifest() != text or not target.is_complete(manifest):
             if refusal := self.refusal():
                 raise OutputError(refusal)
-            target.publish(
-                manifest, text, others | {SLICES: slices_text(made, text)}, self._run(plan, manifest) | numbers(made)
-            )
+            target.publish(manifest, text, others | {SLICES: slices_text(made, text)}, run, made_page())
         elif self.run.get("check") == "full":
-            target.write_run(self._run(plan, manifest) | numbers(made))
+            target.write_run(run, made_page())
         target.remove_replaced(manifest)
         if self.generations is not None:
             generations = Generations(self.root)
@@ -308,7 +344,9 @@ class Publisher:
         """The reason why a plan must not be carried out, or None."""
         return failure(plan, self._config, self.max_reject_rate, self.max_drop_rate)
 
-    def _run(self, plan: Plan, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    def _run(self, plan: Plan, manifest: Mapping[str, Any], made: Sequence[WrittenShard]) -> dict[str, Any]:
+        spent = {name: count / 1e6 for name, count in _of(plan.made, MICROSECONDS).items()}
+        counted = {name: count for name, count in plan.made.items() if not name.startswith((_ENCODER, MICROSECONDS))}
         return {
             **self.run,
             "finished": time.time(),
@@ -316,11 +354,17 @@ class Publisher:
             **({"job": claim.job} if (claim := self.target.claims.holder()) is not None and claim.job else {}),
             "blocks": plan.blocks,
             "blocks_reused": plan.reused,
-            **{name: count for name, count in plan.made.items() if not name.startswith(_ENCODER)},
-            "encoders": {
-                name[len(_ENCODER) :]: count for name, count in plan.made.items() if name.startswith(_ENCODER)
-            },
+            **counted,
+            "encoders": _of(plan.made, _ENCODER),
+            **numbers(made),
+            "seconds": {**spent, "Write": sum(shard.seconds for shard in made)},
             "warnings": [*self.run.get("warnings", ()), *warnings(Findings.of(manifest), self._config)],
+            "report": {
+                "lengths": {"kept": plan.lengths[0], "uncut": plan.lengths[1]},
+                "dropped": [_dropped(drop) for drop in plan.drops],
+                "rejected": plan.first_rejects,
+                "samples": plan.samples,
+            },
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
@@ -329,6 +373,15 @@ class Publisher:
         self.target.fail(dump(report), rejects)
         where = f"see {self.target.failed}/{'rejects' if rejects else FAILURE}"
         return f"{problem}; nothing was published, {where}"
+
+
+def _of(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
+    return {name[len(prefix) :]: count for name, count in counts.items() if name.startswith(prefix)}
+
+
+def _dropped(drop: Dropped) -> dict[str, Any]:
+    found = drop.found
+    return {"file": drop.path, "offset": drop.offset, "line": drop.line, "reason": found.reason, "text": found.text}
 
 
 def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:

@@ -88,11 +88,13 @@ class WrittenShard:
         receipt: what the manifest says of it.
         key: its key.
         how: `linked`, `written`; `damaged`: written, because the earlier one is not what its manifest says.
+        seconds: that it took.
     """
 
     receipt: ShardReceipt
     key: str
     how: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep.errors import LockedError, OutputError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, RUN, ShardReceipt, WrittenFile, dump
+from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join
 from beam_prep.storage.output_target import is_manifest, listed_files
@@ -141,7 +141,7 @@ class StoredOutput:
                     raise LockedError(f"{target} was written by another job meanwhile") from None
 
     def publish(
-        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any]
+        self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any], page: bytes
     ) -> None:
         # Not `check_claim`: a launch that has written `run.json` and nothing more has not published.
         self.claims.check()
@@ -156,7 +156,7 @@ class StoredOutput:
         self.claims.check()
         if there is not None and there != text:
             self._remove_manifest(there)
-        self.write_run(run)
+        self.write_run(run, page)
         self.claims.check()
         try:  # only if there is none: a job that slept since the check must not replace the manifest of another
             objects.put_if_absent(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
@@ -164,7 +164,8 @@ class StoredOutput:
             if self.manifest() != text:  # otherwise the answer was lost, or nothing but another file was
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
 
-    def write_run(self, run: Mapping[str, Any]) -> None:
+    def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
+        objects.put(join(self.path, REPORT), page)
         objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:

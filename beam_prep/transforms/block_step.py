@@ -1,9 +1,26 @@
 """The base of most PTransforms here: a pure function on each block."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, ClassVar
 
 import apache_beam as beam
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A step that notes how long it takes."""
+
+    step: Callable[[Any], Any]
+    name: str
+
+    def __call__(self, block: Any) -> Any:
+        started = perf_counter()
+        made = self.step(block)
+        if made.receipt is None:  # otherwise it did nothing
+            made.spent(self.name, perf_counter() - started)
+        return made
 
 
 class BlockStep(beam.PTransform):
@@ -23,4 +40,5 @@ class BlockStep(beam.PTransform):
 
     def expand(self, blocks: beam.PCollection[Any]) -> beam.PCollection[Any]:
         # With a label: Beam's own would be the text of all arguments.
-        return blocks | "Blocks" >> beam.Map(self.step()).with_output_types(self.gives)
+        step = _Timed(self.step(), type(self).__name__)
+        return blocks | "Blocks" >> beam.Map(step).with_output_types(self.gives)

@@ -1,6 +1,7 @@
 """ReadJSONL: files -> blocks of parsed records."""
 
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
@@ -30,7 +31,14 @@ class ReadSplits(beam.DoFn):
             self.spool.options.activate()
 
     def process(self, split: Split) -> Iterable[Records]:
-        return read_split(split, self.block_bytes, self.spool, self.columns, self.max_line_bytes)
+        blocks = iter(read_split(split, self.block_bytes, self.spool, self.columns, self.max_line_bytes))
+        while True:
+            started = time.perf_counter()
+            block = next(blocks, None)
+            if block is None:
+                return
+            block.spent("ReadJSONL", time.perf_counter() - started)
+            yield block
 
 
 @dataclasses.dataclass(eq=False)

@@ -13,10 +13,10 @@ from apache_beam.transforms.combiners import ToListCombineFn
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_prep.core.data.block import OF_THIS_RUN
+from beam_prep.core.data.block import of_this_run
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
-from beam_prep.core.shards.plan import Plan, first_lost, make_plan
+from beam_prep.core.shards.plan import Plan, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.core.shards.slices import RejectsPlan
@@ -29,7 +29,7 @@ from beam_prep.progress import Counts, report_block, reported
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.preflight import Preflight, output_ratio
-from beam_prep.storage.publish import Publisher, first_reject, write_rejects, write_shard
+from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
@@ -61,6 +61,7 @@ class SpoolBlocks(beam.DoFn):
         self._next_check, self._output_ratio = 0.0, 0.0
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
+        started = time.perf_counter()
         if self.output is not None and time.monotonic() - self._checked > _CHECK_EVERY:
             self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
             self._checked = time.monotonic()
@@ -88,7 +89,8 @@ class SpoolBlocks(beam.DoFn):
             done.lines, done.rejects, done.output_ratio = receipt.lines, rejected, self._output_ratio
             report_block(self.progress, done)
             self._check_room(self.progress)
-        made = {name: count for name, count in batch.made.items() if name in OF_THIS_RUN} | receipt.made
+        batch.spent("Spool", time.perf_counter() - started)
+        made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
 
     def _check_room(self, progress: str) -> None:
@@ -146,9 +148,10 @@ class MakePlan(beam.DoFn):
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs)
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
-        plan = dataclasses.replace(plan, first_reject=first_reject(plan, self.spool))
-        if self.publisher.problem(plan) is not None:
-            plan = dataclasses.replace(plan, lost=first_lost(receipts, self.spool.sidecars))
+        text = self.publisher.reject_text
+        plan = dataclasses.replace(
+            plan, first_rejects=first_rejects(plan, self.spool), samples=samples(plan, self.spool) if text else ()
+        )
         earlier = self.publisher.earlier()
         if self.spool.uses is not None:
             publisher = self.publisher
@@ -159,7 +162,7 @@ class MakePlan(beam.DoFn):
             yield from keyed(shards, self._keys(plan), earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.
-        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=()))
+        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=(), first_rejected=()))
 
     def _keys(self, plan: Plan) -> Keys:
         layout = self.publisher.layout
@@ -180,7 +183,9 @@ class Write(beam.DoFn):
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
         if isinstance(work, KeyedShard):
-            yield write_shard(work, self.spool, self.output, self.formats, self.layout)
+            started = time.perf_counter()
+            written = write_shard(work, self.spool, self.output, self.formats, self.layout)
+            yield dataclasses.replace(written, seconds=time.perf_counter() - started)
         else:
             yield write_rejects(work, self.spool, self.output)
 
@@ -195,10 +200,13 @@ class Publish(beam.DoFn):
         self.publisher.staging.options.activate()
 
     def process(self, written: list[WrittenShard | WrittenFile], plan: Plan) -> Iterable[str]:
+        from beam_prep.report_page.page import page  # one worker alone needs it, at the end
+
         yield self.publisher.publish(
             plan,
             [shard for shard in written if isinstance(shard, WrittenShard)],
             [file for file in written if isinstance(file, WrittenFile)],
+            page,
         )
 
 
@@ -308,6 +316,7 @@ class Shard(beam.PTransform):
             dict(self.facts),
             {"started": time.time(), **self.run},
             launched=launched,
+            reject_text=self.reject_text,
             generations=self.generations,
         )
         self.progress = self.staging.path("progress") if launched and self.staging.local else None

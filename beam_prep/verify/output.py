@@ -13,6 +13,7 @@ from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.manifest import (
     MANIFEST,
+    REPORT,
     RUN,
     ShardReceipt,
     WrittenFile,
@@ -76,7 +77,7 @@ def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(files, LocalFiles):
         yield from files.folder_problems()
     found = {name for name in files.names() if not any(part.startswith(".") for part in name.split("/"))}
-    for name in sorted(found - {file.path for file in listed} - {MANIFEST, RUN}):
+    for name in sorted(found - {file.path for file in listed} - {MANIFEST, RUN, REPORT}):
         yield f"{name}: found, though {MANIFEST} does not list it: remove it"
     yield from count_problems(manifest, shards)
     tokenizer = find_tokenizer(files, manifest)

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import numpy as np
 
 from beam_prep.core.data.hashing import Node
+from beam_prep.core.data.lengths import Histogram
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import RunError, UserFunctionError
@@ -18,10 +19,9 @@ OutcomeKind = Literal["blank", "dropped", "rejected"]
 ALIVE = 0
 REPLAYED, COMPARED, NOT_COMPARED = "blocks_replayed", "blocks_compared", "blocks_not_compared"
 ROWS_COMPARED = "rows_compared"
-OF_THIS_RUN = ("blocks_damaged", "blocks_replaced", REPLAYED, COMPARED, NOT_COMPARED, ROWS_COMPARED)
-"""The entries of `Block.made` about the run rather than the block: the block in the spool was damaged, or was made in a
-way that this run does not trust. In a replay (see `storage.earlier`): kept rows are those of the earlier run; or they
-were all made again, and compared; or could not be, as the earlier block is gone; and how many rows were compared."""
+MICROSECONDS = "microseconds: "
+"""Prefix of the entries of `Block.made` that say how long a step took."""
+_OF_THIS_RUN = ("blocks_damaged", "blocks_replaced", REPLAYED, COMPARED, NOT_COMPARED, ROWS_COMPARED)
 TEXT_LIMIT = 1000
 """Characters of a rejected record that are kept in the rejects, and of its message."""
 
@@ -124,6 +124,16 @@ class Ledger:
         return self.raw[start : min(end, start + 4 * limit)].decode("utf-8", "replace")[:limit]
 
 
+def of_this_run(name: str) -> bool:
+    """True for the entries of `Block.made` about the run rather than the block.
+
+    The block in the spool was damaged, or was made in a way that this run does not trust; and how long steps took. In a
+    replay (see `storage.earlier`): kept rows are those of the earlier run; or they were all made again, and compared;
+    or could not be, as the earlier block is gone; and how many rows were compared.
+    """
+    return name in _OF_THIS_RUN or name.startswith(MICROSECONDS)
+
+
 def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> dict[str, Any]:
     """Counts by kind and reason: {"blank": n, "dropped": {reason: n}, "rejected": {reason: n}}."""
     counts = np.bincount(status, minlength=len(outcomes) + 1)
@@ -150,6 +160,7 @@ class BlockReceipt:
         columns: what each row has.
         made: see `Block`. Of whoever made the block first: no byte of an output, nor a manifest, depends on it.
         roles: role -> (messages, tokens, trained tokens), see `core.tokens.roles`.
+        lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
     """
 
     lines: int
@@ -159,6 +170,7 @@ class BlockReceipt:
     columns: tuple[Column, ...]
     made: dict[str, int] = field(default_factory=dict)
     roles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    lengths: tuple[Histogram, Histogram] = ((), ())
 
     @property
     def kept(self) -> int:
@@ -211,7 +223,7 @@ class Block:
         line: int32 [rows], the line of each row that is still alive.
         receipt: of a block that the spool already has: then there are no rows, and steps do nothing.
         made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
-            reference. For `run.json`, and kept with spooled blocks, but for `OF_THIS_RUN`.
+            reference. For `run.json`, and kept with spooled blocks, but for what is `of_this_run`.
     """
 
     origin: Origin
@@ -227,6 +239,11 @@ class Block:
     def _place(self, line: int) -> str:
         offset = self.origin.first_byte + int(self.ledger.starts[line])
         return f"{self.origin.source.path} (byte offset {offset})"
+
+    def spent(self, step: str, seconds: float) -> None:
+        """Notes how long a step took, for `run.json`."""
+        name = MICROSECONDS + step
+        self.made = {**self.made, name: self.made.get(name, 0) + int(seconds * 1e6)}
 
     def check(self, step: str) -> None:
         """Checks that each line without an outcome is one row, in order, and that every column has all rows.

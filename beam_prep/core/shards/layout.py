@@ -10,7 +10,7 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import CUTTING, IGNORE_INDEX, Column, Packing, name_problems
 from beam_prep.core.shards.chunk import Chunking, ChunkStats
 from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.core.tokens.pad import ATTENTION_MASK, Padding
 from beam_prep.core.tokens.settle import settle
@@ -89,10 +89,10 @@ class Layout:
         """
         if not self.cuts:
             return batch
-        before = batch.counters.get("truncated_tokens", np.zeros(len(batch), np.int64))
+        before = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
         fitting = truncate(batch, self.capacity, self.truncation_mode, eos_id, "max_packed_len")
         if fitting is not batch and self.truncation_mode in ("keep_start", "keep_end"):
-            fitting.count(CUT, fitting.counters["truncated_tokens"] - before)
+            fitting.count(CUT, fitting.counters[CUT_TOKENS] - before)
         return fitting
 
     def spooled(self, batch: Batch, eos_id: int | None, untrained: Untrained, dtype: Mapping[str, str]) -> Batch:

@@ -5,20 +5,30 @@ that has rows since then gets a shard. `max_items` ends the input after that man
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from beam_prep.core.data.block import count_outcomes
+from beam_prep.core.data.drawn import drawn
+from beam_prep.core.data.lengths import Histogram, add, histogram
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
-from beam_prep.core.reading.lost import LOST, Lost
+from beam_prep.core.reading.drops import SHOWN, Drop
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
 from beam_prep.core.shards.receipts import ROLE_COUNTS, Receipts
 from beam_prep.core.shards.sidecars import FetchSidecars, Sidecar, Sidecars
-from beam_prep.core.shards.slices import Rejects, RejectsPlan, ShardPlan, Shards
+from beam_prep.core.shards.slices import Rejects, RejectSlice, RejectsPlan, ShardPlan, Shards, Slice, first_lines
+from beam_prep.core.tokens.batch import CUT_TOKENS
+
+REASONS_SHOWN = 32
+"""The reasons of which a report quotes records: the most frequent. A user's function may give thousands."""
+SAMPLES = 6
+"""Rows that a report shows."""
+REJECTS_SHOWN = 3
+"""The rejects of each reason that a report quotes: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,15 @@ class LedgerTotals:
         }
 
 
+class Dropped(NamedTuple):
+    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found."""
+
+    path: str
+    offset: int
+    line: int
+    found: Drop
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that the second phase does.
@@ -69,8 +88,12 @@ class Plan:
         blocks, reused: how many blocks there are, and how many of them were in the spool already.
         made: how many records were made in which way, those of reused blocks too.
         roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
-        lost: (file, its offset in bytes, record): the first records that were dropped with nothing to train on.
-        first_reject: the first reject, as in the files of rejects.
+        drops: the first records that were dropped, of each reason.
+        lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
+        first_rejected: the rejects of the blocks in which the first of each reason are.
+        first_rejects: the first rejects of each reason, as in the files of rejects.
+        drawn: (domain, where it is) of some rows, for the report.
+        samples: these rows.
     """
 
     shards: Sequence[ShardPlan]
@@ -85,8 +108,12 @@ class Plan:
     reused: int
     made: dict[str, int]
     roles: dict[str, dict[str, int]] = field(default_factory=dict)
-    lost: tuple[tuple[str, int, Lost], ...] = ()
-    first_reject: dict[str, Any] | None = None
+    drops: tuple[Dropped, ...] = ()
+    lengths: tuple[Histogram, Histogram] = ((), ())
+    first_rejected: tuple[RejectSlice, ...] = ()
+    first_rejects: tuple[dict[str, Any], ...] = ()
+    drawn: tuple[tuple[str, Slice], ...] = ()
+    samples: tuple[dict[str, Any], ...] = ()
 
 
 def make_plan(
@@ -107,9 +134,10 @@ def make_plan(
     end = input_end(receipts, sidecars, max_items)
     shards = Shards(receipts, shard_borders(receipts, sidecars, max_tokens, end))
     ledger, counters = _ledger(receipts, sidecars, end)
+    rejects = Rejects(receipts, _rejected(receipts, sidecars, end))
     return Plan(
         shards=shards,
-        rejects=Rejects(receipts, _rejected(receipts, sidecars, end)),
+        rejects=rejects,
         ledger=ledger,
         counters=counters,
         inputs=receipts.inputs(),
@@ -120,6 +148,10 @@ def make_plan(
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made", len(receipts)).items())),
         roles=_roles(receipts, sidecars, end),
+        drops=_drops(receipts, sidecars, ledger.dropped, end),
+        first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN)),
+        lengths=_lengths(receipts, sidecars, end),
+        drawn=_drawn(receipts, end),
     )
 
 
@@ -157,14 +189,57 @@ def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dic
     return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
 
 
-def first_lost(receipts: Receipts, fetch: FetchSidecars) -> tuple[tuple[str, int, Lost], ...]:
-    """`Plan.lost`: the first records that were dropped with nothing to train on, of the first block that has any."""
-    blocks = np.flatnonzero(receipts.counted("dropped", LOST))[:1].tolist()
-    return tuple(
-        (receipts.path(block), int(receipts.first_byte[block]) + record.offset, record)
-        for block, sidecar in zip(blocks, fetch([receipts.names[block].as_py() for block in blocks]), strict=True)
-        for record in sidecar.lost
-    )
+def _lengths(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Histogram, Histogram]:
+    complete = end.block + 1 if end.rows < 0 else end.block
+    kept, uncut = receipts.lengths(complete)
+    if end.rows >= 0:
+        sidecar = sidecars.get(end.block)
+        lengths = sidecar.length[: end.rows]
+        lost = sidecar.counters.get(CUT_TOKENS, np.zeros(len(sidecar.length), np.int64))[: end.rows]
+        kept, uncut = add(kept, histogram(lengths)), add(uncut, histogram(lengths + lost))
+    return kept, uncut
+
+
+def _drawn(receipts: Receipts, end: Border) -> tuple[tuple[str, Slice], ...]:
+    """`Plan.drawn`: rows drawn from all that are kept, the same ones each time."""
+    counts = receipts.entry_rows.flat.copy()
+    offsets = receipts.entry_rows.offsets
+    if end.rows >= 0:
+        counts[offsets[end.block] : offsets[end.block + 1]] = end.cut
+        counts[offsets[end.block + 1] :] = 0
+    until = np.cumsum(counts)
+    found = []
+    for row in drawn(int(until[-1]) if len(until) else 0, SAMPLES).tolist():
+        entry = int(np.searchsorted(until, row, side="right"))
+        block = int(np.searchsorted(offsets, entry, side="right")) - 1
+        start = row - int(until[entry] - counts[entry])
+        domain = receipts.domains[receipts.entry_domain.flat[entry]]
+        found.append((domain, Slice(receipts.names[block].as_py(), entry - int(offsets[block]), start, start + 1)))
+    return tuple(found)
+
+
+def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], end: Border) -> tuple[Dropped, ...]:
+    """`Plan.drops`: of each reason the first `SHOWN`, in input order. At most as many blocks are read."""
+    blocks = _first_blocks(receipts, "dropped", counts, SHOWN).tolist()
+    before, seen, drops = first_lines(receipts), Counter[str](), []
+    for place, block in enumerate(blocks):
+        if block > end.block:
+            break
+        sidecar = sidecars.get(block, blocks[place:])
+        cut = _cut_line(sidecar, end.rows) if block == end.block and end.rows >= 0 else len(sidecar.status)
+        for drop in sidecar.drops:
+            if drop.line < cut and seen[drop.reason] < SHOWN:
+                seen[drop.reason] += 1
+                offset = int(receipts.first_byte[block]) + drop.offset
+                drops.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
+    return tuple(drops)
+
+
+def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
+    """The first blocks that have each of the most frequent reasons, int64, ascending."""
+    reasons = sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
+    found = [np.flatnonzero(receipts.counted(kind, [reason]))[:count] for reason in reasons]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
 
 def _rejected(receipts: Receipts, sidecars: Sidecars, end: Border) -> Array:

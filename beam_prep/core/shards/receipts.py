@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.data.hashing import Node, tree_digest
+from beam_prep.core.data.lengths import Histogram
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import EngineError
@@ -60,6 +61,8 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
         "counted": [[_key(kind, what) for kind, what, _ in _counts(r)] for r in receipts],
         "counts": [[count for _, _, count in _counts(r)] for r in receipts],
         "columns": [_columns_text(r.block.columns) for r in receipts],
+        "kept": [r.block.lengths[0] for r in receipts],
+        "uncut": [r.block.lengths[1] for r in receipts],
     }
     return _blob(pa.table(columns, schema=_RECEIPTS))
 
@@ -140,6 +143,8 @@ _RECEIPTS = pa.schema(
         ("counted", pa.list_(pa.string())),
         ("counts", pa.list_(pa.int64())),
         ("columns", pa.string()),
+        ("kept", pa.list_(pa.uint32())),
+        ("uncut", pa.list_(pa.uint32())),
     ]
 )
 
@@ -194,7 +199,7 @@ class Receipts:
                 parts.setdefault(name, []).append(codes.of(found[name]))
             for name, codes in (("domains", domains), ("counted", counted)):
                 parts.setdefault(name, []).append(_ragged(found[name], codes.of(found[name].flatten())))
-            for name in ("rows", "tokens", "counts", "levels"):
+            for name in ("rows", "tokens", "counts", "levels", "kept", "uncut"):
                 parts.setdefault(name, []).append(_ragged(found[name], found[name].flatten().to_numpy()))
             parts.setdefault("nodes", []).append(_ragged(found["nodes"], _digests(found["nodes"].flatten())))
             parts.setdefault("name", []).append(found["name"])
@@ -220,6 +225,7 @@ class Receipts:
         self.rows, self.tokens = self.entry_rows.sums(), self.entry_tokens.sums()
         self._counted, self._keys = ragged("counted"), [tuple(json.loads(key)) for key in counted.strings]
         self._counts = ragged("counts")
+        self._kept, self._uncut = ragged("kept"), ragged("uncut")
         self.columns = _one_of(columns.strings)
         self._check()
 
@@ -275,10 +281,19 @@ class Receipts:
         sums = np.bincount(self._counted.flat[:stop], self._counts.flat[:stop], len(self._keys))
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
 
+    def lengths(self, blocks: int) -> tuple[Histogram, Histogram]:
+        """Lengths of the rows of the first blocks, see `BlockReceipt.lengths`."""
+        return _sum(self._kept[:blocks]), _sum(self._uncut[:blocks])
+
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: what each counts of a kind; `of`: of these alone."""
         wanted = np.array([found == kind and (of is None or what in of) for found, what in self._keys], bool)
         return self._counts.sums(np.where(wanted[self._counted.flat], self._counts.flat, 0))
+
+
+def _sum(histograms: Ragged) -> Histogram:
+    classes = np.arange(len(histograms.flat)) - np.repeat(histograms.offsets[:-1], histograms.lengths)
+    return tuple(np.bincount(classes, histograms.flat).astype(np.int64).tolist())
 
 
 def _values(column: pa.ChunkedArray) -> pa.Array:

@@ -7,9 +7,11 @@ from typing import Any
 
 from beam_prep.core.data.schema import CUTTING
 from beam_prep.core.reading.adapters import fields_read
-from beam_prep.core.reading.lost import LOST, Lost
+from beam_prep.core.reading.drops import LOST, Drop
 from beam_prep.core.reading.rollouts import RolloutFields
-from beam_prep.core.shards.plan import LedgerTotals, Plan
+from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan
+from beam_prep.core.tokens.batch import CUT_TOKENS
+from beam_prep.core.tokens.check import IN_FULL
 from beam_prep.errors import ConfigError
 
 MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
@@ -107,7 +109,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rat
         left_out = {**ledger.dropped, **ledger.rejected}
         most = max(left_out, key=left_out.__getitem__)
         advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
-        is_there = not any(_missing(record, config) for _, _, record in plan.lost if record.reason == most)
+        is_there = not any(_missing(drop.found, config) for drop in plan.drops if drop.found.reason == most)
         if most in ("untrained", "spans_unproven") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
@@ -139,37 +141,38 @@ def _reasons(counts: Mapping[str, int]) -> str:
 
 def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
     """With what is known of the records that are missing: in one line, as runners pass on no more."""
-    causes = [*lost_causes(plan.lost, config), *(_first_reject(plan.first_reject) if plan.first_reject else ())]
+    causes = [*lost_causes(plan.drops, config), *map(_first_reject, plan.first_rejects[:1])]
     if plan.roles:
         causes += role_warnings(plan.roles, config)
     return "; ".join([problem, *causes])
 
 
-def _first_reject(reject: Mapping[str, Any]) -> Iterable[str]:
+def _first_reject(reject: Mapping[str, Any]) -> str:
     line = f", line {reject['line']:,}" if "line" in reject else ""
     where = f"{reject['file']}{line} (byte offset {reject['offset']})"
     message = " ".join((reject["message"] or "").split())
-    yield f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
+    return f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
 
 
-def lost_causes(lost: Sequence[tuple[str, int, Lost]], config: ConfigView) -> Iterable[str]:
+def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
     """For each reason, the fields of the first record that was dropped, beside those that the config asks for.
 
     Args:
-        lost: see `Plan`.
+        drops: see `Plan`.
         config: the fields and masks of the config.
     """
     for reason in LOST:
-        found = next((each for each in lost if each[2].reason == reason), None)
+        found = next((each for each in drops if each.found.reason == reason and each.found.fields is not None), None)
         if found is None:
             continue
-        path, offset, record = found
+        path, offset, _, record = found
         missing = _missing(record, config)
-        bare = [name for name in config.fields if name in record.bare]
-        text = f"the first {reason} record is {path} (byte offset {offset}), with the fields {_names(record.fields)}"
+        bare = [name for name in config.fields if name in (record.bare or ())]
+        fields = record.fields or []
+        text = f"the first {reason} record is {path} (byte offset {offset}), with the fields {_names(fields)}"
         if config.fields:
             text += f"; the config asks for {_names(config.fields)}"
-        near = {name: _near(name, [other for other in record.fields if other not in config.fields]) for name in missing}
+        near = {name: _near(name, [other for other in fields if other not in config.fields]) for name in missing}
         if missing:
             text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
             text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
@@ -178,8 +181,8 @@ def lost_causes(lost: Sequence[tuple[str, int, Lost]], config: ConfigView) -> It
         yield text
 
 
-def _missing(record: Lost, config: ConfigView) -> list[str]:
-    return [name for name in config.fields if name not in record.fields]
+def _missing(record: Drop, config: ConfigView) -> list[str]:
+    return [] if record.fields is None else [name for name in config.fields if name not in record.fields]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -262,7 +265,7 @@ class Findings:
             manifest.get("roles", {}),
             sum(totals["tokens"].values()),
             sum(totals["trained"].values()),
-            manifest["counters"].get("truncated_tokens", 0),  # what packing cuts is among them
+            manifest["counters"].get(CUT_TOKENS, 0),  # what packing cuts is among them
         )
 
     @property
@@ -302,3 +305,29 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
     if found.cut:
         texts.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
     return texts
+
+
+_WAYS = {
+    "encoded_by_gigatoken": "encoded by gigatoken",
+    "encoded_by_transformers": "encoded by transformers",
+    "blocks_encoded_again": "blocks in which gigatoken differed",
+    "rendered_as_columns": "rendered as columns",
+    "rendered_by_plans": "rendered by plans",
+    "rendered_by_jinja": "rendered by jinja",
+    "blocks_rendered_again": "blocks in which plans differed",
+    "compared_with_transformers": "compared with transformers' ids",
+    "compared_with_jinja": "compared with jinja's text",
+    IN_FULL: "blocks compared completely",
+    "blocks_reused": "blocks that were in the spool",
+    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
+    "blocks_damaged": "blocks of the spool that were damaged, and made again",
+    "blocks_replayed": "blocks in which kept rows were reused",
+    "blocks_compared": "blocks in which all kept rows were made again and compared",
+    "blocks_not_compared": "blocks that were not in the spool, so that no kept row was compared",
+    "rows_compared": "kept rows that were compared",
+}
+
+
+def how_made(run: Mapping[str, Any]) -> str:
+    """How many records each backend and renderer made, from a `run.json`: so a slower path is never hidden."""
+    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from beam_prep.core.data.block import OutcomeKind
 from beam_prep.core.data.ragged import Array
-from beam_prep.core.reading.lost import Lost
+from beam_prep.core.reading.drops import Drop
 from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.tokens.roles import RoleCounts
 
@@ -28,7 +28,8 @@ class Sidecar:
         outcomes: what the codes of `status` mean.
         counters: name -> int64 [rows].
         roles: messages and tokens by role.
-        lost: the first records that were dropped with nothing to train on.
+        drops: the first records that were dropped, of each reason.
+        length: int64 [rows], see `Batch.lengths`.
     """
 
     line: Array
@@ -38,7 +39,8 @@ class Sidecar:
     outcomes: list[tuple[OutcomeKind, str]]
     counters: dict[str, Array]
     roles: RoleCounts = field(default_factory=RoleCounts)
-    lost: tuple[Lost, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 FetchSidecars = Callable[[list[str]], list[Sidecar]]

@@ -127,14 +127,20 @@ def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
     return tuple(column[kept] for column in columns)
 
 
+def first_lines(receipts: Receipts) -> Array:
+    """int64 [blocks]: how many lines of its file are before each block."""
+    before = offsets_of(receipts.lines)[:-1]
+    new_file = np.diff(receipts.file, prepend=-1) != 0
+    found: Array = before - np.maximum.accumulate(np.where(new_file, before, 0))
+    return found
+
+
 class Rejects(OnDemand[RejectsPlan]):
     """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order."""
 
     def __init__(self, receipts: Receipts, rejected: Array) -> None:
         self._receipts, self._offsets, self._most = receipts, offsets_of(rejected), REJECTS_PER_FILE
-        lines_before = offsets_of(receipts.lines)[:-1]
-        new_file = np.diff(receipts.file, prepend=-1) != 0
-        self._first_line = lines_before - np.maximum.accumulate(np.where(new_file, lines_before, 0))
+        self._first_line = first_lines(receipts)
 
     def __len__(self) -> int:
         return -(-int(self._offsets[-1]) // self._most)
@@ -143,16 +149,19 @@ class Rejects(OnDemand[RejectsPlan]):
         first = index * self._most
         last = min(first + self._most, int(self._offsets[-1]))
         begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
-        blocks = np.arange(begin, end + 1)
+        return RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
+
+    def of(self, blocks: Array, first: int = 0, last: int | None = None) -> tuple[RejectSlice, ...]:
+        """The rejects of blocks: those from number `first` of the plan to before number `last`."""
         starts, stops = self._offsets[blocks], self._offsets[blocks + 1]
         used = starts < stops
         blocks, starts, stops = blocks[used], starts[used], stops[used]
         columns = (
             self._receipts.names.take(pa.array(blocks)).to_pylist(),
             (np.maximum(starts, first) - starts).tolist(),
-            (np.minimum(stops, last) - starts).tolist(),
+            (np.minimum(stops, self._offsets[-1] if last is None else last) - starts).tolist(),
             map(self._receipts.path, blocks),
             self._receipts.first_byte[blocks].tolist(),
             self._first_line[blocks].tolist(),
         )
-        return RejectsPlan(index, tuple(map(RejectSlice, *columns)))
+        return tuple(map(RejectSlice, *columns))

@@ -11,6 +11,9 @@ from beam_prep.core.data.schema import Column, Output
 from beam_prep.core.pieces.rendered import UNSET
 from beam_prep.core.tokens.roles import Roles
 
+CUT_TOKENS = "truncated_tokens"
+"""The counter of tokens that a row lost because it was too long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:
@@ -111,6 +114,17 @@ class Batch(Block):
             if column.role == "ids":
                 return self.columns[name].flat_lengths
         return np.zeros(len(self), np.int64)
+
+    @property
+    def lengths(self) -> Array:
+        """int64 [rows]: tokens of each row, of all outputs that hold ids together."""
+        found = [self.columns[name].flat_lengths for name, column in self.schema.items() if column.role == "ids"]
+        return np.sum(found, axis=0) if found else np.zeros(len(self), np.int64)
+
+    @property
+    def uncut(self) -> Array:
+        """int64 [rows]: what `lengths` would be had no row been cut."""
+        return self.lengths + self.counters.get(CUT_TOKENS, 0)
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "domains", len(self.domain)

@@ -7,7 +7,7 @@ import numpy as np
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import OF_RECORDS
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.errors import RunError
 
 TruncationMode = Literal["keep_start", "keep_end", "drop", "error"]
@@ -59,7 +59,7 @@ def truncate(
         for name, rows in batch.columns.items()
     }
     shorter = batch._with(columns=columns, roles=batch.roles.cut(max_seq_len, keep_end=mode == "keep_end"))
-    shorter.count("truncated_tokens", lost)
+    shorter.count(CUT_TOKENS, lost)
     shorter.count("truncated_rows", cut, once=True)
     if mode == "keep_start" and eos_id is not None:
         ids = [name for name in batch.columns if batch.schema[name].role == "ids"]

@@ -12,9 +12,11 @@ from hypothesis import example, given, settings
 
 from beam_prep.core.data.block import ALIVE, BlockReceipt, InputFile, Ledger, Origin
 from beam_prep.core.data.hashing import Node
+from beam_prep.core.data.lengths import histogram
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards import borders, sidecars, slices
+from beam_prep.core.shards import plan as plan_module
 from beam_prep.core.shards.plan import Plan, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.sidecars import Sidecar
@@ -24,6 +26,7 @@ from beam_prep.formats.spool import ROWS, SIDECAR, encode_block, read_receipt, r
 
 COLUMN = Column("sequence", "int32", 1, "ids")
 LINE_BYTES = 10
+DROPS = 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Line:
     Attributes:
         kind: kept, blank, dropped or rejected.
         reason: of what is dropped or rejected; the domain of what is kept.
-        tokens, doubles: of what is kept.
+        tokens, doubles: of what is kept; as many tokens as `doubles` says were cut off.
     """
 
     kind: str
@@ -96,7 +99,8 @@ def batch_of(lines: list[Line], origin: Origin) -> Batch:
     batch = Batch(origin, ledger, alive, domain=[line.reason for line in kept])
     batch.columns["sequence"] = Ragged.from_lists([[7] * line.tokens for line in kept])
     batch.schema["sequence"] = COLUMN
-    batch.count("doubles", np.array([line.doubles for line in kept], np.int64))
+    for counter in ("doubles", "truncated_tokens"):
+        batch.count(counter, np.array([line.doubles for line in kept], np.int64))
     return batch
 
 
@@ -115,6 +119,9 @@ class Simulation:
     rejects: list[list[tuple[str, int, str, int, int]]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     doubles: int = 0
+    lengths: list[tuple[int, int]] = field(default_factory=list)
+    drops: list[tuple[str, str, int, int]] = field(default_factory=list)
+    rejected: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
     _buckets: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     _tokens: int = 0
     _pending_rejects: list[tuple[str, int, str, int, int]] = field(default_factory=list)
@@ -126,13 +133,13 @@ class Simulation:
             for lines in blocks:
                 receipt = next(receipts)
                 seen: Counter[str] = Counter()
-                for line in lines:
-                    self._line(line, receipt, lines_before, seen)
+                for place, line in enumerate(lines):
+                    self._line(line, receipt, lines_before, place, seen)
                 lines_before += len(lines)
         self._flush()
         return self
 
-    def _line(self, line: Line, receipt: SpoolReceipt, lines_before: int, seen: Counter[str]) -> None:
+    def _line(self, line: Line, receipt: SpoolReceipt, lines_before: int, number: int, seen: Counter[str]) -> None:
         self.counts["lines"] += 1
         if self.max_items is not None and self.counts["kept"] == self.max_items:
             self.counts["not_read"] += 1
@@ -144,9 +151,15 @@ class Simulation:
             origin = receipt.origin
             place = (receipt.name, seen["rejected"], origin.source.path, origin.start + origin.skip, lines_before)
             self.rejects[-1].append(place)
+            self.rejected.setdefault(line.reason, []).append((place[0], *place[2:4]))
             seen["rejected"] += 1
+        if line.kind == "dropped" and self.counts[f"dropped {line.reason}"] <= DROPS:
+            origin = receipt.origin
+            offset = origin.start + origin.skip + number * LINE_BYTES
+            self.drops.append((line.reason, origin.source.path, offset, lines_before + number + 1))
         if line.kind != "kept":
             return
+        self.lengths.append((line.tokens, line.tokens + line.doubles))
         self._buckets.setdefault(line.reason, []).append((receipt.name, seen[f"kept {line.reason}"]))
         seen[f"kept {line.reason}"] += 1
         self.doubles += line.doubles
@@ -238,6 +251,7 @@ def test_the_plan_is_what_a_sequential_program_does(
         patch.setattr(borders, "_PREFETCH", prefetch[0])
         patch.setattr(sidecars, "PREFETCH_ROWS", prefetch[1])
         patch.setattr(borders, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
+        patch.setattr(plan_module, "SHOWN", DROPS)
         plan = made.plan(max_tokens, max_items, blobs)
 
     assert rows_of(plan, made) == wanted.shards
@@ -256,7 +270,24 @@ def test_the_plan_is_what_a_sequential_program_does(
         "not_read": counts["not_read"],
     }
     assert ledger.lines == ledger.blank + ledger.read + ledger.not_read
-    assert plan.counters == ({"doubles": wanted.doubles} if wanted.doubles else {})
+    names = ("doubles", "truncated_tokens")
+    assert plan.counters == (dict.fromkeys(names, wanted.doubles) if wanted.doubles else {})
+
+    kept, uncut = zip(*wanted.lengths, strict=True) if wanted.lengths else ((), ())
+    assert plan.lengths == (histogram(np.array(kept, np.int64)), histogram(np.array(uncut, np.int64)))
+    assert [(drop.found.reason, *drop[:3]) for drop in plan.drops] == wanted.drops
+    rows = [(domain, *row) for domain, _, rows in wanted.shards for row in rows]
+    drawn = [(domain, piece.name, piece.start) for domain, piece in plan.drawn]
+    assert len(drawn) == min(len(rows), plan_module.SAMPLES)
+    assert not Counter(drawn) - Counter(rows)
+    first = {(piece.name, piece.path, piece.first_byte) for piece in plan.first_rejected}
+    assert first == {
+        (name, path, byte)
+        for reason in named["rejected"]
+        for name, path, byte in list(dict.fromkeys(place for place in wanted.rejected[reason]))[
+            : plan_module.REJECTS_SHOWN
+        ]
+    }
 
     total = Counter(domain for domain, _, _ in wanted.shards)
     assert {(shard.domain, shard.shards) for shard in plan.shards} == set(total.items())

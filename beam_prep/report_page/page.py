@@ -1,0 +1,216 @@
+"""The page: numbers of a manifest and a `run.json` -> HTML that needs nothing else, no network, no scripts."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from itertools import zip_longest
+from typing import Any
+
+from jinja2 import Environment
+
+from beam_prep.core.data.lengths import BORDERS, quantile
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.shards.report import how_made
+from beam_prep.inspect.screen import VISIBLE
+from beam_prep.report_page import charts
+from beam_prep.report_page.samples import shown_rows
+
+_DOMAINS = 100  # in the table
+_FIRST = (
+    "ReadJSONL", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords", "ApplyTemplate", "FromTokens",
+    "FromRollouts", "Tokenize", "BuildMask", "SplitPrompt", "Truncate", "Labels", "Shift", "Pad",
+)  # fmt: skip
+_LAST = ("Spool", "Write")
+
+
+def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, title: str) -> bytes:
+    """The report of an output, as HTML. With matplotlib (`pip install 'beam-prep[report]'`) it has charts.
+
+    Args:
+        manifest, run: the contents of `manifest.json` and `run.json`.
+        tokenizer: of the output; None: tokens are shown as ids.
+        title: the name of the output.
+    """
+    environment = Environment(autoescape=True, finalize=_visible)
+    environment.globals |= {"n": "{:,}".format, "percent": _percent}
+    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    found = _found(manifest, run, tokenizer) | {"title": title}
+    return template.render(found).encode("utf-8", "replace")
+
+
+def _visible(value: Any) -> Any:
+    """Control and bidirectional characters of data, made visible."""
+    return value.translate(VISIBLE) if type(value) is str else value
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{part / whole if whole else 0:.1%}"
+
+
+def _found(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    report = run.get("report", {})
+    config = manifest.get("config", {})
+    uncut, kept = (tuple(report.get("lengths", {}).get(name, ())) for name in ("uncut", "kept"))
+    roles = _roles(manifest)
+    domains = _domains(manifest)
+    spent = run.get("seconds", {})
+    seconds = {step: spent[step] for step in sorted(spent, key=_place)}
+    found = {
+        "made": _day(run.get("finished")),
+        "how": run.get("how"),
+        "version": manifest.get("versions", {}).get("beam_prep", "?"),
+        "numbers": list(_numbers(manifest)),
+        "warnings": run.get("warnings", []),
+        "flow": list(_flow(manifest["ledger"])),
+        "lines": manifest["ledger"]["lines"],
+        "after": list(_after(manifest)),
+        "counters": sorted(manifest["counters"].items()),
+        "roles": roles,
+        "domains": domains[:_DOMAINS],
+        "more_domains": max(0, len(domains) - _DOMAINS),
+        "lengths": list(_lengths(uncut, kept)),
+        "quantiles": _quantiles(uncut),
+        "most": max((*uncut, *kept), default=0),
+        "seconds": list(seconds.items()),
+        "slowest": max(seconds.values(), default=0),
+        "time": list(_time(run)),
+        "rejected": list(_left_out("rejected", manifest, report)),
+        "dropped": list(_left_out("dropped", manifest, report)),
+        "rejects_file": next((file["path"] for file in manifest["rejects"]), None),
+        "samples": list(shown_rows(report.get("samples", ()), config, tokenizer)),
+        "config": json.dumps(config, indent=1, ensure_ascii=False),
+        "charts": _charts(kept, uncut, roles, domains, seconds) if charts.can_draw() else {},
+    }
+    parts = {"records": "Records", "trained": "Trained", "domains": "Domains", "lengths": "Lengths", "time": "Time"}
+    parts |= {"left_out": "Left out", "samples": "Rows", "config": "Config"}
+    there = {"lengths": found["lengths"], "time": seconds, "samples": found["samples"]}
+    there["left_out"] = found["rejected"] or found["dropped"]
+    found["parts"] = [(name, words) for name, words in parts.items() if there.get(name, True)]
+    return found
+
+
+def _charts(
+    kept: Sequence[int],
+    uncut: Sequence[int],
+    roles: Sequence[tuple[str, int, int, int]],
+    domains: Sequence[tuple[str, int, int, int, int | None]],
+    seconds: Mapping[str, float],
+) -> dict[str, str]:
+    by_role = {role: (trained, tokens) for role, _, tokens, trained in roles if tokens}
+    by_domain = {name: (trained or 0, tokens) for name, _, _, tokens, trained in domains if trained is not None}
+    return {
+        "lengths": charts.lengths_chart(kept, uncut) if any(uncut) else "",
+        "roles": charts.trained_chart(by_role) if by_role else "",
+        "domains": charts.trained_chart(by_domain) if len(by_domain) > 1 else "",
+        "seconds": charts.seconds_chart(seconds) if seconds else "",
+    }
+
+
+def _day(seconds: float | None) -> str:
+    return "?" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _numbers(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    totals = manifest["totals"]
+    yield f"{totals['rows']:,}", "rows"
+    for name, count in totals["tokens"].items():
+        yield f"{count:,}", f"tokens in {name}"
+    of = {column["name"]: column["of"] for column in manifest["columns"]}
+    for name, count in totals["trained"].items():
+        yield f"{count:,}", f"trained in {name} ({_percent(count, totals['tokens'][of[name]])})"
+    yield f"{len(manifest['shards']):,}", f"shards ({', '.join(manifest['formats'])})"
+    size = sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"])
+    yield f"{size / 1e6:,.1f} MB", "in shards"
+    if (packing := totals.get("packing")) is not None:
+        yield f"{packing['fill_rate']:.2%}", f"of {packing['packs']:,} packed rows filled"
+
+
+def _flow(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
+    """(step, reason, lines, kind), in the order in which lines go."""
+    yield "lines of the input", "", ledger["lines"], "total"
+    if ledger["not_read"]:
+        yield "not read", "max_items was reached", ledger["not_read"], "out"
+    if ledger["blank"]:
+        yield "blank", "", ledger["blank"], "out"
+    for kind in ("rejected", "dropped"):
+        for reason, count in sorted(ledger[kind].items(), key=lambda entry: -entry[1]):
+            yield kind, reason, count, "out"
+    yield "kept", "", ledger["kept"], "total"
+
+
+def _after(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What became of kept records."""
+    totals, kept = manifest["totals"], manifest["ledger"]["kept"]
+    if (chunks := totals.get("chunks")) is not None:
+        yield "Cut into chunks: " + ", ".join(f"{name} {count:,}" for name, count in chunks.items()) + "."
+    if (packing := totals.get("packing")) is not None:
+        yield "Packed: " + ", ".join(f"{name} {count:,}" for name, count in packing.items()) + "."
+    yield f"{kept:,} records became {totals['rows']:,} rows."
+
+
+def _roles(manifest: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
+    """(role, messages, tokens, trained), the most frequent first."""
+    found = [(role, each["messages"], each["tokens"], each["trained"]) for role, each in _table(manifest).items()]
+    return sorted(found, key=lambda entry: (-entry[1], entry[0]))
+
+
+def _table(manifest: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+    found: Mapping[str, Mapping[str, int]] = manifest.get("roles", {})
+    return found
+
+
+def _domains(manifest: Mapping[str, Any]) -> list[tuple[str, int, int, int, int | None]]:
+    """(domain, shards, rows, tokens, trained), the largest first. `trained` is None without masks and labels."""
+    counts: dict[str, Counter[str]] = {}
+    for shard in manifest["shards"]:
+        more = {"shards": 1, "rows": shard["rows"], "tokens": sum(shard["tokens"].values())}
+        counts.setdefault(shard["domain"], Counter()).update(more | {"trained": sum(shard["trained"].values())})
+    known = bool(manifest["totals"]["trained"])
+    found = [
+        (name, each["shards"], each["rows"], each["tokens"], each["trained"] if known else None)
+        for name, each in counts.items()
+    ]
+    return sorted(found, key=lambda entry: (-entry[3], entry[0]))
+
+
+def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """(class, rows before they were cut, rows as kept)."""
+    for place, (before, after) in enumerate(zip_longest(uncut, kept, fillvalue=0)):
+        if before or after:
+            last = BORDERS[place + 1] - 1
+            yield f"{BORDERS[place]:,}" + (f" to {last:,}" if last > BORDERS[place] else ""), before, after
+
+
+def _place(step: str) -> int:
+    """The place of a step in a chain."""
+    steps = (*_FIRST, "", *_LAST)
+    return steps.index(step if step in steps else "")
+
+
+def _quantiles(uncut: Sequence[int]) -> str:
+    shares = (("half", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("all", 1.0))
+    return ", ".join(f"{name} of the rows: at most {quantile(uncut, share):,} tokens" for name, share in shares)
+
+
+def _time(run: Mapping[str, Any]) -> Iterator[str]:
+    if "started" in run and "finished" in run:
+        yield f"From start to end: {run['finished'] - run['started']:,.1f} s; {run.get('blocks', 0):,} blocks."
+    if run.get("blocks_reused"):
+        yield "Blocks that were in the spool took no time again."
+    yield how_made(run).capitalize() + "."
+    for encoder in run.get("encoders", {}):
+        yield f"Encoder: {encoder}."
+
+
+def _left_out(
+    kind: str, manifest: Mapping[str, Any], report: Mapping[str, Any]
+) -> Iterable[tuple[str, str, int, list[Mapping[str, Any]]]]:
+    """(kind, reason, count, the first records) for each reason, the most frequent first."""
+    entries: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in report.get(kind, ()):
+        entries.setdefault(entry["reason"], []).append(entry)
+    counts = manifest["ledger"][kind]
+    found = [(kind, reason, counts.get(reason, len(first)), first) for reason, first in entries.items()]
+    return sorted(found, key=lambda entry: -entry[2])

@@ -1,0 +1,229 @@
+"""`report.html`: the numbers of the manifest, the first records that were left out, rows with their mask; no texts if
+none are wanted, and nothing that data could make of the page."""
+
+import copy
+import html
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from beam_prep.cli import main
+from beam_prep.core.data.lengths import BORDERS, add, histogram, quantile
+from beam_prep.pipeline import Pipeline
+from beam_prep.report_page import charts
+from tests.conftest import ROOT
+from tests.test_inspect import DATA, example
+
+Run = Callable[..., Any]
+CHAT = json.loads((ROOT / "configs/sft_chat.json").read_text())
+CHATS = [json.loads(line) for line in (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines()]
+VOID = {"meta", "br", "path", "use", "rect", "circle", "line"}
+
+
+class Page(HTMLParser):
+    """A page: its text without styles, and what it would fetch or run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.text, self.open, self.outside = "", list[str](), list[str]()
+        self.feed(path.read_text("utf-8"))
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.outside += [tag] if tag in ("script", "link", "img", "iframe", "object", "embed") else []
+        for name, value in attrs:
+            if name.startswith("on") or (name in ("src", "href", "xlink:href") and not (value or "").startswith("#")):
+                self.outside.append(f"{tag} {name}={value}")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def chats(**changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = copy.deepcopy(CHAT)
+    for part, values in changes.items():
+        made[part] = {**made.get(part, {}), **values}
+    return made
+
+
+def run_of(result: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(result.output, "run.json").read_text())
+    return found
+
+
+def test_the_page_has_the_numbers_of_the_manifest_and_needs_nothing_else(run: Run) -> None:
+    records = [{**chat, "topic": str(place % 3)} for place, chat in enumerate(CHATS)]
+    result = run(chats(output={"domain_key": "topic"}), records)
+    page = Page(Path(result.output, "report.html"))
+    assert page.outside == []
+    totals = result.manifest["totals"]
+    for number in (
+        totals["rows"],
+        *totals["tokens"].values(),
+        *totals["trained"].values(),
+        *(count for role in result.manifest["roles"].values() for count in role.values()),
+        *(shard["tokens"]["sequence"] for shard in result.manifest["shards"]),
+    ):
+        assert f"{number:,}" in page.text
+
+
+def test_lengths_are_those_of_the_rows_before_and_after_they_were_cut(run: Run) -> None:
+    short, long = (
+        run(chats(preprocessing={"max_seq_len": length}), CHATS, name=str(length), max_drop_rate=1.0)
+        for length in (64, 100_000)
+    )
+    found = run_of(short)["report"]["lengths"]
+    rows, whole = (bp.open(each.output) for each in (short, long))
+    assert found["kept"] == list(histogram(np.array([len(row["sequence"]) for row in rows])))
+    known = histogram(np.array([len(row["sequence"]) for row in whole]))
+    left_out = len(whole) - len(rows)  # nothing is left to train on
+    assert sum(found["uncut"]) == sum(known) - left_out
+    assert run_of(long)["report"]["lengths"]["uncut"] == list(known)
+
+
+def test_classes_of_lengths_add_up_and_bound_their_quantiles() -> None:
+    lengths = np.random.default_rng(1).lognormal(5, 2, 5_000).astype(np.int64)
+    one, other = histogram(lengths[:2_000]), histogram(lengths[2_000:])
+    assert add(one, other) == histogram(lengths)
+    assert quantile((), 0.5) == 0
+    for share in (0.01, 0.5, 0.9, 1.0):
+        exact = int(np.quantile(lengths, share, method="higher"))
+        found = quantile(histogram(lengths), share)
+        assert exact <= found
+        assert found + 1 in BORDERS
+        assert found <= max(1, 2 * exact)
+
+
+def test_the_first_records_that_were_left_out_are_listed_with_their_place(run: Run, tmp_path: Path) -> None:
+    lines = [json.dumps(chat).encode() for chat in CHATS]
+    lines[3], lines[7] = b'{"messages": [', b'{"messages": 5}'
+    for place in range(20, 45):
+        lines[place] = json.dumps({"messages": [], "number": place}).encode()
+    result = run(CHAT, b"\n".join(lines) + b"\n", max_reject_rate=1.0, max_drop_rate=1.0)
+    report = run_of(result)["report"]
+    source = (tmp_path / "input.jsonl").read_bytes()
+    assert [entry["line"] for entry in report["rejected"]] == [4, 8]
+    assert [entry["line"] for entry in report["dropped"]] == list(range(21, 41))
+    for entry in (*report["rejected"], *report["dropped"]):
+        there = source[entry["offset"] :].split(b"\n")[0].decode()
+        assert there == lines[entry["line"] - 1].decode()
+        assert entry["text"] == there[:200]
+    page = Page(Path(result.output, "report.html"))
+    assert f"{report['rejected'][0]['message']}" in page.text
+    assert f"(byte offset {report['dropped'][-1]['offset']})" in page.text
+
+
+@pytest.mark.parametrize("reason_of", ["filter", "map"])
+def test_a_function_with_a_reason_of_its_own_for_each_record_costs_only_the_most_frequent(reason_of: str) -> None:
+    from beam_prep.core.shards.plan import REASONS_SHOWN, _first_blocks
+
+    class Receipts:
+        def counted(self, kind: str, reasons: list[str]) -> Any:
+            assert reasons[0] in wanted
+            return np.array([1, 0, 1])
+
+    counts = {f"{reason_of} {number}": number for number in range(1_000)}
+    wanted = {f"{reason_of} {number}" for number in range(1_000 - REASONS_SHOWN, 1_000)}
+    assert _first_blocks(Receipts(), "dropped", counts, 1).tolist() == [0]  # type: ignore[arg-type]
+
+
+def test_without_reject_text_nothing_of_a_record_is_in_the_report(run: Run) -> None:
+    records = [*CHATS, {"messages": [], "secret": "SECRET"}, {"messages": "SECRET"}]
+    records[5] = {"messages": [{"role": "user", "content": "SECRET"}, {"role": "assistant", "content": "SECRET"}]}
+    open_, closed = (run(CHAT, records, name=str(limit), reject_text=limit, max_reject_rate=1.0) for limit in (1000, 0))
+    assert "SECRET" in Path(open_.output, "report.html").read_text()
+    assert "SECRET" not in Path(closed.output, "report.html").read_text()
+    assert "SECRET" not in Path(closed.output, "run.json").read_text()
+    assert run_of(closed)["report"]["samples"] == []
+    assert [entry["line"] for entry in run_of(closed)["report"]["dropped"]] == [261]
+
+
+def test_what_is_trained_is_marked_and_data_stays_text(run: Run) -> None:
+    answer = "</div><script>alert(1)</script> \u202e \x1b[31m <!-- {{ 1 + 1 }}"
+    records = [{"messages": [{"role": "user", "content": "<b>q"}, {"role": "assistant", "content": answer}]}] * 3
+    result = run(CHAT, [{**each, "id": place} for place, each in enumerate(records)])
+    path = Path(result.output, "report.html")
+    page, text = Page(path), path.read_text("utf-8")
+    assert page.outside == []
+    assert "<script" not in text
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+    marked = [html.unescape(part) for part in re.findall(r"<mark>(.*?)</mark>", text, re.DOTALL)]
+    assert any("<script>alert(1)</script> \\u202e ␛[31m <!-- {{ 1 + 1 }}" in part for part in marked)
+    assert not any("<b>q" in part for part in marked)
+
+
+@pytest.mark.parametrize("config", sorted(path.stem for path in (ROOT / "configs").glob("*.json")))
+def test_every_config_of_the_project_has_a_page(tmp_path: Path, tokenizer_path: str, config: str) -> None:
+    files, given = [str(example(DATA.get(config, "chat")))], str(ROOT / f"configs/{config}.json")
+    job = Pipeline(given, files, tmp_path / "out", tokenizer_path, max_drop_rate=1.0)
+    result = job.run(["--runner=FnApiRunner"])
+    assert result.manifest is not None
+    page = Page(Path(result.output, "report.html"))
+    assert page.outside == []
+    assert f"{result.manifest['totals']['rows']:,}" in page.text
+    assert len(run_of(result)["report"]["samples"]) == min(6, result.manifest["ledger"]["kept"])
+
+
+def test_the_page_can_be_made_again_and_verify_does_not_mind(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(CHAT, CHATS)
+    path = Path(result.output, "report.html")
+    before = path.read_bytes()
+    path.unlink()
+    assert main(["verify", result.output]) == 0
+    assert main(["report", result.output]) == 0
+    assert path.read_bytes() == before
+    assert main(["report", result.output, "-o", str(tmp_path / "other.html")]) == 0
+    assert (tmp_path / "other.html").read_bytes() == before
+    assert main(["verify", result.output]) == 0
+    assert "open it in a browser" in capsys.readouterr().out
+
+
+def test_a_report_of_what_is_no_output_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) != 0
+    assert "manifest.json" in capsys.readouterr().err
+    assert main(["report", "gs://bucket/out"]) == 2
+    assert "-o FILE" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_page_has_tables_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Path(run(CHAT, CHATS).output, "report.html")
+    monkeypatch.setattr(charts, "can_draw", lambda: False)
+    plain = Path(run(CHAT, CHATS, name="plain").output, "report.html")
+    assert "<svg" in drawn.read_text()
+    assert "<svg" not in plain.read_text()
+    assert Page(plain).text.count("assistant") >= 1
+
+
+def test_the_steps_that_took_time_are_named(run: Run) -> None:
+    found = run_of(run(CHAT, CHATS))["seconds"]
+    assert list(found) == ["ApplyTemplate", "BuildMask", "ReadJSONL", "Spool", "Tokenize", "Truncate", "Write"]
+    assert all(seconds >= 0 for seconds in found.values())
+
+
+def test_a_second_run_over_the_same_spool_has_the_same_report(run: Run, tmp_path: Path) -> None:
+    one, two = (run(CHAT, CHATS, name=name, spool=str(tmp_path / "spool")) for name in ("one", "two"))
+    assert run_of(two)["blocks_reused"] == 1
+    assert run_of(one)["report"] == run_of(two)["report"]
+    assert "Tokenize" not in run_of(two)["seconds"]
