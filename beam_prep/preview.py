@@ -91,7 +91,9 @@ def preview(
         BeamPrepError: two arguments exclude each other; nothing was left out for this reason.
         ConfigError, InputError, TokenizerError, RunError: if a run with these arguments would raise them.
     """
-    selection = Selection(None, count, None, random, seed, shortest, longest, grep, reason)
+    selection = Selection(
+        count=count, random=random, seed=seed, shortest=shortest, longest=longest, grep=grep, reason=reason
+    )
     if html is not None:
         check_page(html)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
@@ -175,7 +177,8 @@ def _texts(job: _Job) -> Iterator[Text]:
     sample = list(_sample(job))  # raises problems of the config or a file before the head
     texts: Iterator[Text] = (_text(job, entry) for entry in _chosen(job, sample))
     if job.selection.grep is not None:
-        texts = or_nothing(texts, f"{sum(map(len, sample)):,} rows", job.selection)
+        where = "the records left out" if job.selection.reason is not None else f"{sum(map(len, sample)):,} rows"
+        texts = or_nothing(texts, where, job.selection)
     first = list(itertools.islice(texts, 1))
     yield _head(job)
     yield from first

@@ -58,7 +58,17 @@ def inspect(
     Raises:
         BeamPrepError: there is no such output, domain, record or reason; or two arguments exclude each other.
     """
-    selection = Selection(record, count, domain, random, seed, shortest, longest, grep, reason)
+    selection = Selection(
+        record=record,
+        count=count,
+        domain=domain,
+        random=random,
+        seed=seed,
+        shortest=shortest,
+        longest=longest,
+        grep=grep,
+        reason=reason,
+    )
     if html is not None:
         check_page(html)
     dataset = open_dataset(output)

@@ -190,9 +190,13 @@
     most: (row) => (row.kind || share(row) === null ? null : -share(row)),
   };
 
-  let later = 0;
+  let later = 0, asked = "";
   function filter() {
     clearTimeout(later);
+    // A field that is left says again that it changed: what is shown, and the focus in it, must stay.
+    const values = JSON.stringify([...by("controls").querySelectorAll("input, select")].map((one) => one.value));
+    if (values === asked) return;
+    asked = values;
     const search = by("search").value;
     wanted = search ? new RegExp(search.replace(/[.*+?^${}()|[\]\\\/]/g, "\\$&"), "giu") : null;
     const kind = by("kind").value, domain = by("domain").value, role = by("role").value;
@@ -297,7 +301,10 @@
     if (box) current = Array.prototype.indexOf.call(main.querySelectorAll("article"), box);
     if (event.target.classList.contains("text") && event.target.matches(":focus-visible")) {
       const first = event.target.querySelector(".k");
-      if (first) point(first, true);
+      if (first) {
+        first.scrollIntoView({ block: "nearest" });
+        point(first, true);
+      }
     }
   });
   main.addEventListener("focusout", hide);

@@ -14,7 +14,7 @@ EXTREMES = 10
 """Rows that `--shortest` and `--longest` show, unless `--count` says another number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """The rows to show. Without any of these: the first, the shortest, the longest, and a few that are drawn.
 

@@ -59,7 +59,7 @@ def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
         tabs.append(tab)
         tab.page.on("console", lambda message: tab.problems.append(f"{message.type}: {message.text}"))
         tab.page.on("pageerror", lambda error: tab.problems.append(f"error: {error}"))
-        tab.page.on("request", lambda request: request.url == path.as_uri() or tab.problems.append(request.url))
+        tab.page.on("request", lambda request: tab.problems.extend({request.url} - {path.as_uri()}))
         tab.page.on("requestfailed", lambda request: tab.problems.append(f"failed: {request.url}"))
         tab.page.goto(path.as_uri())
         tab.page.wait_for_selector("html[data-ready=true]")

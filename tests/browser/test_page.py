@@ -192,7 +192,7 @@ def test_all_of_it_works_with_the_keyboard(before: Path, opened: Open) -> None:
         before_ = page.get_attribute(f"#{name}", "aria-pressed")
         press(key)
         assert page.get_attribute(f"#{name}", "aria-pressed") != before_
-    assert page.locator(".ids .k").first.evaluate("one => getComputedStyle(one, '::after').content") != "none"
+    assert page.locator(".ids .k").first.evaluate("one => getComputedStyle(one, '::before').content") != "none"
 
 
 def test_every_control_has_a_name(before: Path, opened: Open) -> None:
