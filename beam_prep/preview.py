@@ -199,20 +199,21 @@ def _write(job: _Job, path: str | os.PathLike[str]) -> None:
     """Writes a page."""
     sample = list(_sample(job))
     notes: list[str] = []
-    found: Counter[str] = Counter()
+    found: Counter[type[ShownRow | LeftOut]] = Counter()
 
     def entries() -> Iterator[ShownRow | LeftOut]:
         for entry in _page_entries(job, sample):
             if isinstance(entry, Text):
                 notes.append(entry.plain)
                 continue
-            found["records left out" if isinstance(entry, LeftOut) else "rows"] += 1
+            found[type(entry)] += 1
             yield entry
 
     def head() -> Head:
         lines = [*_head(job).plain.split("\n")[:-1], *notes, *_report(job, sample).plain.split("\n")]
-        shown = " and ".join(f"{count:,} {what}" for what, count in found.items()) or "nothing"
-        where = "" if job.first else f", of {sum(map(len, sample)):,} rows that were looked at"
+        rows, left = found[ShownRow], found[LeftOut]
+        shown = f"{rows:,} row{'s' * (rows != 1)} and {left:,} record{'s' * (left != 1)} left out"
+        where = "" if job.first else f"; rows that were looked at: {sum(map(len, sample)):,}"
         return Head(
             _files(job), f"before a run, as {job.name} makes them: {shown}{where}", _numbers(job, sample), lines
         )

@@ -230,6 +230,36 @@ def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, 
     assert page.of(None)[0]["roles"]
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "changes"),
+    [
+        ("sft_chat", "chat", {}),
+        ("sft_conversation", "chat", {"preprocessing": {"shift": True, "max_seq_len": 60}}),
+        ("sft_padded", "chat", {"preprocessing": {"padding": 64}}),
+        ("sft_conversation", "chat", {"preprocessing": {"truncation_mode": "chunk", "max_seq_len": 50, "stride": 9}}),
+        ("dpo_conversation", "preference", {"preprocessing": {"max_seq_len": 40}}),
+        ("dpo_conversation", "preference", {"output": {"columns": "prompt_completion"}}),
+    ],
+)
+def test_a_preview_with_roles_has_the_rows_of_a_run(
+    paged: Callable[..., Any], tmp_path: Path, name: str, data: str, changes: dict[str, Any]
+) -> None:
+    records = [*examples(data), {}, {"messages": 3, "chosen": 3}]
+    settings = config(name, **changes)
+    _, after = paged(settings, records)
+    before = previewed(settings, records, tmp_path)
+    assert len(before.of(None)) == len(after.of(None)) > 0
+    for one, other in zip(before.of(None), after.of(None), strict=True):
+        assert [part["name"] for part in one["parts"]] == [part["name"] for part in other["parts"]]
+        for mine, theirs in zip(one["parts"], other["parts"], strict=True):
+            assert before.ids_of(mine) == after.ids_of(theirs)
+            assert mine["m"] == theirs["m"]
+            # A run does not know the roles; the preview knows one for each token, or says that there is none.
+            assert "r" not in theirs
+            assert sum(size for _, size in mine["r"]) == len(mine["t"]) if "r" in mine else name == "dpo_conversation"
+    assert any("roles" in row for row in before.rows)
+
+
 def test_what_is_not_certain_has_no_role(tmp_path: Path) -> None:
     page = previewed(config("sft_instruction"), examples("instruction", 3), tmp_path)
     assert all("r" not in part for row in page.rows for part in row["parts"])

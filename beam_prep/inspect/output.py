@@ -219,7 +219,9 @@ def _entries(dataset: Dataset, selection: Selection) -> tuple[Iterable[ShownRow 
             words += f"; {_about_drops(dataset, selection)}"
         return _rejects(dataset, dataclasses.replace(selection, count=limit)), words
     rows = _view(dataset, selection)
-    words = f"{len(rows):,} rows" + (f" of domain {selection.domain!r}" if selection.domain is not None else "")
+    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}" + (
+        f" of domain {selection.domain!r}" if selection.domain is not None else ""
+    )
     if selection.narrows:
         if selection.pattern is not None and selection.count is None:
             selection = dataclasses.replace(selection, count=ROWS)
