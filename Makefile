@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test test-long test-faults faults soak coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-profile release clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -19,12 +19,17 @@ $(VENV)/.engines: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,engines]'
 	@touch $@
 
+# What the tests of pages need besides, and a Chromium of this machine (Debian: apt-get install chromium).
+$(VENV)/.browser: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,browser]'
+	@touch $@
+
 SAMPLE = examples/data/chat.jsonl -c configs/sft_chat.json --tokenizer_path examples/tokenizer
 demo: $(VENV)/.installed
 	@$(BIN)/beam-prep run -o $(OUT) $(SAMPLE)
 	@$(BIN)/beam-prep inspect $(OUT) --record 0
 
-APART = --ignore=tests/engines --ignore=tests/trainers --ignore=tests/faults
+APART = --ignore=tests/engines --ignore=tests/trainers --ignore=tests/faults --ignore=tests/browser
 # TESTS=... runs the long ones among them, too.
 test: $(VENV)/.installed
 	@$(BIN)/python -m pytest -n auto $(APART) $(or $(TESTS),-m "not long")
@@ -61,6 +66,10 @@ test-engines: engines
 # Outputs in TRL, Megatron, mosaicml-streaming and a loop of your own. Their environments, of 7 GB, go into the cache, once.
 test-trainers: $(VENV)/.installed
 	@python=$$($(BIN)/python -m tests.trainers.build) && HF_HUB_OFFLINE=1 $$python -m pytest tests/trainers
+
+# The pages of `beam-prep inspect --html` in a browser. Skipped without one; REQUIRE_BROWSER=1 makes that a failure.
+test-browser: $(VENV)/.browser
+	@$(BIN)/python -m pytest tests/browser
 
 flink-demo: engines
 	@$(BIN)/python -m tests.engines.flink_demo

@@ -38,6 +38,9 @@ change one is refused. All options of `run` may follow; without -c and --tokeniz
 INSPECT_EXAMPLE = """\
 examples:
   beam-prep inspect out/
+  beam-prep inspect out/ --random 20 --seed 7
+  beam-prep inspect out/ --html page.html
+  beam-prep inspect out/ --reason bad_json
   beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 """
 
@@ -78,6 +81,26 @@ def _parser() -> argparse.ArgumentParser:
         help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
     )
     inspect.add_argument("--domain", help="only records of this domain")
+    inspect.add_argument("--random", type=int, metavar="N", help="show N records that are drawn")
+    inspect.add_argument("--seed", type=int, metavar="S", help="of the draw; another seed draws others (default: 0)")
+    inspect.add_argument("--shortest", action="store_true", help="show the shortest records, 10 or --count")
+    inspect.add_argument("--longest", action="store_true", help="show the longest records, 10 or --count")
+    inspect.add_argument(
+        "--grep", metavar="PATTERN", help="show records in whose text a regular expression finds something"
+    )
+    inspect.add_argument(
+        "--reason",
+        metavar="R",
+        help="show the records that were left out for this reason, or all that were `rejected` or `dropped` "
+        "(an output keeps rejects, and only counts drops)",
+    )
+    inspect.add_argument("--ids", action="store_true", help="show each token's id in front of it")
+    inspect.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page for a browser to FILE: 1,000 records that are drawn, or those that the options above choose",
+    )
+    inspect.add_argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
     inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
     inspect.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config")
     cat = commands.add_parser("cat", help="print rows of an output as JSON lines")
@@ -356,15 +379,17 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
     if problem := _wrong_inspect(given):
         print(f"beam-prep inspect: {problem}", file=sys.stderr)
         return 2
+    names = ("random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
+    chosen = {name: getattr(given, name) for name in names}
     if given.config is None:
         from beam_prep.inspect import inspect
 
-        inspect(given.paths[0], given.record, given.count, given.domain)
+        inspect(given.paths[0], given.record, given.count, given.domain, **chosen, pager=not given.no_pager)
         return 0
     _import_beam()
     from beam_prep.preview import preview
 
-    preview(given.paths, given.config, given.tokenizer_path, given.count)
+    preview(given.paths, given.config, given.tokenizer_path, given.count, **chosen, pager=not given.no_pager)
     return 0
 
 
@@ -372,6 +397,8 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
     """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
     output = next((path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))), None)
     file = next((path for path in given.paths if os.path.isfile(path)), None)
+    if given.ids and given.html is not None:
+        return "--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids"
     before = "beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME"
     if given.config is None:
         if given.tokenizer_path is not None and output is not None:

@@ -5,7 +5,7 @@ import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 from rich.text import Text
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import ALIVE, InputFile, count_outcomes
+from beam_prep.core.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.data.ragged import offsets_of
+from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.drops import drops
 from beam_prep.core.reading.json_list import is_json_file
@@ -26,19 +26,26 @@ from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan
 from beam_prep.core.shards.receipts import ROLE_COUNTS
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.core.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.core.tokens.token_roles import followed, is_of_labels, is_role_column, with_roles, without_roles
 from beam_prep.formats.manifest import count_tokens
-from beam_prep.inspect.output import checked_count, columns_line, rows_to_show
-from beam_prep.inspect.rows import render_row
+from beam_prep.inspect.left_out import LeftOut, left_out_text
+from beam_prep.inspect.output import columns_line, no_reason, or_nothing, rows_to_show
+from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
+from beam_prep.inspect.rows import ShownRow
 from beam_prep.inspect.screen import VISIBLE, Screen, legend
-from beam_prep.inspect.sequences import RowDisplay
+from beam_prep.inspect.selection import EXTREMES, Selection, extremes
+from beam_prep.inspect.sequences import RowDisplay, role_key
+from beam_prep.inspect.text import percent
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.transforms.mask import BuildMask
+from beam_prep.transforms.shift import Labels, Shift
+from beam_prep.transforms.split_prompt import SplitPrompt
 
 _AT_ONCE = 4096  # lines, if nothing was found in fewer
 _PROBLEMS = 10  # shown one by one
-_TEXT = 200  # characters of a record that is left out
 
 _DROPPED = {
     "empty": "there is nothing to encode",
@@ -53,6 +60,16 @@ def preview(
     config: PipelineConfig | str | os.PathLike[str],
     tokenizer_path: str | os.PathLike[str],
     count: int | None = None,
+    *,
+    random: int | None = None,
+    seed: int | None = None,
+    shortest: bool = False,
+    longest: bool = False,
+    grep: str | None = None,
+    reason: str | None = None,
+    ids: bool = False,
+    html: str | os.PathLike[str] | None = None,
+    pager: bool = False,
 ) -> None:
     """Prints rows that a run would write, the outcome of other records, and what the run would say.
 
@@ -64,19 +81,33 @@ def preview(
         config: a config, or the path of its JSON file.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
         count: print this many rows instead, the first ones, with the outcome of the records between them.
+        random, seed, shortest, longest, grep, reason: others of the records that it looks at, see `Selection`.
+        ids: print each token's id in front of it.
+        html: write a page for a browser to this file instead, with the roles of tokens. Unless records are chosen, it
+            has 1,000 rows that are drawn (all, if there are no more), and of each reason the first records left out.
+        pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
 
     Raises:
+        BeamPrepError: two arguments exclude each other; nothing was left out for this reason.
         ConfigError, InputError, TokenizerError, RunError: if a run with these arguments would raise them.
     """
-    count = None if count is None else checked_count(count)
+    selection = Selection(
+        count=count, random=random, seed=seed, shortest=shortest, longest=longest, grep=grep, reason=reason
+    )
+    if html is not None:
+        check_page(html)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
     if not isinstance(config, PipelineConfig):
         config = read_config(config)
     files = list_inputs([inputs] if isinstance(inputs, str) else list(inputs))
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
-    screen = Screen()
-    screen.show(_texts(_Job(config, name, tokenizer, files, count, screen)))
+    screen = Screen(pager)
+    job = _Job(config, name, tokenizer, files, selection, screen, ids, roles=html is not None)
+    if html is None:
+        screen.show(_texts(job))
+    else:
+        _write(job, html)
 
 
 @dataclass(frozen=True)
@@ -87,8 +118,15 @@ class _Job:
     name: str
     tokenizer: Tokenizer
     files: Sequence[InputFile]
-    count: int | None
+    selection: Selection
     screen: Screen
+    ids: bool
+    roles: bool
+
+    @property
+    def first(self) -> bool:
+        """True if the first rows are asked for, and no others."""
+        return self.selection.count is not None and not self.selection.searches
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -111,7 +149,25 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
         BeamPrepError: the config asks for what the tokenizer does not have; a sequence is too long, and
             `truncation_mode` is `error`.
     """
-    batch = run_steps(chain(config, tokenizer), records)
+    return _spooled(run_steps(chain(config, tokenizer), records), config, tokenizer)
+
+
+def _prepared(job: _Job, records: Records) -> Batch:
+    """What `prepare` gives; if the job asks for roles, with columns of them."""
+    if not job.roles:
+        return prepare(records, job.config, job.tokenizer)
+    block: Any = records
+    for step in chain(job.config, job.tokenizer):
+        if isinstance(step, BuildMask):
+            block = with_roles(block, step.step()(block))
+        elif isinstance(step, (Labels, Shift, SplitPrompt)):
+            block = followed(block, step.step()(without_roles(block)))
+        else:
+            block = step.step()(block)
+    return _spooled(block, job.config, job.tokenizer)
+
+
+def _spooled(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
     eos_id, untrained = tokenizer.id_of("eos_token"), config.preprocessing.untrained
     return layout(config, tokenizer).spooled(batch, eos_id, untrained, config.columns())
 
@@ -119,27 +175,136 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
 def _texts(job: _Job) -> Iterator[Text]:
     """The texts to print: a head, rows and records that are left out, and what a run would say."""
     sample = list(_sample(job))  # raises problems of the config or a file before the head
-    rows = _sampled_rows(job, sample) if job.count is None else _first_rows(job, job.count)
-    first = list(itertools.islice(rows, 1))
+    texts: Iterator[Text] = (_text(job, entry) for entry in _chosen(job, sample))
+    if job.selection.grep is not None:
+        where = "the records left out" if job.selection.reason is not None else f"{sum(map(len, sample)):,} rows"
+        texts = or_nothing(texts, where, job.selection)
+    first = list(itertools.islice(texts, 1))
     yield _head(job)
     yield from first
-    yield from rows
+    yield from texts
     yield _report(job, sample)
 
 
-def _first_rows(job: _Job, count: int) -> Iterator[Text]:
+_Entry = ShownRow | LeftOut | Text
+
+
+def _text(job: _Job, entry: _Entry) -> Text:
+    if isinstance(entry, LeftOut):
+        return left_out_text(entry)
+    return entry if isinstance(entry, Text) else entry.text(job.screen, job.ids, job.selection.pattern)
+
+
+def _write(job: _Job, path: str | os.PathLike[str]) -> None:
+    """Writes a page."""
+    sample = list(_sample(job))
+    notes: list[str] = []
+    found: Counter[type[ShownRow | LeftOut]] = Counter()
+
+    def entries() -> Iterator[ShownRow | LeftOut]:
+        for entry in _page_entries(job, sample):
+            if isinstance(entry, Text):
+                notes.append(entry.plain)
+                continue
+            found[type(entry)] += 1
+            yield entry
+
+    def head() -> Head:
+        lines = [*_head(job).plain.split("\n")[:-1], *notes, *_report(job, sample).plain.split("\n")]
+        rows, left = found[ShownRow], found[LeftOut]
+        shown = f"{rows:,} row{'s' * (rows != 1)} and {left:,} record{'s' * (left != 1)} left out"
+        where = "" if job.first else f"; rows that were looked at: {sum(map(len, sample)):,}"
+        return Head(
+            _files(job), f"before a run, as {job.name} makes them: {shown}{where}", _numbers(job, sample), lines
+        )
+
+    written = write_page(path, entries(), head)
+    print(f"{path}: {written:,} record{'s' * (written != 1)}; open it in a browser")
+
+
+def _page_entries(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
+    """The entries of a page."""
+    chosen = job.selection
+    if chosen.narrows:
+        some = dataclasses.replace(chosen, count=ROWS) if chosen.searches and chosen.count is None else chosen
+        yield from _chosen(dataclasses.replace(job, selection=some), sample)
+        return
+    total = sum(map(len, sample))
+    yield from _numbered(job, sample, ((number, "") for number in drawn(total, ROWS).tolist()))
+    left = Counter[str]()
+    for record in _left_out(job, sample):
+        left[record.reason] += 1
+        if left[record.reason] <= LEFT_OUT:
+            yield record
+
+
+def _chosen(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
+    """What the selection asks for."""
+    chosen = job.selection
+    if job.first:
+        yield from _first_rows(job, chosen.count or 0)
+    elif chosen.reason is not None:
+        yield from itertools.islice(_of_reason(job, sample), chosen.count)
+    elif chosen.pattern is not None:
+        pattern = chosen.pattern
+        rows = _numbered(job, sample, ((number, "") for number in range(sum(map(len, sample)))))
+        yield from itertools.islice((row for row in rows if row.contains(pattern)), chosen.count)
+    elif chosen.random is not None:
+        numbers = drawn(sum(map(len, sample)), chosen.random, seed=chosen.seed or 0).tolist()
+        yield from _numbered(job, sample, ((number, "drawn") for number in numbers))
+    elif chosen.shortest or chosen.longest:
+        sizes = _sizes(job, sample)
+        ranked = extremes(
+            [(np.arange(len(sizes)), sizes)], EXTREMES if chosen.count is None else chosen.count, chosen.longest
+        )
+        name = "longest" if chosen.longest else "shortest"
+        ranks = enumerate(ranked, start=1)
+        yield from _numbered(job, sample, ((number, f"number {rank:,} of the {name}") for rank, (number, _) in ranks))
+    else:
+        yield from _sampled_rows(job, sample)
+
+
+def _of_reason(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
+    """The records that were left out for the reason that is asked for.
+
+    Raises:
+        BeamPrepError: there are none.
+    """
+    chosen = job.selection
+    kinds: dict[str, Counter[str]] = {"dropped": Counter(), "rejected": Counter()}
+    found = False
+    for record in _left_out(job, sample):
+        kinds[record.kind][record.reason] += 1
+        if chosen.says(record.kind, record.reason):
+            found = True
+            if chosen.pattern is None or chosen.pattern.search(record.text):
+                yield record
+    if not found:
+        raise no_reason(f"those that were looked at in {_files(job)}", chosen, kinds)
+
+
+def _left_out(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
+    """All records of the sample that became no row."""
+    for batch in sample:
+        shown = _Shown(job, batch)
+        for line in np.flatnonzero(batch.ledger.status != ALIVE).tolist():
+            if batch.ledger.outcomes[int(batch.ledger.status[line]) - 1][0] != "blank":
+                yield shown.left_out(line)
+
+
+def _first_rows(job: _Job, count: int) -> Iterator[_Entry]:
     """The first rows, the records left out between them, and at the end a note if there are fewer."""
     kept = left_out = 0
     more: Counter[str] = Counter()
     for entry in _entries(job, count):
         if kept == count:
             break
-        if isinstance(entry, Text):
+        if isinstance(entry, list):
             kept += 1
-            yield entry
+            yield from entry
         elif left_out < _PROBLEMS:
             left_out += 1
-            yield _problem(entry)
+            yield entry
         else:
             more[f"{entry.reason} ({entry.kind})"] += 1
     if more:
@@ -168,29 +333,40 @@ def _sample(job: _Job) -> Iterator[Batch]:
             places = (source.size - head - 1) // _PART_BYTES + 1
             for place in drawn(places, _PARTS // len(some) - 1).tolist():
                 parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
-        yield from (prepare(records, job.config, job.tokenizer) for records in parts if records is not None)
+        yield from (_prepared(job, records) for records in parts if records is not None)
 
 
-def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[Text]:
-    """Rows of the sample: the first, the shortest, the longest, a few that are drawn; and a record for each problem."""
+def _sizes(job: _Job, sample: Sequence[Batch]) -> Array:
+    """int64: the tokens of each row of the sample."""
+    return np.concatenate([np.zeros(0, np.int64), *map(job.layout.tokens, sample)])
+
+
+def _numbered(job: _Job, sample: Sequence[Batch], chosen: Iterable[tuple[int, str]]) -> Iterator[ShownRow]:
+    """Rows of the sample by their numbers, each with why it is shown."""
     starts = offsets_of([len(batch) for batch in sample])
-    sizes = np.concatenate([np.zeros(0, np.int64), *map(job.layout.tokens, sample)])
     shown = [_Shown(job, batch) for batch in sample]
-    for number, why in rows_to_show(np.arange(len(sizes)), sizes, len(sizes)).items():
+    for number, why in chosen:
         place = int(np.searchsorted(starts, number, side="right")) - 1
-        yield shown[place].row(number - int(starts[place]), why)
-    problems: dict[str, _LeftOut] = {}
-    for batch, each in zip(sample, shown, strict=True):
+        yield from shown[place].row(number - int(starts[place]), why)
+
+
+def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[ShownRow | LeftOut]:
+    """Rows of the sample: the first, the shortest, the longest, a few that are drawn; and a record for each problem."""
+    sizes = _sizes(job, sample)
+    yield from _numbered(job, sample, rows_to_show(np.arange(len(sizes)), sizes, len(sizes)).items())
+    problems: dict[str, LeftOut] = {}
+    for batch in sample:
+        each = _Shown(job, batch)
         for code, (kind, reason) in enumerate(batch.ledger.outcomes, start=1):
             first = np.flatnonzero(batch.ledger.status == code)[:1].tolist()
             if kind != "blank" and reason not in problems and first:
                 problems[reason] = each.left_out(first[0])
-    yield from map(_problem, list(problems.values())[:_PROBLEMS])
+    yield from list(problems.values())[:_PROBLEMS]
 
 
 def _report(job: _Job, sample: Sequence[Batch]) -> Text:
     """The report that a run on these records would give."""
-    plan, found = _as_planned(job, sample)
+    plan, found = _as_planned(job, [without_roles(batch) for batch in sample])
     config, ledger = ConfigView.of(job.config.canonical()), plan.ledger
     where = (
         "all of the input" if len(sample) == 1 and _is_all(job.files, sample[0]) else f"{len(sample):,} places of it"
@@ -236,7 +412,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         kinds["counter"].update({name: int(per_row.sum()) for name, per_row in batch.counters.items()})
         for role, said in batch.roles.count(batch.line, len(ledger.status)).sums().items():
             roles.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
-        found = drops(ledger, _TEXT)
+        found = drops(ledger, TEXT_LIMIT)
         dropped += [Dropped(path, batch.origin.first_byte + drop.offset, drop.line + 1, drop) for drop in found]
         if not first_rejects and ledger.messages:
             line = min(ledger.messages)
@@ -270,11 +446,8 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
 def _head(job: _Job) -> Text:
     config, step = job.config, job.config.preprocessing
     shifted = step.shift if config.output.columns == "labels" else None
-    files = job.files[0].path if len(job.files) == 1 else f"{len(job.files):,} files"
-    text = Text().append(files, "bold")
-    text.append(
-        f": {'rows' if job.count is None else 'the first rows'}, as {job.name} makes them; nothing is written\n"
-    )
+    text = Text().append(_files(job), "bold")
+    text.append(f": {'the first rows' if job.first else 'rows'}, as {job.name} makes them; nothing is written\n")
     text.append(f"{columns_line(config.written(), shifted)}\n")
     if step.packing_strategy != "none":
         size = step.max_packed_len or step.max_seq_len
@@ -284,31 +457,30 @@ def _head(job: _Job) -> Text:
     return text.append_text(legend(job.screen.marks))
 
 
-@dataclass(frozen=True)
-class _LeftOut:
-    """A record that becomes no row: its place, `dropped` or `rejected`, the reason, and the beginning of its text."""
-
-    place: str
-    kind: str
-    reason: str
-    message: str
-    text: str
+def _files(job: _Job) -> str:
+    return job.files[0].path if len(job.files) == 1 else f"{len(job.files):,} files"
 
 
-def _problem(record: _LeftOut) -> Text:
-    text = Text().append(f"━━ {record.place} · {record.kind}: {record.reason}".translate(VISIBLE), "bold red")
-    text.append(f"\n{record.message}".translate(VISIBLE) if record.message else "")
-    return text.append(f"\n── {record.text}".translate(VISIBLE), "dim")
+def _numbers(job: _Job, sample: Sequence[Batch]) -> list[tuple[str, str, int, str]]:
+    """The numbers of the sample, for the head of a page."""
+    plan, found = _as_planned(job, [without_roles(batch) for batch in sample])
+    numbers = [("read", "records looked at", plan.ledger.read, ""), ("rows", "rows", plan.ledger.kept, "")]
+    numbers.append(("tokens", "tokens", found.tokens, ""))
+    if found.trained:
+        numbers.append(("trained", "trained tokens", found.trained, percent(found.trained, found.tokens)))
+    for kind, counts in (("dropped", plan.ledger.dropped), ("rejected", plan.ledger.rejected)):
+        numbers += [(f"{kind}.{reason}", f"{kind}: {reason}", count, "") for reason, count in sorted(counts.items())]
+    return numbers
 
 
-def _entries(job: _Job, count: int) -> Iterator[Text | _LeftOut]:
-    """The outcome of each record, in order: the text of its row, or why there is none."""
+def _entries(job: _Job, count: int) -> Iterator[list[ShownRow] | LeftOut]:
+    """The outcome of each record, in order: its row (or its chunks), or why there is none."""
     for index, source in enumerate(job.files):
         records = first_records(source, index)
         start, at_once = 0, max(count, 1)
         while records is not None and start < len(records.ledger.starts):
             stop = min(start + at_once, len(records.ledger.starts))
-            batch = prepare(_lines(records, start, stop), job.config, job.tokenizer)
+            batch = _prepared(job, _lines(records, start, stop))
             yield from _outcomes(job, batch, range(start, stop))
             start, at_once = stop, min(2 * at_once, max(count, _AT_ONCE))
 
@@ -318,7 +490,7 @@ def _lines(records: Records, start: int, stop: int) -> Records:
     return records.part(range(*np.searchsorted(records.line, [start, stop]).tolist()))
 
 
-def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut]:
+def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[list[ShownRow] | LeftOut]:
     """The outcome of each of these lines of a block."""
     shown = _Shown(job, batch)
     rows = {line: row for row, line in enumerate(batch.line.tolist())}
@@ -331,32 +503,44 @@ def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[Text | _LeftOut
 
 
 class _Shown:
-    """The rows of a block as texts."""
+    """The rows of a block, ready to show."""
 
     def __init__(self, job: _Job, batch: Batch) -> None:
         self._job, self._batch = job, batch
         self._layout = job.unpacked(batch)
         self._schema = self._layout.columns(tuple(batch.schema.values()))
+        schema = tuple(column for column in self._schema if not is_role_column(column))
+        self._display = RowDisplay(schema, job.tokenizer, job.config.canonical(), batch.origin.source.path)
 
-    def row(self, row: int, why: str = "") -> Text:
-        """The text of a row that is kept."""
-        job, batch = self._job, self._batch
-        path = batch.origin.source.path
-        display = RowDisplay(
-            self._schema, job.tokenizer, job.config.canonical(), path, job.screen.marks, job.screen.width
-        )
+    def row(self, row: int, why: str = "") -> list[ShownRow]:
+        """A row that is kept; several, if it is cut into chunks."""
+        batch = self._batch
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         columns, _ = next(self._layout.rows([(own, None)], self._schema))
-        rows = len(next(iter(columns.values())))  # several if it is cut into chunks
-        text = Text()
+        rows = len(next(iter(columns.values())))
+        found = []
         for number in range(rows):
             chunk = f"chunk {number + 1:,} of {rows:,}" if rows > 1 else ""
             title = [self._place(int(batch.line[row])), chunk, why, f"domain {batch.domain[row]}"]
-            values = {name: column[number] for name, column in columns.items()}
-            text.append_text(render_row(display, values, [part for part in title if part], _counted(batch, row)))
-        return text
+            values: dict[str, Any] = {
+                role_key(column.of or "", is_of_labels(column)) if is_role_column(column) else column.name: columns[
+                    column.name
+                ][number]
+                for column in self._schema
+            }
+            found.append(
+                ShownRow(
+                    self._display,
+                    values,
+                    [part for part in title if part],
+                    batch.domain[row],
+                    _counted(batch, row),
+                    batch.roles.names,
+                )
+            )
+        return found
 
-    def left_out(self, line: int) -> _LeftOut:
+    def left_out(self, line: int) -> LeftOut:
         """Says why a line that is not blank became no row."""
         ledger = self._batch.ledger
         kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
@@ -366,8 +550,7 @@ class _Shown:
             packed = plan.cuts and plan.capacity < step.max_seq_len
             limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
             why = why.format(**step.model_dump(), limit=limit, tokens=tokens)
-        text = ledger.text(line, _TEXT + 1)
-        return _LeftOut(self._place(line), kind, reason, why, text if len(text) <= _TEXT else f"{text[:_TEXT]} ...")
+        return LeftOut(self._place(line), kind, reason, why, ledger.text(line, TEXT_LIMIT))
 
     def _place(self, line: int) -> str:
         origin = self._batch.origin

@@ -1,10 +1,12 @@
 """`beam-prep inspect` and `beam-prep cat`: rows of an output."""
 
+import dataclasses
 import itertools
 import json
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,43 +17,265 @@ from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
-from beam_prep.inspect.rows import render
-from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
+from beam_prep.inspect.left_out import LeftOut, left_out_text
+from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
+from beam_prep.inspect.rows import ShownRow, display_of, title_of
+from beam_prep.inspect.screen import VISIBLE, Screen, legend, stop_when_reader_closes
+from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.text import percent
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import open_dataset
 
 
 def inspect(
-    output: str | os.PathLike[str], record: int | None = None, count: int | None = None, domain: str | None = None
+    output: str | os.PathLike[str],
+    record: int | None = None,
+    count: int | None = None,
+    domain: str | None = None,
+    *,
+    random: int | None = None,
+    seed: int | None = None,
+    shortest: bool = False,
+    longest: bool = False,
+    grep: str | None = None,
+    reason: str | None = None,
+    ids: bool = False,
+    html: str | os.PathLike[str] | None = None,
+    pager: bool = False,
 ) -> None:
     """Prints records of an output, decoded: the first, the shortest, the longest, and a few that are drawn.
 
     They are the same each time. If there are many shards, only some are searched for the shortest and the longest.
+    Memory is that of a shard and of a row, whatever the size of the output.
 
     Args:
         output: an output directory.
-        record: the number of the only record to print (negative: from the end); with `domain`, its number there.
-        count: print this many records instead, the first ones.
-        domain: only records of this domain.
+        record, count, domain, random, seed, shortest, longest, grep, reason: other records, see `Selection`.
+        ids: print each token's id in front of it.
+        html: write a page for a browser to this file instead. Unless records are chosen, it has 1,000 rows that are
+            drawn (all, if there are no more), and of each reason the first rejects.
+        pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
 
     Raises:
-        BeamPrepError: there is no such output, domain or record.
+        BeamPrepError: there is no such output, domain, record or reason; or two arguments exclude each other.
     """
+    selection = Selection(
+        record=record,
+        count=count,
+        domain=domain,
+        random=random,
+        seed=seed,
+        shortest=shortest,
+        longest=longest,
+        grep=grep,
+        reason=reason,
+    )
+    if html is not None:
+        check_page(html)
     dataset = open_dataset(output)
-    rows = dataset if domain is None else dataset.domain(domain)
-    if record is not None:
-        numbers = {_number(rows, record, domain): ""}
-    elif count is not None:
-        numbers = dict.fromkeys(range(min(checked_count(count), len(rows))), "")
+    if html is None:
+        screen = Screen(pager)
+        totals = _totals(dataset, screen.marks)
+        if selection.reason is not None:
+            texts = _left_out_texts(dataset, selection)
+        else:
+            texts = _row_texts(_view(dataset, selection), selection, screen, ids)
+        screen.show(itertools.chain([totals], texts))
+        return
+    entries, chosen = _entries(dataset, selection)
+    lines = _totals(dataset, True).plain.split("\n")[:-1]
+    written = write_page(html, entries, lambda: Head(str(dataset.path), chosen, _numbers(dataset), lines))
+    print(f"{html}: {written:,} record{'s' * (written != 1)} ({chosen}); open it in a browser")
+
+
+def _view(dataset: Dataset, selection: Selection) -> Dataset:
+    return dataset if selection.domain is None else dataset.domain(selection.domain)
+
+
+def _row_texts(rows: Dataset, selection: Selection, screen: Screen, ids: bool) -> Iterable[Text]:
+    """The rows that are asked for as texts."""
+    texts = (shown.text(screen, ids, selection.pattern) for shown in _rows(rows, selection))
+    return texts if selection.grep is None else or_nothing(texts, f"{len(rows):,} rows", selection)
+
+
+def or_nothing(texts: Iterable[Text], where: str, selection: Selection) -> Iterator[Text]:
+    """The texts of what was searched for; if there are none, a line that says so."""
+    found = False
+    for text in texts:
+        found = True
+        yield text
+    if not found:
+        yield Text(f"--grep {selection.grep!r} finds nothing in {where}".translate(VISIBLE))
+
+
+def _rows(rows: Dataset, selection: Selection) -> Iterator[ShownRow]:
+    """The rows that are asked for, one after the other.
+
+    Raises:
+        BeamPrepError: there is no such record, or there is no text to search.
+    """
+    display = display_of(rows)
+    if selection.pattern is None:
+        chosen = _chosen(rows, selection)
+        return (ShownRow(display, rows[n], title_of(rows, n, why), rows.domain_of(n)) for n, why in chosen)
+    if display.tokenizer is None and any(column.role == "ids" for column in display.schema):
+        raise BeamPrepError(
+            f"--grep: {rows.path} keeps no tokenizer, so there is no text to search; --count N shows ids"
+        )
+    shown = (ShownRow(display, row, title_of(rows, number), rows.domain_of(number)) for number, row in enumerate(rows))
+    pattern = selection.pattern
+    return itertools.islice((row for row in shown if row.contains(pattern)), selection.count)
+
+
+def _chosen(rows: Dataset, selection: Selection) -> Iterable[tuple[int, str]]:
+    """(number, why it is shown) of each row that is asked for."""
+    unit = " in bytes" if FORMATS[rows.format].sizes_in == "bytes" else ""
+    if selection.record is not None:
+        return [(_number(rows, selection.record, selection.domain), "")]
+    if selection.random is not None:
+        return ((number, "drawn") for number in drawn(len(rows), selection.random, seed=selection.seed or 0).tolist())
+    if selection.shortest or selection.longest:
+        count = EXTREMES if selection.count is None else selection.count
+        name = "longest" if selection.longest else "shortest"
+        ranks = enumerate(extremes(rows.sizes_by_shard(), count, selection.longest), start=1)
+        return ((number, f"number {rank:,} of the {name}{unit}") for rank, (number, _) in ranks)
+    if selection.count is not None:
+        return ((number, "") for number in range(min(selection.count, len(rows))))
+    known, sizes = rows.sizes(_SHARDS)
+    some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
+    return rows_to_show(known, sizes, len(rows), unit + some).items()
+
+
+def _left_out_texts(dataset: Dataset, selection: Selection) -> Iterable[Text]:
+    """The rejects that are asked for as texts, and what is known of drops."""
+    counts = _counts_of_reason(dataset, selection)
+    texts = map(left_out_text, _rejects(dataset, selection))
+    found = texts if selection.grep is None else or_nothing(texts, f"{counts['rejected']:,} rejects", selection)
+    if not counts["dropped"]:
+        return found
+    drops = Text(_about_drops(dataset, selection).translate(VISIBLE))
+    return itertools.chain(found if counts["rejected"] else [], [drops])
+
+
+def _counts_of_reason(dataset: Dataset, selection: Selection) -> dict[str, int]:
+    """How many records were `dropped` and `rejected` for the reason that is asked for.
+
+    Raises:
+        BeamPrepError: none was; the message lists the reasons that there are.
+    """
+    ledger = dataset.manifest["ledger"]
+    kinds = {kind: dict(ledger[kind]) for kind in ("dropped", "rejected")}
+    counts = {
+        kind: sum(count for reason, count in reasons.items() if selection.says(kind, reason))
+        for kind, reasons in kinds.items()
+    }
+    if not any(counts.values()):
+        raise no_reason(str(dataset.path), selection, kinds)
+    return counts
+
+
+def no_reason(where: str, selection: Selection, kinds: Mapping[str, Mapping[str, int]]) -> BeamPrepError:
+    """The error for a reason for which no record was left out."""
+    there = [
+        f"{kind}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
+        for kind, reasons in kinds.items()
+        if reasons
+    ]
+    found = f"there are {'; '.join(there)}" if there else "all were kept"
+    return BeamPrepError(f"no record of {where} was left out for the reason {selection.reason!r}; {found}")
+
+
+def _about_drops(dataset: Dataset, selection: Selection) -> str:
+    reasons = dataset.manifest["ledger"]["dropped"].items()
+    found = ", ".join(f"{count:,} {reason}" for reason, count in reasons if selection.says("dropped", reason))
+    inputs = [str(each["path"]) for each in dataset.manifest.get("inputs", [])]
+    files = shlex.join(inputs) if 0 < len(inputs) <= _INPUTS_SHOWN else "FILES"
+    return (
+        f"dropped: {found}; an output counts dropped records, and keeps nothing else of them. To see such records "
+        f"with their text, among the first ones and at places farther on, type: beam-prep inspect {files} -c CONFIG "
+        f"--tokenizer_path TOKENIZER --reason {shlex.quote(str(selection.reason))}"
+    )
+
+
+_INPUTS_SHOWN = 3
+
+
+def _rejects(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
+    found = (
+        LeftOut.of_reject(reject)
+        for reject in dataset.rejects()
+        if selection.says("rejected", reject["reason"])
+        and (selection.pattern is None or selection.pattern.search(reject["text"] or ""))
+    )
+    return itertools.islice(found, selection.count)
+
+
+def _entries(dataset: Dataset, selection: Selection) -> tuple[Iterable[ShownRow | LeftOut], str]:
+    """The entries of a page, and in words which they are."""
+    if selection.reason is not None:
+        counts = _counts_of_reason(dataset, selection)
+        limit = ROWS if selection.count is None else selection.count
+        words = f"{counts['rejected']:,} rejected records ({selection.reason}), {limit:,} at most"
+        if counts["dropped"]:
+            words += f"; {_about_drops(dataset, selection)}"
+        return _rejects(dataset, dataclasses.replace(selection, count=limit)), words
+    rows = _view(dataset, selection)
+    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}" + (
+        f" of domain {selection.domain!r}" if selection.domain is not None else ""
+    )
+    if selection.narrows:
+        if selection.pattern is not None and selection.count is None:
+            selection = dataclasses.replace(selection, count=ROWS)
+        return _rows(rows, selection), f"{words}: {_in_words(selection)}"
+    first = list(itertools.islice(_first_rejects(dataset), ROWS)) if selection.domain is None else []
+    if len(rows) > ROWS:
+        selection = dataclasses.replace(selection, random=ROWS, seed=0)
+        words += f": {_in_words(selection)}"
     else:
-        known, sizes = rows.sizes(_SHARDS)
-        unit = " in bytes" if FORMATS[dataset.format].sizes_in == "bytes" else ""
-        some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
-        numbers = rows_to_show(known, sizes, len(rows), unit + some)
-    screen = Screen()
-    texts = (render(rows, number, screen.marks, screen.width, why) for number, why in numbers.items())
-    screen.show(itertools.chain([_totals(dataset, screen.marks)], texts))
+        selection = dataclasses.replace(selection, count=ROWS)
+    total = sum(dataset.manifest["ledger"]["rejected"].values())
+    if first:
+        words += f", and {len(first):,} of {total:,} rejected records: of each reason the first {LEFT_OUT}"
+    return itertools.chain(_rows(rows, selection), first), words
+
+
+def _in_words(selection: Selection) -> str:
+    count = selection.count
+    if selection.record is not None:
+        return f"record {selection.record}"
+    if selection.random is not None:
+        return f"{selection.random:,} that are drawn (--seed {selection.seed or 0})"
+    if selection.shortest or selection.longest:
+        return f"the {EXTREMES if count is None else count:,} {'longest' if selection.longest else 'shortest'}"
+    return f"the first {count:,}" + (f" with {selection.grep!r}" if selection.grep is not None else "")
+
+
+def _first_rejects(dataset: Dataset) -> Iterator[LeftOut]:
+    """The first rejects of each reason. Files are read as far as it takes."""
+    left = {reason: min(count, LEFT_OUT) for reason, count in dataset.manifest["ledger"]["rejected"].items()}
+    if not left:
+        return
+    for reject in dataset.rejects():
+        if left.get(reject["reason"], 0) > 0:
+            left[reject["reason"]] -= 1
+            yield LeftOut.of_reject(reject)
+            if not any(left.values()):
+                return
+
+
+def _numbers(dataset: Dataset) -> list[tuple[str, str, int, str]]:
+    """The numbers of an output's manifest, for the head of a page."""
+    totals, ledger = dataset.manifest["totals"], dataset.manifest["ledger"]
+    ids_of = {column.name: column.of for column in dataset.schema}
+    found = [("rows", "rows", totals["rows"], "")]
+    found += [(f"tokens.{name}", f"tokens of {name}", tokens, "") for name, tokens in totals["tokens"].items()]
+    for name, trained in totals["trained"].items():
+        share = percent(trained, totals["tokens"][ids_of[name]])
+        found.append((f"trained.{name}", f"trained by {name}", trained, share))
+    found.append(("read", "records read", ledger["read"], ""))
+    for kind in ("dropped", "rejected"):
+        found += [(f"{kind}.{reason}", f"{kind}: {reason}", count, "") for reason, count in ledger[kind].items()]
+    return found
 
 
 _SHARDS = 16  # searched for the shortest and the longest row

@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -11,9 +13,9 @@ from rich.text import Text
 
 from beam_prep.core.data.schema import CUTTING, Strategy
 from beam_prep.formats import Row
-from beam_prep.inspect.screen import CAPTION, VISIBLE
+from beam_prep.inspect.screen import CAPTION, FOUND, VISIBLE, Screen
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence, lengths_of, parts_of, positions_of
-from beam_prep.inspect.text import counts_of, padding_text, tokens_text
+from beam_prep.inspect.text import counts_of, padding_text, pieces_of, tokens_text
 from beam_prep.readers.dataset import Dataset
 
 SIDE_BY_SIDE = 100
@@ -35,16 +37,85 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, w
         IndexError: there is no such row.
         FormatError: the row is damaged, or a mask has another length than its ids.
     """
-    row = dataset[index]
-    display = RowDisplay(
-        dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path), marks, width
-    )
+    display = dataclasses.replace(display_of(dataset), marks=marks, width=width)
+    return render_row(display, dataset[index], title_of(dataset, index, why))
+
+
+def display_of(dataset: Dataset) -> RowDisplay:
+    """The settings with which rows of an output are shown."""
+    return RowDisplay(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path))
+
+
+def title_of(dataset: Dataset, index: int, why: str = "") -> list[str]:
+    """The beginning of a row's header: `record 7`, why it is shown, its domain."""
     title = [f"record {index % len(dataset)}", why, f"domain {dataset.domain_of(index)}"]
-    return render_row(display, row, [part for part in title if part])
+    return [part for part in title if part]
 
 
-def render_row(display: RowDisplay, row: Row, title: Sequence[str], notes: Sequence[str] = ()) -> Text:
-    """A row, below a header that begins with `title` and ends with `notes`.
+@dataclass(frozen=True)
+class ShownRow:
+    """A row to show.
+
+    Attributes:
+        display, row: see `render_row`.
+        title, notes: the beginning and the end of its header.
+        domain: its domain.
+        role_names: names of the numbers of its roles, from 1 on.
+    """
+
+    display: RowDisplay
+    row: Row
+    title: Sequence[str]
+    domain: str
+    notes: Sequence[str] = ()
+    role_names: Sequence[str] = ()
+
+    def text(self, screen: Screen, ids: bool = False, found: re.Pattern[str] | None = None) -> Text:
+        """The row for a terminal; what `found` finds in it is marked, in colour."""
+        display = dataclasses.replace(self.display, marks=screen.marks, width=screen.width, ids=ids)
+        text = render_row(display, self.row, self.title, self.notes)
+        if found is not None:
+            text.highlight_regex(found, FOUND)
+        return text
+
+    def contains(self, pattern: re.Pattern[str]) -> bool:
+        """True if a regular expression finds something in the text of one of its sequences, or in a line."""
+        tokenizer = self.display.tokenizer
+        for part in row_parts(self.display, self.row).parts:
+            if isinstance(part, str):
+                text = part
+            else:
+                text = (
+                    "".join(pieces_of(part.ids.tolist(), None))
+                    if tokenizer is None
+                    else tokenizer.decode(part.ids.tolist())
+                )
+            if pattern.search(text):
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """A row, ready to show.
+
+    Attributes:
+        parts: its sequences of tokens and its lines of text, in order.
+        notes: on all of them.
+        packed: the sequences are documents of one packed row.
+    """
+
+    parts: list[TokenSequence | str]
+    notes: list[str]
+    packed: bool
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        return [part for part in self.parts if isinstance(part, TokenSequence)]
+
+
+def row_parts(display: RowDisplay, row: Row) -> RowParts:
+    """The parts of a row. What is noted on all of its sequences is noted once.
 
     Raises:
         FormatError: a mask has another length than its ids, or the lengths of the documents are not those of the row.
@@ -52,22 +123,32 @@ def render_row(display: RowDisplay, row: Row, title: Sequence[str], notes: Seque
     parts = [part for column in display.schema for part in parts_of(column, display, row)]
     sequences = [part for part in parts if isinstance(part, TokenSequence)]
     shared = [note for one in sequences[:1] for note in one.notes if all(note in other.notes for other in sequences)]
-    header = [*title, counts_of(sequences), *shared, *_layout_notes(display, row), *notes]
-    text = Text().append(f"━━ {' · '.join(header)}".translate(VISIBLE), "bold")
     own = [
         dataclasses.replace(part, notes=tuple(note for note in part.notes if note not in shared))
         if isinstance(part, TokenSequence)
         else part
         for part in parts
     ]
-    return text.append_text(_body(own, display, packed=lengths_of(display, row) is not None))
+    return RowParts(own, [*shared, *_layout_notes(display, row)], lengths_of(display, row) is not None)
+
+
+def render_row(display: RowDisplay, row: Row, title: Sequence[str], notes: Sequence[str] = ()) -> Text:
+    """A row, below a header that begins with `title` and ends with `notes`.
+
+    Raises:
+        FormatError: see `row_parts`.
+    """
+    found = row_parts(display, row)
+    header = [*title, counts_of(found.sequences), *found.notes, *notes]
+    text = Text().append(f"━━ {' · '.join(header)}".translate(VISIBLE), "bold")
+    return text.append_text(_body(found.parts, display, found.packed))
 
 
 def _body(parts: Sequence["TokenSequence | str"], display: RowDisplay, packed: bool) -> Text:
     """The text below the header."""
     text = Text()
     pair = [part for part in parts if isinstance(part, TokenSequence)]
-    beside = display.width >= SIDE_BY_SIDE and _is_pair(display, pair)
+    beside = display.width >= SIDE_BY_SIDE and is_pair(display, pair)
     if beside:
         text.append_text(_side_by_side(pair[0], pair[1], display))
     for part in parts:
@@ -97,7 +178,7 @@ def _layout_notes(display: RowDisplay, row: Row) -> Iterator[str]:
             yield f"positions: {summary}"
 
 
-def _is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
+def is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
     """True if a row has two equivalent sequences: both have something to train on, neither is in a list."""
     ids = [column for column in display.schema if column.role == "ids"]
     return (
@@ -110,7 +191,7 @@ def _is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
 
 def _side_by_side(left: TokenSequence, right: TokenSequence, display: RowDisplay) -> Text:
     """Two sequences in two columns; their common beginning is above them, once."""
-    common = _alike(left, right)
+    common = alike(left, right)
     text = Text()
     if common:
         text.append(f"\n── both begin with {common:,} tokens", CAPTION)
@@ -129,8 +210,8 @@ def _side_by_side(left: TokenSequence, right: TokenSequence, display: RowDisplay
     return text
 
 
-def _alike(one: TokenSequence, other: TokenSequence) -> int:
-    """How many tokens both begin with, up to the last that is not trained, so that no answer is cut."""
+def alike(one: TokenSequence, other: TokenSequence) -> int:
+    """How many tokens both sides of a pair begin with, up to the last that is not trained, so that no answer is cut."""
     assert one.trained is not None
     assert other.trained is not None
     size = min(len(one.ids), len(other.ids))

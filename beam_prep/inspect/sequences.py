@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.schema import IGNORE_INDEX, PROMPT_COMPLETION, Column
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
@@ -27,6 +27,7 @@ class RowDisplay:
         where: the output, for errors.
         marks: put what is trained between `⟦` and `⟧`, for text without colours.
         width: of a line; from `SIDE_BY_SIDE` on, the two sides of a preference pair are side by side.
+        ids: show each token's id in front of it: `‹9906›Hello`.
     """
 
     schema: tuple[Column, ...]
@@ -35,6 +36,7 @@ class RowDisplay:
     where: str = ""
     marks: bool = False
     width: int = 80
+    ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class TokenSequence:
         stored: tokens in the column of ids, without padding.
         notes: further remarks.
         padding: ids of the padding after them.
+        roles: int64 [len(ids)], the number of each token's role; 0: it has none, or it is not certain. None: roles are
+            not known.
     """
 
     name: str
@@ -56,6 +60,12 @@ class TokenSequence:
     stored: int
     notes: tuple[str, ...] = ()
     padding: tuple[int, ...] = ()
+    roles: Array | None = None
+
+
+def role_key(column: str, label: bool = False) -> str:
+    """The key under which a row in a preview has the roles of the ids of a column; `label`: those of shifted labels."""
+    return f"{column}\0{'label roles' if label else 'roles'}"
 
 
 def positions_of(column: Column, display: RowDisplay, row: Row) -> str | None:
@@ -100,6 +110,8 @@ def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenS
     )
     taken_name = column.name if loss is None else loss.name
     ids, taken = _lists(row[column.name]), _lists(row[taken_name])
+    known = row.get(role_key(column.name))
+    roles = None if known is None else _lists(known)
     if [len(one) for one in ids] != [len(one) for one in taken]:
         raise FormatError(f"{display.where}: columns {column.name} and {taken_name} of a row have other lengths")
     names = [column.name]
@@ -107,6 +119,7 @@ def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenS
         names = [f"{column.name}[{index}]" for index in range(len(ids))]
     elif (lengths := lengths_of(display, row)) is not None:
         ids, taken = _documents(ids[0], lengths, display), _documents(taken[0], lengths, display)
+        roles = None  # a preview shows each document alone
         names = [f"document {number:,} of {len(ids):,}" for number in range(1, len(ids) + 1)]
     if not ids:
         yield f"{column.name}: an empty list"
@@ -114,7 +127,12 @@ def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenS
         found = _without_padding(column.name, one, loss, other, display, row)
         values = _values(display, row) if column.depth == 2 else {}
         beside = (f"{key}[{index}]: {numbers[index]}" for key, numbers in values.items())
-        yield dataclasses.replace(found, name=name, notes=(*found.notes, *beside))
+        found = dataclasses.replace(found, name=name, notes=(*found.notes, *beside))
+        if roles is not None:
+            last = np.asarray(row.get(role_key(column.name, label=True), ()), np.int64)[: found.stored][-1:]
+            own = np.append(roles[index][: found.stored], last)[: len(found.ids)]
+            found = dataclasses.replace(found, roles=own)
+        yield found
 
 
 def _without_padding(
@@ -206,7 +224,10 @@ def _trains(config: Mapping[str, Any], name: str) -> bool | None:
         prompts: str = config.get("output", {}).get("names", {}).get("prompt_ids", "prompt_ids")
         return name != prompts
     own = {written: column for column, written in config.get("output", {}).get("names", {}).items()}
-    sections = given["sources"][own.get(name, name)]["sections"] if given.get("sources") else given["sections"]
+    column: str = own.get(name, name)
+    if config.get("output", {}).get("columns") == "prompt_completion":
+        return column != PROMPT_COMPLETION[2]
+    sections = given["sources"][column]["sections"] if given.get("sources") else given["sections"]
     return any(section["action"] not in ("mask", "value") for section in sections)
 
 

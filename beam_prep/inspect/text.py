@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.inspect.screen import CLOSE, OPEN, TRAINED, UNTRAINED, VISIBLE
+from beam_prep.inspect.screen import CAPTION, CLOSE, OPEN, TRAINED, UNTRAINED, VISIBLE
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence
 
 
@@ -33,23 +33,28 @@ def counts_of(sequences: Sequence[TokenSequence]) -> str:
 def tokens_text(sequence: TokenSequence, display: RowDisplay, start: int = 0, stop: int | None = None) -> Text:
     """The text (or, without a tokenizer, ids) of tokens from `start` to `stop`. A run of trained tokens is one part."""
     ids = sequence.ids.tolist()
-    special = _special_ids(display.tokenizer)
+    special = special_ids(display.tokenizer)
     trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
-    tokens = list(zip(trained, ids, _pieces(ids, display.tokenizer), strict=True))[start:stop]
+    tokens = list(zip(trained, ids, pieces_of(ids, display.tokenizer), strict=True))[start:stop]
     text = Text()
     for is_trained, run in itertools.groupby(tokens, lambda token: token[0]):
         style = {True: TRAINED, False: UNTRAINED, None: ""}[is_trained]
         part = Text()
         for is_special, members in itertools.groupby(run, lambda token: token[1] in special):
-            plain = "".join(piece for _, _, piece in members)
-            part.append(plain.translate(VISIBLE), f"{style} reverse" if is_special else style)
+            shown = f"{style} reverse" if is_special else style
+            if display.ids and display.tokenizer is not None:
+                for _, token, piece in members:
+                    part.append(f"‹{token}›", CAPTION).append(piece.translate(VISIBLE), shown)
+            else:
+                part.append("".join(piece for _, _, piece in members).translate(VISIBLE), shown)
         if is_trained:
             part = Text.assemble(OPEN, part, CLOSE) if display.marks else _show_outer_newlines(part, style)
         text.append_text(part)
     return text
 
 
-def _pieces(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
+def pieces_of(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
+    """A text for each token, see `Tokenizer.pieces`; without a tokenizer its id."""
     return [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
 
 
@@ -57,8 +62,8 @@ def padding_text(sequence: TokenSequence, display: RowDisplay) -> Text:
     """`+ 57 x <|pad|>`, below the text."""
     text = Text()
     for token, run in itertools.groupby(sequence.padding):
-        style = f"{UNTRAINED} reverse" if token in _special_ids(display.tokenizer) else UNTRAINED
-        piece = _pieces([token], display.tokenizer)[0].strip(" ")
+        style = f"{UNTRAINED} reverse" if token in special_ids(display.tokenizer) else UNTRAINED
+        piece = pieces_of([token], display.tokenizer)[0].strip(" ")
         text.append(f"\n+ {len(list(run)):,} x ", UNTRAINED).append(piece.translate(VISIBLE), style)
     return text
 
@@ -77,5 +82,6 @@ def _special_ids_of(path: Path) -> frozenset[int]:
     return frozenset(token["id"] for token in added if token["special"])
 
 
-def _special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+def special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The ids of special tokens; none without a tokenizer."""
     return frozenset() if tokenizer is None else _special_ids_of(Path(tokenizer.folder, "tokenizer.json"))

@@ -278,11 +278,34 @@ class Dataset:
             shards = shards[drawn(len(shards), most, first=True)]
         numbers, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for shard in shards.tolist():
-            start, mine = self._output.starts[shard], self._in_shard(shard)
-            numbers.append(np.arange(mine.start, mine.stop) - self._rows.start)
-            found = self._output.opened(shard, keep=False).reader.sizes()
-            sizes.append(found[mine.start - start : mine.stop - start])
+            mine, found = self._sizes_in(shard)
+            numbers.append(mine)
+            sizes.append(found)
         return np.concatenate(numbers), np.concatenate(sizes)
+
+    def sizes_by_shard(self) -> Iterator[tuple[Array, Array]]:
+        """What `sizes` gives, of every shard, one after the other: memory is that of one."""
+        for shard in range(len(self._output.shards)):
+            if self._in_shard(shard):
+                yield self._sizes_in(shard)
+
+    def _sizes_in(self, shard: int) -> tuple[Array, Array]:
+        start, mine = self._output.starts[shard], self._in_shard(shard)
+        found = self._output.opened(shard, keep=False).reader.sizes()
+        return np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
+
+    def rejects(self) -> Iterator[dict[str, Any]]:
+        """The rejected records of the entire output, in order: `file`, `offset` (bytes), `line` (from 1), `reason`,
+        `message`, and `text`, the beginning of the line. Files are read as far as it takes.
+
+        >>> ds = bp.open("out/chat")
+        >>> [reject["reason"] for reject in ds.rejects()]
+        []
+
+        Raises:
+            FormatError: a file of rejects is missing or damaged.
+        """
+        return self._output.rejects()
 
     def _in_shard(self, shard: int) -> range:
         """The rows of this view that are in a shard."""

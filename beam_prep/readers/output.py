@@ -1,8 +1,9 @@
 """What all views of an output share: its manifest and its open shards."""
 
 import itertools
+import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
 from beam_prep.formats.generation import ReaderLease
-from beam_prep.formats.manifest import MANIFEST, TOKENIZER, output_columns
+from beam_prep.formats.manifest import MANIFEST, TOKENIZER, is_outside, output_columns
 from beam_prep.readers.cache import hold
 from beam_prep.readers.shards import OpenShard, OpenShards
 from beam_prep.readers.stored import Stored, StoredLease
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 4096
 """Rows that are gathered at once."""
+
+_REJECT = {"file", "offset", "line", "reason", "message", "text"}
 
 
 class _ListedShard(NamedTuple):
@@ -115,6 +118,28 @@ class OpenOutput:
         if not files:
             raise FormatError(f"{self.path}: {MANIFEST} lists no file of shard {number} of {domain!r}: it is damaged")
         return self._files.fetched(files, inside)
+
+    def rejects(self) -> Iterator[dict[str, Any]]:
+        """See `Dataset.rejects`."""
+        for file in self.manifest["rejects"]:
+            if is_outside(file["path"]):
+                raise FormatError(f"{self.path}: {MANIFEST} lists {file['path']!r}, which leads out of the output")
+            if isinstance(self._files, Stored):
+                folder, name = file["path"].rpartition("/")[::2]
+                path = self._files.fetched([file], folder) / name
+            else:
+                path = self._files / file["path"]
+            try:
+                with path.open(encoding="utf-8", errors="surrogatepass", newline="\n") as lines:
+                    for number, line in enumerate(lines, start=1):
+                        found = json.loads(line)
+                        if not isinstance(found, dict) or not found.keys() >= _REJECT:
+                            raise FormatError(f"{path}: line {number} is no rejected record: it is damaged")
+                        yield found
+            except FileNotFoundError:
+                raise FormatError(f"{path} is missing, though {MANIFEST} lists it: make the output again") from None
+            except ValueError as error:
+                raise FormatError(f"{path} is damaged ({error}): make the output again") from None
 
     def row(self, number: int) -> Row:
         """A copy of a row."""

@@ -1,0 +1,71 @@
+"""A browser for the tests of pages."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def missing(reason: str) -> NoReturn:
+    """Skips the test with its reason; with REQUIRE_BROWSER=1 fails it."""
+    if os.environ.get("REQUIRE_BROWSER") == "1":
+        pytest.fail(f"REQUIRE_BROWSER=1, but {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A browser of this machine, headless."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed: make test-browser")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        missing(f"no {' and no '.join(BROWSERS)} on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Opened:
+    """A page in the browser, and what it complained of.
+
+    Attributes:
+        page: playwright's.
+        problems: messages of its console, errors, requests that are not for the page itself.
+    """
+
+    page: Any
+    problems: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file in a tab of its own; in the end, none may have complained."""
+    tabs: list[Opened] = []
+
+    def _opened(path: Path, scheme: str = "light", width: int = 1300, height: int = 900) -> Any:
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+        tab = Opened(context.new_page())
+        tabs.append(tab)
+        tab.page.on("console", lambda message: tab.problems.append(f"{message.type}: {message.text}"))
+        tab.page.on("pageerror", lambda error: tab.problems.append(f"error: {error}"))
+        tab.page.on("request", lambda request: tab.problems.extend({request.url} - {path.as_uri()}))
+        tab.page.on("requestfailed", lambda request: tab.problems.append(f"failed: {request.url}"))
+        tab.page.goto(path.as_uri())
+        tab.page.wait_for_selector("html[data-ready=true]")
+        return tab.page
+
+    yield _opened
+    for tab in tabs:
+        tab.page.context.close()
+    assert [problem for tab in tabs for problem in tab.problems] == []

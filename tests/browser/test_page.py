@@ -1,0 +1,304 @@
+"""The pages of `beam-prep inspect --html` in a browser: they are quiet, true, quick, and usable without a mouse."""
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep.inspect import inspect
+from beam_prep.preview import preview
+from beam_prep.readers.dataset import Dataset
+from tests.conftest import ROOT, shared
+
+TOKENIZER = ROOT / "examples" / "tokenizer"
+Open = Callable[..., Any]
+
+
+def make(folder: Path, name: str, lines: list[str], tokenizer: Path = TOKENIZER, **output: Any) -> Dataset:
+    """The output of a config of the project."""
+    settings = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    settings["output"] = settings.get("output", {}) | output
+    (folder / "in.jsonl").write_text("\n".join(lines), "utf-8")
+    job = bp.Pipeline(
+        bp.PipelineConfig.from_dict(settings),
+        [str(folder / "in.jsonl")],
+        output_dir=folder / "out",
+        tokenizer_path=tokenizer,
+        max_reject_rate=1.0,
+        max_drop_rate=1.0,
+    )
+    job.run(["--runner=FnApiRunner"])
+    return bp.open(folder / "out")
+
+
+def example(name: str) -> list[str]:
+    return (ROOT / "examples" / "data" / f"{name}.jsonl").read_text("utf-8").strip().split("\n")
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Path]:
+    """60 chats of several domains, a reject and a drop; the output and its page."""
+    folder = tmp_path_factory.mktemp("chats")
+    odd = ['{"messages": 3}', '{"messages": [], "x": "</script><b id=evil>\\u202e"}', "no </script><script>alert(1)"]
+    output = make(folder, "sft_conversation", [*example("chat")[:60], *odd], domain_key="domain")
+    inspect(output.path, html=folder / "page.html")
+    return output, folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a preview of chats, with roles."""
+    folder = tmp_path_factory.mktemp("before")
+    (folder / "in.jsonl").write_text("\n".join([*example("chat")[:60], "{}", "no json"]), "utf-8")
+    config = ROOT / "configs" / "sft_conversation.json"
+    preview(str(folder / "in.jsonl"), config, TOKENIZER, html=folder / "page.html")
+    return folder / "page.html"
+
+
+def articles(page: Any) -> list[int]:
+    """The numbers of the rows that are in the document."""
+    return [int(each) for each in page.eval_on_selector_all("article", "all => all.map(one => one.dataset.row)")]
+
+
+def choose(page: Any, **values: str) -> str:
+    """Sets filters, and gives the line that says how many rows match."""
+    page.click("#clear")
+    for name, value in values.items():
+        control = page.locator(f"#{name.replace('_', '-')}")
+        if control.evaluate("one => one.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)
+            control.dispatch_event("change")
+    return str(page.inner_text("#found"))
+
+
+def test_what_it_shows_is_what_the_manifest_and_the_rows_say(chats: tuple[Dataset, Path], opened: Open) -> None:
+    output, path = chats
+    page = opened(path)
+    found = page.eval_on_selector_all("#numbers > div", "all => all.map(one => [one.dataset.key, one.innerText])")
+    shown = {key: int(re.split(r"\n", text)[1].split(" ")[0].replace(",", "")) for key, text in found}
+    totals, ledger = output.manifest["totals"], output.manifest["ledger"]
+    assert shown == {
+        "rows": totals["rows"],
+        "tokens.input_ids": totals["tokens"]["input_ids"],
+        "trained.labels": totals["trained"]["labels"],
+        "read": ledger["read"],
+        **{f"{kind}.{reason}": count for kind in ("dropped", "rejected") for reason, count in ledger[kind].items()},
+    }
+    page.select_option("#size", "200")
+    assert articles(page) == list(range(62))
+    for number, row in enumerate(output):
+        text = f"article[data-row='{number}'] .text"
+        assert page.text_content(text) == output.decode(number)
+        trained = page.eval_on_selector_all(f"{text} mark .k", "all => all.map(one => Number(one.dataset.i))")
+        assert trained == row["labels"][row["labels"] != -100].tolist()
+    assert page.query_selector("#evil") is None
+    assert "no </script><script>alert(1)" in page.inner_text("#rows")
+
+
+def test_filters_give_what_they_say(chats: tuple[Dataset, Path], opened: Open) -> None:
+    output, path = chats
+    page = opened(path)
+    rows = list(output)
+    lengths = [len(row["input_ids"]) for row in rows]
+    share = [100 * (row["labels"] != -100).mean() for row in rows]
+    domain = output.domains[1]
+    texts = [str(output.decode(row)).lower() for row in range(len(rows))]
+    middle = sorted(lengths)[30]
+    for values, wanted in (
+        ({}, 62),
+        ({"kind": "rows"}, 60),
+        ({"kind": "left"}, 2),
+        ({"kind": "rejected: bad_json"}, 1),
+        ({"domain": f"={domain}"}, len(output.domain(domain))),
+        ({"tokens_max": str(middle)}, sum(length <= middle for length in lengths)),
+        (
+            {"tokens_min": str(middle), "share_min": "40"},
+            sum(n >= middle and s >= 40 for n, s in zip(lengths, share, strict=True)),
+        ),
+        ({"search": "YOU"}, sum("you" in text for text in texts)),
+        ({"search": "wanted a list"}, 1),
+        ({"search": ".*"}, sum(".*" in text for text in texts)),
+        ({"search": "no such words"}, 0),
+    ):
+        assert choose(page, **values).startswith(f"{wanted} of 62 shown here"), values
+    assert "Nothing matches" in page.inner_text("#rows")
+    choose(page, kind="rows", order="longest", size="200")
+    assert [lengths[number] for number in articles(page)] == sorted(lengths, reverse=True)
+    choose(page, search="you")
+    hits = page.eval_on_selector_all(".hit", "all => all.map(one => one.textContent).join(' ').toLowerCase()")
+    assert "you" in hits
+
+
+def test_rows_of_a_role(before: Path, opened: Open) -> None:
+    page = opened(before)
+    options = page.eval_on_selector_all("#role option", "all => all.map(one => [one.value, one.innerText])")
+    roles = {text.split(" ")[0]: value for value, text in options}
+    assert {"user", "assistant", "system"} <= roles.keys()
+    records = [json.loads(line) for line in example("chat")[:60]]
+    has = sum(any(message["role"] == "system" for message in record["messages"]) for record in records)
+    assert choose(page, role=roles["system"]).startswith(f"{has} of 62 shown here")
+    choose(page, kind="rows", size="200")
+    said = page.eval_on_selector_all("[data-role=user]", "all => all.map(one => one.textContent).join('')")
+    for record in records:
+        assert all(message["content"] in said for message in record["messages"] if message["role"] == "user")
+    labels = page.evaluate(
+        "() => [...document.querySelectorAll('.run[data-first]')].map(one => getComputedStyle(one, '::before').content)"
+    )
+    assert '"assistant"' in labels or "attr(data-role)" in labels
+
+
+def test_all_of_it_works_with_the_keyboard(before: Path, opened: Open) -> None:
+    page = opened(before)
+    press = page.keyboard.press
+    where = "() => document.activeElement.dataset.row"
+    press("j")
+    assert page.evaluate(where) == "0"
+    for _ in range(10):
+        press("j")  # the eleventh row is on the next page
+    assert page.evaluate(where) == "10"
+    assert "page 2 of 7" in page.inner_text("#found")
+    press("k")
+    assert page.evaluate(where) == "9"
+    press("n")
+    assert articles(page) == list(range(10, 20))
+    press("p")
+    press("j")
+    press("Tab")
+    tip = page.locator("#tip")
+    assert tip.inner_text().startswith("token 1 of ")
+    press("ArrowRight")
+    press("ArrowRight")
+    assert re.match(r'token 3 of \d+ · id \d+ · ".*" · (not )?trained', tip.inner_text())
+    assert page.inner_text("#spoken") == tip.inner_text()
+    press("End")
+    assert re.match(r"token (\d+) of \1 ", tip.inner_text())
+    press("Escape")
+    assert tip.is_hidden()
+    press("/")
+    page.keyboard.type("you")
+    press("Enter")
+    assert page.evaluate(where) is not None
+    press("/")
+    press("Escape")
+    assert page.input_value("#search") == "you"
+    for key, name in (("w", "spaces"), ("b", "borders"), ("i", "ids")):
+        before_ = page.get_attribute(f"#{name}", "aria-pressed")
+        press(key)
+        assert page.get_attribute(f"#{name}", "aria-pressed") != before_
+    assert page.locator(".ids .k").first.evaluate("one => getComputedStyle(one, '::before').content") != "none"
+
+
+def test_every_control_has_a_name(before: Path, opened: Open) -> None:
+    page = opened(before)
+    names = page.eval_on_selector_all(
+        "input, select, button",
+        """all => all.map(one =>
+            one.getAttribute("aria-label") || one.innerText || one.closest("label")?.innerText || "")""",
+    )
+    assert all(name.strip() for name in names)
+    assert page.get_attribute("main .text", "aria-label").endswith("; arrow keys go from token to token")
+
+
+def luminance(colour: str) -> float:
+    values = [int(value) / 255 for value in re.findall(r"\d+", colour)[:3]]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def colours(page: Any, selector: str) -> tuple[str, str]:
+    """The colours of a text, and of what is behind it."""
+    found = page.locator(selector).first.evaluate(
+        """one => {
+            let behind = one;
+            while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+            return [getComputedStyle(one).color, getComputedStyle(behind).backgroundColor];
+        }"""
+    )
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_can_be_read_and_switched(before: Path, opened: Open, scheme: str) -> None:
+    page = opened(before, scheme)
+    page.focus("#search")
+    page.keyboard.type("you")
+    page.wait_for_selector(".hit")
+    for selector in (".run.trained", ".run:not(.trained)", ".k.special", ".hit", ".meta", "label", "#tip", "h1", "dt"):
+        light, dark = sorted(map(luminance, colours(page, selector)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, selector  # WCAG AA
+    # What is trained has a second sign: a line below.
+    assert page.locator(".run.trained").first.evaluate("one => getComputedStyle(one).borderBottomStyle") == "solid"
+    assert page.locator(".run:not(.trained)").first.evaluate("one => getComputedStyle(one).borderBottomStyle") == "none"
+    dark_page = luminance(colours(page, "h1")[1]) < 0.5
+    assert dark_page == (scheme == "dark")
+    for name in ("light", "dark", "auto"):
+        page.click("#theme")
+        assert page.inner_text("#theme") == f"Theme: {name}"
+        is_dark = luminance(colours(page, "h1")[1]) < 0.5
+        assert is_dark == (scheme == "dark" if name == "auto" else name == "dark")
+
+
+def test_it_prints_light_and_without_controls(before: Path, opened: Open) -> None:
+    page = opened(before, "dark")
+    page.emulate_media(media="print")
+    assert page.locator("#controls").is_hidden()
+    assert luminance(colours(page, "h1")[1]) > 0.9
+    assert page.locator("article .text").first.is_visible()
+    assert page.pdf().startswith(b"%PDF")
+
+
+def test_chosen_is_beside_rejected_where_there_is_room(tmp_path: Path, opened: Open) -> None:
+    output = make(tmp_path, "dpo", example("preference"))
+    inspect(output.path, html=tmp_path / "page.html")
+    for width, beside in ((1300, True), (500, False)):
+        page = opened(tmp_path / "page.html", width=width)
+        left, right = (page.locator(".pair > section").nth(place).bounding_box() for place in (0, 1))
+        assert (left["y"] == right["y"]) == beside
+        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_empty_page_and_one_of_a_very_long_row(tmp_path: Path, opened: Open) -> None:
+    output = make(tmp_path, "pretrain", [json.dumps({"text": "word \t\n<b>" * 9000})])
+    inspect(output.path, html=tmp_path / "page.html")
+    page = opened(tmp_path / "page.html")
+    total = page.evaluate("() => Number(document.querySelector('main .text').dataset.size)")
+    assert total > 2000
+    assert page.locator("main .text .k").count() <= 3000
+    while page.locator("main .text button").count():
+        page.click("main .text button")
+    assert page.locator("main .text .k").count() == total
+    assert page.text_content("main .text") == output.decode(0)
+    inspect(output.path, html=tmp_path / "empty.html", grep="nowhere")
+    assert "There are no rows" in opened(tmp_path / "empty.html").inner_text("#rows")
+
+
+def test_a_thousand_real_chats_are_usable_within_two_seconds(tmp_path: Path, opened: Open) -> None:
+    # The one test with a limit of time: the limit is what was promised, and four times what it takes on two cores.
+    with gzip.open(shared("data", "chat_messages_sgd.jsonl.gz"), "rt", encoding="utf-8") as file:
+        lines = [next(file).strip() for _ in range(3000)]
+    output = make(tmp_path, "sft_conversation", lines, shared("tokenizers", "qwen2.5"))
+    inspect(output.path, html=tmp_path / "page.html")
+    page = opened(tmp_path / "page.html")
+    assert "1,000 of 1,000 shown here" in page.inner_text("#found")
+    ready = page.evaluate("() => performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert 0 < ready < 2000
+    page.evaluate("() => document.getElementById('search').focus()")
+    took = page.evaluate(
+        """() => {
+            const start = performance.now(), control = document.getElementById("search");
+            control.value = "restaurant";
+            control.dispatchEvent(new Event("change", {bubbles: true}));
+            return performance.now() - start;
+        }"""
+    )
+    assert took < 2000
+    print(f"1,000 rows: loaded in {ready:.0f} ms, searched in {took:.0f} ms")
+    assert 10 < int(re.match(r"[\d,]+", page.inner_text("#found"))[0].replace(",", "")) < 1000  # type: ignore[index]
+    assert page.locator("article").count() == 10

@@ -1,0 +1,366 @@
+"""`beam-prep inspect --html`: the data in the page. What a browser makes of it: tests/browser."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.cli import main
+from beam_prep.errors import BeamPrepError
+from beam_prep.inspect import inspect
+from beam_prep.inspect.left_out import LeftOut
+from beam_prep.inspect.page import Head, write_page
+from beam_prep.inspect.screen import VISIBLE
+from beam_prep.preview import preview
+from beam_prep.readers.dataset import Dataset
+from tests.conftest import ROOT
+
+TOKENIZER = ROOT / "examples" / "tokenizer"
+Run = Callable[..., Any]
+
+
+def config(name: str, **changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    if template := settings["input"].get("chat_template"):
+        settings["input"]["chat_template"] = str(ROOT / "configs" / template)
+    for part, values in changes.items():
+        settings[part] = settings.get(part, {}) | values
+    return settings
+
+
+def examples(name: str, count: int = 20) -> list[dict[str, Any]]:
+    lines = (ROOT / "examples" / "data" / f"{name}.jsonl").read_text("utf-8").split("\n")
+    return [json.loads(line) for line in lines[:count]]
+
+
+class Scripts(HTMLParser):
+    """The tags of a page, and the texts of its scripts by id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.found: dict[str, str] = {}
+        self._id: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._id = str(dict(attrs).get("id", "code")) if tag == "script" else None
+
+    def handle_data(self, data: str) -> None:
+        if self._id is not None:
+            self.found[self._id] = self.found.get(self._id, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._id = None
+
+
+class Page:
+    """A page as its script reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_bytes().decode("utf-8")
+        scripts = Scripts(self.text).found
+        self.head, self.rows, self.tokens = (json.loads(scripts[name]) for name in ("head", "row-data", "tokens"))
+        self.numbers = {key: value for key, _, value, _ in self.head["numbers"]}
+
+    def of(self, kind: str | None) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row.get("kind") == kind]
+
+    def text_of(self, part: dict[str, Any]) -> str:
+        return "".join(self.tokens[token][1] for token in part["t"])
+
+    def ids_of(self, part: dict[str, Any]) -> list[int]:
+        return [self.tokens[token][0] for token in part["t"]]
+
+    def trained(self, part: dict[str, Any]) -> list[int]:
+        return [value for value, size in part["m"] for _ in range(size)]
+
+    def by_role(self, part: dict[str, Any]) -> Iterator[tuple[str | None, str]]:
+        """(role, text) of each run."""
+        at = 0
+        for role, size in part["r"]:
+            text = "".join(self.tokens[token][1] for token in part["t"][at : at + size])
+            at += size
+            yield (None if role < 0 else self.head["roles"][role]), text
+        assert at == len(part["t"])
+
+
+@pytest.fixture
+def paged(run: Run, tmp_path: Path) -> Callable[..., tuple[Dataset, Page]]:
+    """Makes an output, and the page of it."""
+
+    def _paged(settings: dict[str, Any], records: Any, **options: Any) -> tuple[Dataset, Page]:
+        output = bp.open(run(settings, records, max_reject_rate=1.0, max_drop_rate=1.0).output)
+        inspect(output.path, html=tmp_path / "page.html", **options)
+        return output, Page(tmp_path / "page.html")
+
+    return _paged
+
+
+def previewed(settings: dict[str, Any], records: list[Any], folder: Path, **options: Any) -> Page:
+    source = folder / "before.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    preview(str(source), bp.PipelineConfig.from_dict(settings), TOKENIZER, html=folder / "before.html", **options)
+    return Page(folder / "before.html")
+
+
+def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[..., Any]) -> None:
+    records = [*examples("chat"), {"messages": 3}, {"messages": []}]
+    output, page = paged(config("sft_conversation", output={"columns": "loss_mask"}), records)
+    rows = page.of(None)
+    assert len(rows) == len(output) == 20
+    for number, (row, shown) in enumerate(zip(output, rows, strict=True)):
+        (part,) = shown["parts"]
+        assert page.text_of(part) == output.decode(number)
+        assert page.ids_of(part) == row["sequence"].tolist()
+        assert page.trained(part) == row["loss_mask"].astype(int).tolist()
+        assert (shown["tokens"], shown["trained"]) == (len(row["sequence"]), int(row["loss_mask"].sum()))
+        assert "roles" not in shown
+    totals, ledger = output.manifest["totals"], output.manifest["ledger"]
+    assert page.numbers == {
+        "rows": totals["rows"],
+        "tokens.sequence": totals["tokens"]["sequence"],
+        "trained.loss_mask": totals["trained"]["loss_mask"],
+        "read": ledger["read"],
+        "dropped.empty": ledger["dropped"]["empty"],
+        "rejected.wrong_type": ledger["rejected"]["wrong_type"],
+    }
+    (reject,) = page.of("rejected")
+    assert reject["text"] == '{"messages": 3}'
+    assert reject["message"].startswith("field 'messages' is a number (3)")
+    special = {text for _, text, is_special in page.tokens if is_special}
+    assert special == {"<|bos|>", "<|im_start|>", "<|im_end|>"} & {text for _, text, _ in page.tokens}
+    assert "Roles are not shown" in page.head["no_roles"]
+
+
+HOSTILE = (
+    "</script><script>alert(1)</script> <!-- <script> ]]> &amp; \u2028\u2029 \u202eevil\u2066 \x00\x1b[31m "
+    "\ufeff\u200b \U000e0041"
+)
+
+
+def test_texts_neither_end_the_script_nor_hide(paged: Callable[..., Any]) -> None:
+    records = [
+        {"prompt": HOSTILE, "response": "ok", "domain": "<b>\u202e"},
+        {"prompt": HOSTILE, "response": 3, "domain": "x"},
+    ]
+    output, page = paged(config("sft_instruction", output={"domain_key": "domain"}), records)
+    tags = Scripts(page.text).tags
+    assert tags.count("script") == 4
+    assert "b" not in tags
+    assert not set(page.text) & {chr(code) for code in VISIBLE}
+    (row,), (reject,) = page.of(None), page.of("rejected")
+    assert HOSTILE.translate(VISIBLE) in page.text_of(row["parts"][0])
+    assert row["domain"] == output.domains[0].translate(VISIBLE)
+    assert "</script>" in reject["text"]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=()) | st.sampled_from("<>!-/&\u2028\u202e\ud800\r\n"))))
+def test_any_text_comes_back_visible(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    path = tmp_path_factory.mktemp("any") / "page.html"
+    entries = [LeftOut(text, "rejected", text, text, text) for text in texts]
+    assert write_page(path, entries, lambda: Head("".join(texts), "", [], texts)) == len(texts)
+    page = Page(path)
+    for row, text in zip(page.rows, texts, strict=True):
+        assert {row[name] for name in ("title", "reason", "message", "text")} == {text.translate(VISIBLE)}
+    assert page.head["lines"] == [text.translate(VISIBLE) for text in texts]
+    assert set(Scripts(page.text).tags) == set(Scripts(_empty(path)).tags)
+
+
+def _empty(path: Path) -> str:
+    write_page(path, [], lambda: Head("", "", [], []))
+    return path.read_text("utf-8")
+
+
+def test_the_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
+    text = _empty(tmp_path / "page.html")
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
+    assert "default-src 'none'" in text
+
+
+CHAT = [
+    {"role": "system", "content": "Be short, with times first."},
+    {"role": "user", "content": "How long?"},
+    {"role": "assistant", "content": "Nine minutes."},
+    {"role": "user", "content": "And for small ones?"},
+    {"role": "assistant", "content": "Eight minutes."},
+]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"preprocessing": {"shift": True}},
+        {"preprocessing": {"padding": 64}},
+        {"preprocessing": {"max_seq_len": 40, "truncation_mode": "keep_end"}},
+        {"preprocessing": {"truncation_mode": "chunk", "max_seq_len": 30}},
+        {"preprocessing": {"packing_strategy": "bfd", "max_packed_len": 100}},
+        {"output": {"names": {"input_ids": "tokens"}}},
+    ],
+)
+def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, changes: dict[str, Any]) -> None:
+    records = [{"messages": 3}, {"messages": CHAT}, {"messages": CHAT[1:3]}]
+    page = previewed(config("sft_conversation", **changes), records, tmp_path)
+    parts = [part for row in page.of(None) for part in row["parts"] if "t" in part]
+    text = "".join(page.text_of(part) for part in parts)
+    told: dict[str | None, str] = {}
+    for part in parts:
+        for role, piece in page.by_role(part):
+            told[role] = told.get(role, "") + piece
+        roles = [role for role, size in part["r"] for _ in range(size)]
+        # Only answers are trained here: every trained token is an assistant's.
+        trained = [token for token, is_trained in enumerate(page.trained(part)) if is_trained]
+        assert {page.head["roles"][roles[token]] for token in trained} <= {"assistant"}
+    assert "Eight minutes.<|im_end|>" in told["assistant"]
+    assert "And for small ones?" in told["user"]
+    assert "Nine" not in told["user"]
+    assert "minutes" not in told.get(None, "")
+    assert sum(map(len, told.values())) == len(text)
+    assert [row["reason"] for row in page.of("rejected")] == ["wrong_type"]
+    assert page.of(None)[0]["roles"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "changes"),
+    [
+        ("sft_chat", "chat", {}),
+        ("sft_conversation", "chat", {"preprocessing": {"shift": True, "max_seq_len": 60}}),
+        ("sft_padded", "chat", {"preprocessing": {"padding": 64}}),
+        ("sft_conversation", "chat", {"preprocessing": {"truncation_mode": "chunk", "max_seq_len": 50, "stride": 9}}),
+        ("dpo_conversation", "preference", {"preprocessing": {"max_seq_len": 40}}),
+        ("dpo_conversation", "preference", {"output": {"columns": "prompt_completion"}}),
+    ],
+)
+def test_a_preview_with_roles_has_the_rows_of_a_run(
+    paged: Callable[..., Any], tmp_path: Path, name: str, data: str, changes: dict[str, Any]
+) -> None:
+    records = [*examples(data), {}, {"messages": 3, "chosen": 3}]
+    settings = config(name, **changes)
+    _, after = paged(settings, records)
+    before = previewed(settings, records, tmp_path)
+    assert len(before.of(None)) == len(after.of(None)) > 0
+    for one, other in zip(before.of(None), after.of(None), strict=True):
+        assert [part["name"] for part in one["parts"]] == [part["name"] for part in other["parts"]]
+        for mine, theirs in zip(one["parts"], other["parts"], strict=True):
+            assert before.ids_of(mine) == after.ids_of(theirs)
+            assert mine["m"] == theirs["m"]
+            # A run does not know the roles; the preview knows one for each token, or says that there is none.
+            assert "r" not in theirs
+            assert sum(size for _, size in mine["r"]) == len(mine["t"]) if "r" in mine else name == "dpo_conversation"
+    assert any("roles" in row for row in before.rows)
+
+
+def test_what_is_not_certain_has_no_role(tmp_path: Path) -> None:
+    page = previewed(config("sft_instruction"), examples("instruction", 3), tmp_path)
+    assert all("r" not in part for row in page.rows for part in row["parts"])
+    assert "Roles are not shown" in page.head["no_roles"]
+
+
+@pytest.mark.parametrize("columns", [{}, {"columns": "prompt_completion"}])
+def test_chosen_stands_beside_rejected(paged: Callable[..., Any], tmp_path: Path, columns: dict[str, Any]) -> None:
+    settings = config("dpo_conversation", output=columns)
+    output, page = paged(settings, examples("preference"))
+    for row in page.rows:
+        left, right = (row["parts"][row["pair"][side]] for side in ("left", "right"))
+        common = row["pair"]["common"]
+        assert left["name"].startswith("chosen")
+        assert right["name"].startswith("rejected")
+        assert left["t"][:common] == right["t"][:common]
+        assert left["t"] != right["t"]
+    assert len(page.rows) == len(output)
+    before = previewed(settings, examples("preference"), tmp_path)
+    sides = [part for row in before.rows for part in row["parts"] if not part["name"].startswith("prompt")]
+    assert sides
+    assert all("assistant" in dict(before.by_role(part)) for part in sides)
+
+
+def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(paged: Callable[..., Any], run: Run) -> None:
+    output, page = paged(config("sft_packed", preprocessing={"max_packed_len": 400}), examples("chat"))
+    for row, shown in zip(output, page.rows, strict=True):
+        sizes = [len(part["t"]) for part in shown["parts"] if "t" in part]
+        assert shown["packed"]
+        (lengths,) = (column.name for column in output.schema if column.role == "lengths")
+        assert sizes == row[lengths].tolist()
+    inspect(run(config("grpo"), examples("rollouts"), name="rollouts").output, html=output.path.parent / "other.html")
+    parts = [part["name"] for part in Page(output.path.parent / "other.html").rows[0]["parts"]]
+    assert parts == ["prompts", "responses[0]", "responses[1]", "responses[2]"]
+
+
+def test_padding_is_a_count(paged: Callable[..., Any]) -> None:
+    _, page = paged(config("sft_padded"), examples("chat", 3))
+    for row in page.rows:
+        ((token, size),) = row["parts"][0]["padding"]
+        assert page.tokens[token][1] == "<|pad|>"
+        assert size > 0
+
+
+def test_a_page_of_chosen_rows(paged: Callable[..., Any], tmp_path: Path) -> None:
+    records = [*examples("chat"), *[{"messages": number} for number in range(30)]]
+    output, page = paged(config("sft_conversation"), records)
+    assert len(page.of("rejected")) == 20  # of each reason the first
+    lengths = [row["tokens"] for row in page.of(None)]
+    for options, wanted in (
+        ({"count": 4}, lengths[:4]),
+        ({"longest": True, "count": 3}, sorted(lengths, reverse=True)[:3]),
+        ({"random": 7, "seed": 2}, None),
+        ({"grep": "the"}, [len(row["input_ids"]) for n, row in enumerate(output) if "the" in str(output.decode(n))]),
+    ):
+        inspect(output.path, html=tmp_path / "page.html", **options)
+        found = [row["tokens"] for row in Page(tmp_path / "page.html").rows]
+        assert len(found) == (7 if wanted is None else len(wanted))
+        assert wanted is None or found == wanted
+    inspect(output.path, html=tmp_path / "page.html", reason="wrong_type")
+    assert [row["reason"] for row in Page(tmp_path / "page.html").rows] == ["wrong_type"] * 30
+
+
+def test_thousands_of_roles_and_domains(tmp_path: Path) -> None:
+    messages = [{"role": f"role {number}", "content": "hi"} for number in range(3000)]
+    records = [{"messages": messages[at : at + 30], "domain": f"d{at}"} for at in range(0, 3000, 30)]
+    settings = config("sft_chat", mask={}, output={"domain_key": "domain"}) | {"mask_default": "train"}
+    page = previewed(settings, records, tmp_path)
+    assert len(page.head["roles"]) == 3000
+    assert len({row["domain"] for row in page.rows}) == 100
+
+
+def test_an_output_without_a_tokenizer_shows_ids(run: Run, tmp_path: Path) -> None:
+    output = bp.open(run(config("sft_conversation"), examples("chat", 2)).output)
+    manifest = json.loads((output.path / "manifest.json").read_bytes()) | {"files": []}
+    (output.path / "manifest.json").write_text(json.dumps(manifest))
+    inspect(output.path, html=tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    assert page.text_of(page.rows[0]["parts"][0]).split() == [str(i) for i in output[0]["input_ids"].tolist()]
+
+
+def test_only_pages_are_replaced_and_only_when_they_are_whole(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = run(config("sft_conversation"), examples("chat", 2)).output
+    page, other = tmp_path / "page.html", tmp_path / "notes.txt"
+    other.write_text("mine")
+    for path, message in ((other, "is no page of beam-prep inspect"), (tmp_path / "none" / "page.html", "mkdir -p")):
+        assert main(["inspect", output, "--html", str(path)]) == 2
+        assert message in capsys.readouterr().err
+    assert other.read_text() == "mine"
+    inspect(output, html=page)
+    inspect(output, html=page, count=1)
+    assert len(Page(page).rows) == 1
+
+    def stops() -> Iterator[LeftOut]:
+        yield LeftOut("", "rejected", "", "", "")
+        raise BeamPrepError("stopped")
+
+    before = page.read_bytes()
+    with pytest.raises(BeamPrepError, match="stopped"):
+        write_page(page, stops(), lambda: Head("", "", [], []))
+    assert page.read_bytes() == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".page")]

@@ -1,0 +1,257 @@
+"""`beam-prep inspect --random, --shortest, --grep, --reason ...`: which rows are shown; and the pager."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.cli import main
+from beam_prep.errors import BeamPrepError, FormatError
+from beam_prep.inspect.selection import Selection, extremes
+from beam_prep.readers.dataset import Dataset
+from tests.conftest import ROOT
+
+TOKENIZER = ROOT / "examples" / "tokenizer"
+INSTRUCTION = ROOT / "configs" / "sft_instruction.json"
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """60 rows in several shards and two domains, 3 rejects of two kinds, 2 drops."""
+    folder = tmp_path_factory.mktemp("selection")
+    rows: list[Any] = [
+        {"prompt": f"Count to {n}.", "response": " ".join(map(str, range(n % 13))) + " end", "domain": "ab"[n % 2]}
+        for n in range(60)
+    ]
+    rows += [{"prompt": 3, "response": "number <b>"}, {"prompt": 4, "response": "x"}, {}, {"prompt": ""}, "text"]
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = json.loads(INSTRUCTION.read_text())
+    settings["output"] = {"domain_key": "domain", "max_tokens_per_shard": 100}
+    job = bp.Pipeline(
+        bp.PipelineConfig.from_dict(settings),
+        [str(folder / "in.jsonl")],
+        output_dir=folder / "out",
+        tokenizer_path=TOKENIZER,
+        max_reject_rate=1.0,
+        max_drop_rate=1.0,
+    )
+    job.run(["--runner=FnApiRunner"])
+    opened = bp.open(folder / "out")
+    assert len(opened.manifest["shards"]) > 4
+    return opened
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What the command prints."""
+
+    def _shown(*arguments: object) -> str:
+        assert main(["inspect", *map(str, arguments)]) == 0
+        return capsys.readouterr().out
+
+    return _shown
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall("━━ record ([0-9]+) ", text)]
+
+
+def test_drawn_rows_are_those_of_the_seed(output: Dataset, shown: Callable[..., str]) -> None:
+    one, again, other = (numbers(shown(output.path, "--random", 9, "--seed", seed)) for seed in (4, 4, 5))
+    assert one == again == sorted(set(one))
+    assert len(one) == 9
+    assert one != other
+    assert numbers(shown(output.path, "--random", 9)) == numbers(shown(output.path, "--random", 9, "--seed", 0))
+    assert numbers(shown(output.path, "--random", 999)) == list(range(len(output)))
+    inside = numbers(shown(output.path, "--random", 5, "--domain", "b"))
+    assert max(inside) < len(output.domain("b"))
+
+
+@pytest.mark.parametrize("option", ["--shortest", "--longest"])
+def test_extremes_are_those_of_all_shards(output: Dataset, shown: Callable[..., str], option: str) -> None:
+    lengths = [len(row["sequence"]) for row in output]
+    sign = -1 if option == "--longest" else 1
+    order = sorted(range(len(lengths)), key=lambda row: (sign * lengths[row], row))
+    assert numbers(shown(output.path, option)) == order[:10]
+    text = shown(output.path, option, "--count", 3)
+    assert numbers(text) == order[:3]
+    assert f"━━ record {order[0]} · number 1 of the {option[2:]} · domain" in text
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=6), st.integers(0, 12), st.booleans())
+def test_extremes_of_any_parts(parts: list[list[int]], count: int, longest: bool) -> None:
+    flat = [size for part in parts for size in part]
+    borders = np.cumsum([0, *map(len, parts)])
+    given = [(np.arange(borders[n], borders[n + 1]), np.array(part, np.int64)) for n, part in enumerate(parts)]
+    wanted = sorted(enumerate(flat), key=lambda pair: (-pair[1] if longest else pair[1], pair[0]))[:count]
+    assert list(extremes(given, count, longest)) == wanted
+
+
+def test_grep_finds_what_the_texts_have(output: Dataset, shown: Callable[..., str]) -> None:
+    for pattern in ("9 10", r"^Count to \d\.", "(?i)COUNT TO 1", "1 2 end$"):
+        wanted = [row for row in range(len(output)) if re.search(pattern, str(output.decode(row)))]
+        assert wanted
+        assert numbers(shown(output.path, "--grep", pattern)) == wanted
+        assert numbers(shown(output.path, "--grep", pattern, "--count", 2)) == wanted[:2]
+    assert "--grep 'none' finds nothing in 60 rows" in shown(output.path, "--grep", "none")
+    domain = output.domain("b")
+    wanted = [row for row in range(len(domain)) if "9 10" in str(domain.decode(row))]
+    assert numbers(shown(output.path, "--grep", "9 10", "--domain", "b")) == wanted
+
+
+def test_records_left_out_of_an_output(output: Dataset, shown: Callable[..., str]) -> None:
+    source = output.manifest["inputs"][0]["path"]
+    text = shown(output.path, "--reason", "wrong_type")
+    assert re.findall("━━ (.*)", text) == [f"{source}, line {n} · rejected: wrong_type" for n in (61, 62)]
+    assert "field 'prompt' is a number (3), wanted a string\n── {" in text
+    assert shown(output.path, "--reason", "rejected").count("· rejected: ") == 3
+    assert shown(output.path, "--reason", "wrong_type", "--grep", "<b>").count("· rejected: ") == 1
+    text = shown(output.path, "--reason", "empty")
+    assert "━━" not in text
+    assert "dropped: 2 empty; an output counts dropped records, and keeps nothing else of them" in text
+    # What it says to type works.
+    command = text.partition("type: beam-prep inspect ")[2].strip()
+    command = command.replace("CONFIG", str(INSTRUCTION)).replace("TOKENIZER", str(TOKENIZER))
+    assert shown(*shlex.split(command)).count("· dropped: empty") == 2
+
+
+def test_a_preview_knows_dropped_and_rejected_records(output: Dataset, shown: Callable[..., str]) -> None:
+    before = [output.manifest["inputs"][0]["path"], "-c", INSTRUCTION, "--tokenizer_path", TOKENIZER]
+    assert shown(*before, "--reason", "dropped").count("\nthere is nothing to encode\n") == 2
+    assert shown(*before, "--reason", "not_an_object").count("━━") == 1
+    assert shown(*before, "--reason", "rejected", "--count", 2).count("━━") == 2
+    rows = shown(*before, "--longest", "--count", 2)
+    assert re.findall("number ([0-9]) of the longest", rows) == ["1", "2"]
+    assert shown(*before, "--grep", "9 10").count("━━") == shown(output.path, "--grep", "9 10").count("━━")
+    assert shown(*before, "--random", 4, "--seed", 1) == shown(*before, "--random", 4, "--seed", 1)
+    assert "65 records looked at" in rows
+
+
+def test_ids_stand_in_front_of_their_tokens(output: Dataset, shown: Callable[..., str]) -> None:
+    assert output.tokenizer is not None
+    text = shown(output.path, "--record", 0, "--ids")
+    ids = output[0]["sequence"].tolist()
+    assert [int(found) for found in re.findall("‹([0-9]+)›", text)] == ids
+    assert re.sub("‹[0-9]+›|[⟦⟧]", "", text.partition("━━")[2].partition("\n")[2]).strip() == output.decode(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--random", "3", "--count", "2"], "for N rows that are drawn type: --random N; for the first N: --count N"),
+        (["--shortest", "--longest"], "without either you see the shortest row, and the longest"),
+        (["--record", "1", "--grep", "x"], "leave out one of them: --record, or --grep"),
+        (["--reason", "empty", "--domain", "a"], "a record that was left out has no domain; leave out --domain"),
+        (["--random", "3", "--grep", "x"], "leave out one of them: --random, or --grep"),
+        (["--seed", "3"], "--seed without --random; type: --random 10 --seed 3"),
+        (["--random", "-1"], "--random is -1, wanted 0 or more"),
+        (["--grep", "["], r"to find it as it is, type: --grep '\['"),
+        (["--reason", "nothing"], "there are dropped: 2 empty; rejected: "),
+        (["--ids", "--html", "x.html"], "press i in it, and leave out --ids"),
+    ],
+)
+def test_what_excludes_each_other_says_what_to_type(
+    output: Dataset, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["inspect", str(output.path), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_every_pair_of_options_is_either_shown_or_refused() -> None:
+    values: dict[str, Any] = {
+        "record": 0, "count": 1, "domain": "a", "random": 1, "shortest": True, "longest": True, "grep": "x",
+        "reason": "r",
+    }  # fmt: skip
+    allowed = set()
+    for one in values:
+        for other in values:
+            with contextlib.suppress(BeamPrepError):
+                Selection(**{one: values[one], other: values[other]})
+                allowed.add(frozenset((one, other)))
+    pairs = {"domain record", "domain count", "domain random", "domain shortest", "domain longest", "domain grep"}
+    pairs |= {"count shortest", "count longest", "count grep", "count reason", "grep reason"}
+    assert allowed == {frozenset(pair.split()) for pair in pairs} | {frozenset([name]) for name in values}
+
+
+def test_rejects_that_are_damaged_are_an_error(output: Dataset, tmp_path: Path) -> None:
+    copy = shutil.copytree(output.path, tmp_path / "copy")
+    (file,) = (copy / "rejects").iterdir()
+    for content in (b"no json\n", b'{"reason": 1}\n', b"\xff\n"):
+        file.write_bytes(content)
+        with pytest.raises(FormatError, match="damaged"):
+            list(bp.open(copy).rejects())
+    file.unlink()
+    with pytest.raises(FormatError, match=r"is missing, though manifest\.json lists it"):
+        list(bp.open(copy).rejects())
+    manifest = json.loads((copy / "manifest.json").read_bytes())
+    manifest["rejects"][0]["path"] = "../in.jsonl"
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="leads out of the output"):
+        list(bp.open(copy).rejects())
+
+
+def _in_terminal(*arguments: object, **environment: str) -> str:
+    """What a command prints in a terminal."""
+    command = [sys.executable, "-m", "beam_prep.cli", "inspect", *map(str, arguments)]
+    inside, outside = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "PAGER", "LESS")}
+    settings = clean | {"TERM": "xterm", "COLUMNS": "90"} | environment
+    with subprocess.Popen(command, stdin=outside, stdout=outside, stderr=outside, env=settings, cwd=ROOT) as process:
+        os.close(outside)
+        parts = []
+        with contextlib.suppress(OSError):  # Linux says so when the last writer has gone
+            while part := os.read(inside, 65536):
+                parts.append(part)
+        os.close(inside)
+    text = b"".join(parts).decode()
+    assert process.returncode == 0, text
+    return text
+
+
+def test_a_terminal_gets_a_pager_unless_it_is_told_otherwise(output: Dataset) -> None:
+    pager = "sed s/^/paged:/"
+    paged = _in_terminal(output.path, "--count", 2, PAGER=pager)
+    assert "paged:" in paged
+    assert "\x1b[1;32m" in paged
+    for arguments, environment in (
+        ([], {"PAGER": ""}),
+        ([], {"PAGER": "no-such-pager"}),
+        (["--no_pager"], {"PAGER": pager}),
+    ):
+        text = _in_terminal(output.path, "--count", 2, *arguments, **environment)
+        assert "paged:" not in text
+        assert text.replace("\r", "") == paged.replace("paged:", "").replace("\r", "")
+    assert "⟦" in _in_terminal(output.path, "--count", 2, PAGER=pager, NO_COLOR="1")
+
+
+def test_a_pager_that_is_left_early_is_no_error(output: Dataset) -> None:
+    assert "━━" not in _in_terminal(output.path, "--count", 60, PAGER="head -n 1")
+
+
+def test_colours_that_nobody_reads_are_no_error(output: Dataset) -> None:
+    line = f"'{sys.executable}' -m beam_prep.cli inspect '{output.path}' --count 60 | head -n 1"
+    settings = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], env=settings, capture_output=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_no_pager_where_nobody_reads(output: Dataset) -> None:
+    command = [sys.executable, "-m", "beam_prep.cli", "inspect", str(output.path), "--count", "1"]
+    settings = os.environ | {"PAGER": "sed s/^/paged:/"}
+    assert b"paged:" not in subprocess.run(command, env=settings, capture_output=True, check=True, cwd=ROOT).stdout
