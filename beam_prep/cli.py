@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
-    report = commands.add_parser("report", help="write the report of an output again, as a page of HTML")
+    report = commands.add_parser("report", help="write the report of an output again, with charts")
     report.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
     verify = commands.add_parser("verify", help="check every file, count and row of an output against its manifest")
@@ -517,7 +517,8 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     run = json.loads(read_bytes(join(output, RUN)))
     kept = any(file["path"].startswith(f"{TOKENIZER}/") for file in manifest["files"])
     tokenizer = load_tokenizer(join(output, TOKENIZER)) if kept else None
-    write_file(target, page(manifest, run, tokenizer, os.path.basename(given.output.rstrip("/"))))
+    title = os.path.basename(given.output.rstrip("/"))
+    write_file(target, page(manifest, run, tokenizer, title, draw=can_draw()))
     advice = "" if can_draw() else "; charts need matplotlib: pip install 'beam-prep[report]'"
     print(f"{target}: open it in a browser{advice}")
     return 0

@@ -184,8 +184,8 @@ def test_every_config_of_the_project_has_a_page(tmp_path: Path, tokenizer_path: 
     assert len(run_of(result)["report"]["samples"]) == min(6, result.manifest["ledger"]["kept"])
 
 
-def test_the_page_can_be_made_again_and_verify_does_not_mind(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_page_can_be_made_again_with_charts_and_verify_does_not_mind(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run(CHAT, CHATS)
     path = Path(result.output, "report.html")
@@ -193,11 +193,16 @@ def test_the_page_can_be_made_again_and_verify_does_not_mind(
     path.unlink()
     assert main(["verify", result.output]) == 0
     assert main(["report", result.output]) == 0
-    assert path.read_bytes() == before
+    drawn = path.read_bytes()
+    assert drawn.count(b"<svg") == 3
+    assert Page(path).outside == []
     assert main(["report", result.output, "-o", str(tmp_path / "other.html")]) == 0
-    assert (tmp_path / "other.html").read_bytes() == before
+    assert (tmp_path / "other.html").read_bytes() == drawn
+    monkeypatch.setattr(charts, "can_draw", lambda: False)
+    assert main(["report", result.output]) == 0
+    assert path.read_bytes() == before
     assert main(["verify", result.output]) == 0
-    assert "open it in a browser" in capsys.readouterr().out
+    assert "charts need matplotlib: pip install" in capsys.readouterr().out
 
 
 def test_a_report_of_what_is_no_output_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,15 +210,6 @@ def test_a_report_of_what_is_no_output_says_so(tmp_path: Path, capsys: pytest.Ca
     assert "manifest.json" in capsys.readouterr().err
     assert main(["report", "gs://bucket/out"]) == 2
     assert "-o FILE" in capsys.readouterr().err
-
-
-def test_without_matplotlib_the_page_has_tables_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = Path(run(CHAT, CHATS).output, "report.html")
-    monkeypatch.setattr(charts, "can_draw", lambda: False)
-    plain = Path(run(CHAT, CHATS, name="plain").output, "report.html")
-    assert "<svg" in drawn.read_text()
-    assert "<svg" not in plain.read_text()
-    assert Page(plain).text.count("assistant") >= 1
 
 
 def test_the_steps_that_took_time_are_named(run: Run) -> None:

@@ -25,18 +25,21 @@ _FIRST = (
 _LAST = ("Spool", "Write")
 
 
-def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, title: str) -> bytes:
-    """The report of an output, as HTML. With matplotlib (`pip install 'beam-prep[report]'`) it has charts.
+def page(
+    manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, title: str, draw: bool = False
+) -> bytes:
+    """The report of an output, as HTML.
 
     Args:
         manifest, run: the contents of `manifest.json` and `run.json`.
         tokenizer: of the output; None: tokens are shown as ids.
         title: the name of the output.
+        draw: with charts, which need matplotlib. A run has none: they take longer than a small job.
     """
     environment = Environment(autoescape=True, finalize=_visible)
     environment.globals |= {"n": "{:,}".format, "percent": _percent}
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    found = _found(manifest, run, tokenizer) | {"title": title}
+    found = _found(manifest, run, tokenizer, draw) | {"title": title, "draw": draw}
     return template.render(found).encode("utf-8", "replace")
 
 
@@ -49,7 +52,9 @@ def _percent(part: float, whole: float) -> str:
     return f"{part / whole if whole else 0:.1%}"
 
 
-def _found(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _found(
+    manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, draw: bool
+) -> dict[str, Any]:
     report = run.get("report", {})
     config = manifest.get("config", {})
     uncut, kept = (tuple(report.get("lengths", {}).get(name, ())) for name in ("uncut", "kept"))
@@ -81,7 +86,7 @@ def _found(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Token
         "rejects_file": next((file["path"] for file in manifest["rejects"]), None),
         "samples": list(shown_rows(report.get("samples", ()), config, tokenizer)),
         "config": json.dumps(config, indent=1, ensure_ascii=False),
-        "charts": _charts(kept, uncut, roles, domains, seconds) if charts.can_draw() else {},
+        "charts": _charts(kept, uncut, roles, domains, seconds) if draw else {},
     }
     parts = {"records": "Records", "trained": "Trained", "domains": "Domains", "lengths": "Lengths", "time": "Time"}
     parts |= {"left_out": "Left out", "samples": "Rows", "config": "Config"}
