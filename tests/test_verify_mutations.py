@@ -360,7 +360,7 @@ def list_what_is_there(output: Path) -> None:
     """Lists files that came, and no more those that went; then signs."""
     manifest = manifest_of(output)
     manifest["files"] = [file for file in manifest["files"] if (output / file["path"]).exists()]
-    names = {file["path"] for file in listed(manifest)} | {"manifest.json", "run.json"}
+    names = {file["path"] for file in listed(manifest)} | {"manifest.json", "run.json", "report.html"}
     for path in sorted(output.rglob("*")):
         if path.is_file() and (name := path.relative_to(output).as_posix()) not in names:
             manifest["files"].append({"path": name, "bytes": 0, "sha256": ""})

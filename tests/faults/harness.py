@@ -126,11 +126,11 @@ def _wait_for_group(group: int) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Path -> sha256 of all files below a folder but `run.json`, which tells times; links are followed."""
+    """Path -> sha256 of all files below a folder but `run.json` and `report.html`, which tell times; links are followed."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "run.json"
+        if path.is_file() and path.name not in ("run.json", "report.html")
     }
 
 

@@ -134,7 +134,7 @@ def digests(folder: str) -> dict[str, str]:
     return {
         name: hashlib.sha256(data).hexdigest()
         for name, data in named.items()
-        if not name.endswith("run.json") and ".beam_prep/" not in name
+        if not name.endswith(("run.json", "report.html")) and ".beam_prep/" not in name
     }
 
 

@@ -13,6 +13,7 @@ _TAKEN = {
     "latest.json",
     "manifest.json",
     "run.json",
+    "report.html",
     "features.json",
     "dataset_dict.json",
 }

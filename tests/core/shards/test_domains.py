@@ -30,6 +30,7 @@ RESERVED = [
     "tokenizer",
     "manifest.json",
     "run.json",
+    "report.html",
     "features.json",
     "dataset_dict.json",
     "shard_0000",
