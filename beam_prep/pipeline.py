@@ -21,7 +21,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
@@ -41,6 +41,7 @@ from beam_prep.stopping import Stopped, received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
@@ -393,6 +394,10 @@ class Pipeline:
             found = raised_by_worker(error)
             if claimed and not isinstance(found, (StorageError, RunError)):
                 output_at(self.output, self.staging).check_claim()  # a job that has lost it may fail in any way
+            if isinstance(found, RunError):
+                fields = ConfigView.of(self.config.canonical()).fields
+                if (advice := advice_on(self.inputs, str(found), fields)) is not None:
+                    found = RunError(f"{found}; {advice}")
             raise found from error
         finally:
             if running is not None and not here and received_signal() is not None:

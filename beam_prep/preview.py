@@ -32,6 +32,7 @@ from beam_prep.inspect.sequences import RowDisplay
 from beam_prep.readers.dataset import drawn
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
+from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
 
@@ -203,6 +204,8 @@ def _report(job: _Job, sample: Sequence[Batch]) -> Text:
     for line in lines(found, config):
         text.append(f"\n{line}".translate(VISIBLE))
     if (problem := failure(plan, config, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
+        if (advice := advice_on(job.files, problem, config.fields)) is not None:
+            problem += f"; {advice}"
         text.append(f"\na run on these would fail: {problem}".translate(VISIBLE), "bold red")
     else:
         for warning in warnings(found, config):

@@ -19,6 +19,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.reading.blocks import Readable
+from beam_prep.core.reading import foreign
 from beam_prep.core.reading.json_list import ListAsLines, is_json_file
 from beam_prep.errors import ConfigError, InputError, StorageError
 from beam_prep.storage.paths import is_local
@@ -34,7 +35,6 @@ _END_BYTES = 256 * 1024
 
 DAMAGED_SUFFIX = ".damaged"
 """Appended to the name of a damaged file, which is kept for inspection and not used."""
-_MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
@@ -161,9 +161,9 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
         listed = ObjectInfo(source.path, source.size, source.version or "", "", source.updated)
         stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
     try:
-        content = _Input(source, stream)
-        if source.compression is None:
-            _refuse_compressed(source, content, stream, start)
+        if start:
+            stream.seek(start - 1)
+        content = _Input(source, stream, from_start=start == 0)
         yield ListAsLines(content, source.path) if is_json_file(source.path) else content
         # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
@@ -186,10 +186,16 @@ def _changed(source: InputFile) -> InputError:
 
 
 class _Input:
-    """Reads a file. Its errors name the file."""
+    """Reads a file. Its errors name the file.
 
-    def __init__(self, source: InputFile, stream: Any) -> None:
+    Raises:
+        InputError: (when read) it cannot be read; it is not compressed as its ending says; it is read from its start,
+            and is certainly no JSONL.
+    """
+
+    def __init__(self, source: InputFile, stream: Any, from_start: bool) -> None:
         self._source = source
+        self._unseen = from_start
         packed = source.compression is not None and source.size > 0
         self._stream: Any = _decompressed(str(source.compression), stream) if packed else stream
 
@@ -210,6 +216,10 @@ class _Input:
                 f"{source.path!r} cannot be read as {source.compression} ({error}): "
                 "repair it, rename it, or leave it out"
             ) from None
+        if self._unseen and size > 0:
+            self._unseen = False
+            if (problem := foreign.refusal(data[: foreign.HEAD_BYTES], source.path)) is not None:
+                raise InputError(problem)
         return data
 
 
@@ -247,15 +257,6 @@ class _Bzip2:
                     raise EOFError("it ends in the middle")
             if data := self._decompressor.decompress(packed, size):
                 return data
-
-
-def _refuse_compressed(source: InputFile, content: _Input, stream: Any, start: int) -> None:
-    if start == 0:
-        head = content.read(4)
-        for magic, ending in _MAGIC.items():
-            if head.startswith(magic):
-                raise InputError(f"{source.path!r} is compressed, but its name does not end in {ending}: rename it")
-    stream.seek(max(0, start - 1))
 
 
 def read_file(path: str) -> Any:
