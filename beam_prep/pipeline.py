@@ -26,9 +26,10 @@ from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
-from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
+from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers, without_effect
 from beam_prep.running import (
     cancel,
+    counters_of,
     has_ended,
     how_made,
     job_id_of,
@@ -351,15 +352,19 @@ class Pipeline:
             yield
 
     def _run(self, options: PipelineOptions, wait: bool) -> Result:
+        ignored = without_effect(options, wait)
         runner, options, how = choose_runner(options, self.inputs, lambda: self._gate[1])
         if not worker.are_forked():  # otherwise the first worker does it
             _ = self._backend
         here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
+        for warning in ignored:
+            log.warning("warning: %s", warning)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         for warning in config_warnings:
             log.warning("%s", warning)
+        first_warnings = [*ignored, *config_warnings]
         self._choose_generation()
         self._dies = here
         self.staging.remove_older(self.staging_ttl)
@@ -367,14 +372,14 @@ class Pipeline:
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
-        watched = self.staging.local  # otherwise workers write no reports
-        progress = Progress(self.staging.path("progress"), self.inputs) if watched else contextlib.nullcontext()
+        folder = self.staging.path("progress") if self.staging.local else None  # otherwise workers write no reports
+        progress = Progress(folder, self.inputs, limited=self.config.preprocessing.max_items is not None)
         done = claimed = left = False
         running = None
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
-                about = {"how": how, "warnings": config_warnings}
+                about = {"how": how, "warnings": first_warnings}
                 self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
@@ -385,6 +390,7 @@ class Pipeline:
                 running = pipeline.run()
                 if not here:
                     self._claims.update(job=told_job(running, options))
+                    progress.ask(functools.partial(counters_of, running, options))
                 if not here and not wait:
                     left = True
                     return Result(self.output, None, False, job_id_of(running))
@@ -416,7 +422,7 @@ class Pipeline:
         result = self._result(self.output, up_to_date=False)
         run = json.loads(read_bytes(join(self.output, RUN)))
         log.info("%s", how_made(run))
-        for warning in run["warnings"][len(config_warnings) :]:
+        for warning in run["warnings"][len(first_warnings) :]:
             log.warning("warning: %s", warning)
         return result
 

@@ -18,8 +18,8 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.data.block import InputFile
-from beam_prep.core.reading.blocks import Readable
 from beam_prep.core.reading import foreign
+from beam_prep.core.reading.blocks import Readable
 from beam_prep.core.reading.json_list import ListAsLines, is_json_file
 from beam_prep.errors import ConfigError, InputError, StorageError
 from beam_prep.storage.paths import is_local
@@ -138,8 +138,20 @@ _AHEAD = 8 * 1024 * 1024
 _BEYOND = 64 * 1024
 
 
+class Position:
+    """How far a file was read.
+
+    Attributes:
+        stored: bytes, as it is stored. What a library has read ahead is among them.
+    """
+
+    stored = 0
+
+
 @contextmanager
-def open_input(source: InputFile, start: int = 0, size: int | None = None) -> Iterator[Readable]:
+def open_input(
+    source: InputFile, start: int = 0, size: int | None = None, position: Position | None = None
+) -> Iterator[Readable]:
     """A stream of a file's content, positioned one byte before `start` (at 0 for 0). Compressed files begin at 0.
 
     Args:
@@ -147,6 +159,7 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
         start: where the range begins.
         size: of the range, in bytes, if known. So much of an object is requested at a time, and a little more for
             the end of the last line.
+        position: is told of every read of a compressed file.
 
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not compressed as its ending says.
@@ -163,7 +176,7 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
     try:
         if start:
             stream.seek(start - 1)
-        content = _Input(source, stream, from_start=start == 0)
+        content = _Input(source, stream, start == 0, position)
         yield ListAsLines(content, source.path) if is_json_file(source.path) else content
         # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
@@ -193,11 +206,16 @@ class _Input:
             and is certainly no JSONL.
     """
 
-    def __init__(self, source: InputFile, stream: Any, from_start: bool) -> None:
+    def __init__(
+        self, source: InputFile, stream: Any, from_start: bool = False, position: Position | None = None
+    ) -> None:
         self._source = source
+        self._packed, self._position = stream, position
         self._unseen = from_start
         packed = source.compression is not None and source.size > 0
         self._stream: Any = _decompressed(str(source.compression), stream) if packed else stream
+        if not packed:
+            self._position = None
 
     def read(self, size: int) -> bytes:
         source = self._source
@@ -216,6 +234,8 @@ class _Input:
                 f"{source.path!r} cannot be read as {source.compression} ({error}): "
                 "repair it, rename it, or leave it out"
             ) from None
+        if self._position is not None:
+            self._position.stored = self._packed.tell()
         if self._unseen and size > 0:
             self._unseen = False
             if (problem := foreign.refusal(data[: foreign.HEAD_BYTES], source.path)) is not None:

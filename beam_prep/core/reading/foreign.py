@@ -59,7 +59,11 @@ _BINARY: tuple[tuple[bytes, str, str], ...] = (
     (b"\x93NUMPY", "a NumPy file", ""),
     (b"Obj\x01", "an Avro file", ""),
     (b"%PDF-", "a PDF document", ""),
-    (b"version https://git-lfs.github.com/spec/", "a Git LFS pointer, not the data", "in its folder, type: git lfs pull"),
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "a Git LFS pointer, not the data",
+        "in its folder, type: git lfs pull",
+    ),
 )
 """(the first bytes, what it is, advice): a Python program begins with `import`."""
 _UTF = (
@@ -68,6 +72,7 @@ _UTF = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
     (b"{\0\0\0", "UTF-32LE"),
+    (b"\0\0\0{", "UTF-32BE"),
     (b"{\0", "UTF-16LE"),
     (b"[\0", "UTF-16LE"),
     (b"\0{", "UTF-16BE"),
@@ -133,7 +138,9 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
             rows = f'row in json.load(open(sys.argv[1], encoding="utf-8"))[{json.dumps(key)}]'
             what = f"one object with its records in the list {key!r}"
             return _message(path, what, f"import json, sys; {_WRITE.format(rows=rows)}")
-        return None if is_json_file(path) or not _spans_lines(start) else _renamed(path, "objects of several lines each")
+        return (
+            None if is_json_file(path) or not _spans_lines(start) else _renamed(path, "objects of several lines each")
+        )
     if start.startswith("["):
         return None if is_json_file(path) else _renamed(path, "one JSON list")
     if ending in (".yaml", ".yml"):
@@ -145,7 +152,7 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
         program += _WRITE.format(rows=f"row in csv.DictReader({table})")
         return _message(path, "a table (TSV)" if delimiter == "\t" else "a table (CSV)", program)
     if ending in (".txt", ".md", ".rst", ".text"):
-        rows = "row in ({%s: line.strip()} for line in open(sys.argv[1]) if line.strip())" % '"text"'
+        rows = 'row in ({"text": line.strip()} for line in open(sys.argv[1]) if line.strip())'
         return _message(path, "plain text", f"import json, sys; {_WRITE.format(rows=rows)}", "with a record a line")
     return None
 
