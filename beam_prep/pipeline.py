@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -372,7 +373,11 @@ class Pipeline:
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
-        folder = self.staging.path("progress") if self.staging.local else None  # otherwise workers write no reports
+        folder = self.staging.path("progress") if self.staging.local else None
+        reports = None
+        if folder is None and here:  # workers of this machine need no store for their reports
+            reports = tempfile.TemporaryDirectory(prefix="beam_prep-progress-", ignore_cleanup_errors=True)
+            folder = reports.name
         progress = Progress(folder, self.inputs, limited=self.config.preprocessing.max_items is not None)
         done = claimed = left = False
         running = None
@@ -380,7 +385,8 @@ class Pipeline:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
                 about = {"how": how, "warnings": first_warnings}
-                self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
+                single_use = here and self.spool is None and self.staging.local
+                self.apply(pipeline, about, single_use, folder)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             self._claim(here, wait)
@@ -406,6 +412,8 @@ class Pipeline:
                     found = RunError(f"{found}; {advice}")
             raise found from error
         finally:
+            if reports is not None:
+                reports.cleanup()
             if running is not None and not here and received_signal() is not None:
                 cancel(running, options)
             if claimed and not done and not left and (here or running is None or has_ended(running)):
@@ -447,13 +455,16 @@ class Pipeline:
             log.info("%s", problem)
         return chosen
 
-    def apply(self, pipeline: beam.Pipeline, run: dict[str, Any], single_use: bool = False) -> beam.PCollection[str]:
+    def apply(
+        self, pipeline: beam.Pipeline, run: dict[str, Any], single_use: bool = False, progress: str | None = None
+    ) -> beam.PCollection[str]:
         """Adds the job's steps to a pipeline.
 
         Args:
             pipeline: the pipeline.
             run: what else `run.json` says of this run.
             single_use: see `Spool`.
+            progress: see `Shard`.
         """
         spool, config = self.spool_of_run(single_use), self.config
         return (
@@ -482,6 +493,7 @@ class Pipeline:
                 spool=spool,
                 staging=self.staging,
                 preflight=self._preflight(spool),
+                progress=progress,
                 generations=self.generations,
                 facts=self.facts,
                 run={

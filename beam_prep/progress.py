@@ -223,6 +223,7 @@ class Progress:
         self._limited = limited
         self._clock = clock
         self._ask: Ask | None = None
+        self._console: Any = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="beam_prep-progress")
         self._began: dict[Phase, float] = {"tokenise": clock()}
@@ -237,6 +238,9 @@ class Progress:
     ) -> None:
         self._stop.set()
         self._thread.join(_UNTIL_ENDED)
+        if self._thread.is_alive() and self._console is not None:
+            with contextlib.suppress(OSError):
+                self._console.show_cursor(True)
 
     def ask(self, how: Ask) -> None:
         """Gives a way to ask the runner. It is used where nothing is reported."""
@@ -338,7 +342,8 @@ class Progress:
             BarColumn(20),
             TextColumn("{task.description}"),
         )
-        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        self._console = Console(stderr=True)
+        with Bars(*columns, console=self._console, transient=True) as bars:
             shown: dict[Phase, Any] = {}
             while True:
                 state = self.state()

@@ -1,25 +1,32 @@
 """Progress is right about what is done and what is left, and never disturbs a run."""
 
+import bz2
 import gzip
 import json
 import logging
 import os
 import pty
+import random
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import apache_beam as beam
+import pyarrow as pa
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import beam_prep as bp
 from beam_prep import progress
 from beam_prep.core.data.block import InputFile
 from beam_prep.progress import Counts, Progress, Reports, lasting, report_block, reported, reported_rows
+from beam_prep.running import counters_of
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import pack_files, read_split, split_files
 from tests.conftest import ROOT, tree
@@ -188,11 +195,6 @@ def test_times_are_rounded_as_a_whole(seconds: float, words: str) -> None:
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.json.gz", "x.jsonl.zst", "x.jsonl.bz2"])
 def test_compressed_bytes_are_counted_as_they_are_read(name: str, folder: Path) -> None:
-    import bz2
-    import random
-
-    import pyarrow as pa
-
     drawn = random.Random(5)
     rows = [json.dumps({"text": "".join(drawn.choices("abcdefgh ", k=900))}) for _ in range(3000)]
     text = ("[" + ",".join(rows) + "]" if ".json." in name else "\n".join(rows)).encode()
@@ -328,16 +330,51 @@ def test_outputs_do_not_depend_on_progress(folder: Path, run: Callable[..., Any]
     assert tree(first.output) == tree(run(config, data, name="b").output)
 
 
-def test_counters_of_a_job_are_summed_by_name() -> None:
-    from apache_beam.options.pipeline_options import PipelineOptions
+def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
+    config = bp.PipelineConfig.from_json(str(ROOT / "configs/sft_conversation.json"))
+    tokenizer = bp.Tokenizer.load(str(ROOT / "examples/tokenizer"))
+    pipeline = beam.Pipeline("FnApiRunner")
+    blocks = pipeline | bp.ReadJSONL([SAMPLE[0]]) | bp.Prepare(config, tokenizer)
+    _ = blocks | bp.Shard(str(folder / "out"), tokenizer=tokenizer)
+    job = pipeline.run()
+    totals = json.loads((folder / "out/manifest.json").read_text())["totals"]
+    assert counters_of(job, PipelineOptions([])) == {
+        "stored": Path(SAMPLE[0]).stat().st_size,
+        "lines": 260,
+        "rejected": 0,
+        "tokens": totals["tokens"]["input_ids"],
+    }
 
-    from beam_prep.running import counters_of
 
-    def result(name: str, committed: int | None, attempted: int) -> Any:
-        metric = SimpleNamespace(metric=SimpleNamespace(name=name))
-        return SimpleNamespace(key=metric, committed=committed, attempted=attempted)
+def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks() -> None:
+    jobs = [
+        {"name": "beamprep-1", "state": "FINISHED", "tasks": {"total": 9, "finished": 9}},
+        {"name": "beamprep-1", "state": "RUNNING", "tasks": {"total": 9, "finished": 4}},
+        {"name": "another", "state": "RUNNING", "tasks": {"total": 5, "finished": 5}},
+    ]
 
-    found = [result("stored", 5, 9), result("stored", None, 2), result("lines", 1, 1), result("kept", 7, 7)]
-    job = SimpleNamespace(metrics=lambda: SimpleNamespace(query=lambda wanted: {"counters": found}))
-    assert counters_of(job, PipelineOptions([])) == {"stored": 7, "lines": 1}
-    assert counters_of(SimpleNamespace(), PipelineOptions([])) == {}
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/jobs/overview" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"jobs": jobs}).encode())
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    class Job:
+        """A job of Beam's job server, which answers no question about metrics before its end."""
+
+        job_id = "beamprep-1_0c2f"
+
+        def metrics(self) -> None:
+            raise NotImplementedError
+
+    with HTTPServer(("localhost", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master=localhost:{server.server_port}"])
+        assert counters_of(Job(), options) == {"tasks": 9, "tasks_done": 4}
+        jobs.clear()
+        assert counters_of(Job(), options) == {}
+        server.shutdown()
+    assert counters_of(Job(), options) == {}  # it does not answer any more

@@ -257,6 +257,7 @@ class Shard(beam.PTransform):
             launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
         generations: the output is a generation, `OUT/<name>`, and this many are kept.
         preflight: stops the run early where the disks lack room; for launchers.
+        progress: the folder of the workers' reports; for launchers.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 
@@ -293,6 +294,7 @@ class Shard(beam.PTransform):
     spool: Spool | None = None
     staging: Staging | None = None
     preflight: Preflight | None = None
+    progress: str | None = None
     generations: int | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -337,7 +339,6 @@ class Shard(beam.PTransform):
             launched=launched,
             generations=self.generations,
         )
-        self.progress = self.staging.path("progress") if launched and self.staging.local else None
         if problem := self.publisher.refusal():
             raise OutputError(problem)
 
