@@ -128,6 +128,7 @@ FORMATS: dict[str, tuple[Callable[[], bytes], str, str, str | None]] = {
     "x.parquet": (parquet, "is a Parquet file", ALIKE, "x.jsonl"),
     "parquet.jsonl": (parquet, "is a Parquet file", ALIKE, "parquet.converted.jsonl"),
     "it's.parquet": (parquet, "is a Parquet file", ALIKE, "it's.jsonl"),
+    "odd\n\x1b[31m'\\.parquet": (parquet, "is a Parquet file", ALIKE, "odd\n\x1b[31m'\\.jsonl"),
     "x.parquet.gz": (
         lambda: gzip.compress(parquet()),
         "holds a Parquet file",
@@ -245,6 +246,7 @@ def test_a_format_is_named_with_the_command_that_makes_jsonl_of_it(name: str, ca
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"{name!r} {what}" in said
     assert then in said
+    assert said.isprintable()
     if made is not None:
         command = re.split(r": (?=python |gzip |iconv |mv |tar |xz )", said)[-1]
         command = command.replace("python -c", f"{shlex.quote(sys.executable)} -c").replace(" TABLE ", " pairs ")

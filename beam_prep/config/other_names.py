@@ -25,7 +25,6 @@ _IN_CONFIG = {
     # TRL
     "max_length": _SEQUENCE,
     "max_seq_length": _SEQUENCE,
-    "max_prompt_length": _SEQUENCE,
     "packing": _PACKING,
     "padding_free": _PACKING,
     "assistant_only_loss": 'mask ({"assistant": "train"})',

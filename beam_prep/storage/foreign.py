@@ -21,7 +21,7 @@ def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]
     """
     for source in sorted(inputs, key=lambda source: source.path not in problem)[:_FILES]:
         try:
-            with open_input(source) as stream:
+            with open_input(source, size=GUESS_BYTES) as stream:
                 head = read_up_to(stream, GUESS_BYTES)
         except (InputError, StorageError):
             continue  # the problem says more

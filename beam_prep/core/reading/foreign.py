@@ -97,7 +97,7 @@ def refusal(head: bytes, path: str) -> str | None:
         if head.startswith(magic) and compressed:
             return f"{path!r} is compressed twice: type {_unpacked(path)[1]}, and name what it makes with {ending}"
         if head.startswith(magic):
-            command = f"mv {shlex.quote(path)} {shlex.quote(path + ending)}"
+            command = f"mv {_quoted(path)} {_quoted(path + ending)}"
             return f"{path!r} is compressed, but its name does not end in {ending}: rename it: {command}"
     for magic, what, advice in _BINARY:
         if head.startswith(magic):
@@ -166,7 +166,7 @@ def not_utf8(head: bytes, path: str) -> str | None:
             return None
         what = f"no UTF-8 (byte {error.start}); if it is Windows-1252, type"
         unpacked, before = _unpacked(path)
-        names = f"{shlex.quote(unpacked)} > {shlex.quote(_made(unpacked))}"
+        names = f"{_quoted(unpacked)} > {_quoted(_made(unpacked))}"
         return f"{path!r} is {what}: {before and before + ' && '}iconv -f WINDOWS-1252 -t UTF-8 {names}"
     return None
 
@@ -176,7 +176,7 @@ def _message(path: str, what: str, advice: str, wanted: str = "") -> str:
     unpacked, before = _unpacked(path)
     if "://" in path:
         unpacked = unpacked.rpartition("/")[2]
-    names = {"path": shlex.quote(unpacked), "made": shlex.quote(_made(unpacked))}
+    names = {"path": _quoted(unpacked), "made": _quoted(_made(unpacked))}
     if advice.startswith("import "):
         table = " TABLE" if advice == _SQLITE else ""
         first = "copy it to this disk, and type" if "://" in path else "type"
@@ -192,13 +192,24 @@ def _message(path: str, what: str, advice: str, wanted: str = "") -> str:
     return f"{path!r} {'holds' if before else 'is'} {what}, wanted JSONL{wanted and ' ' + wanted}: {advice}"
 
 
+def _quoted(path: str) -> str:
+    """A path for a shell; what is not printable is escaped, as it would change the terminal."""
+    if path.isprintable():
+        return shlex.quote(path)
+    escaped = (
+        each if each.isprintable() and each not in "\\'" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
+        for each in path
+    )
+    return f"$'{''.join(escaped)}'"
+
+
 def _unpacked(path: str) -> tuple[str, str]:
     """(name of the decompressed file, the command that makes it); of a file that is not compressed, (name, "")."""
     stem, ending = os.path.splitext(path)
     command = _ENDINGS.get(ending.lower())
     if command is None:
         return path, ""
-    return stem, f"{command} {shlex.quote(path.rpartition('/')[2] if '://' in path else path)}"
+    return stem, f"{command} {_quoted(path.rpartition('/')[2] if '://' in path else path)}"
 
 
 def _made(path: str) -> str:
@@ -213,7 +224,7 @@ def _renamed(path: str, what: str) -> str:
     if packed.lower() not in _ENDINGS:
         stem, packed = path, ""
     name = f"{os.path.splitext(stem)[0]}.json{packed}"
-    return f"{path!r} is {what}, which is read from a .json file: type: mv {shlex.quote(path)} {shlex.quote(name)}"
+    return f"{path!r} is {what}, which is read from a .json file: type: mv {_quoted(path)} {_quoted(name)}"
 
 
 def _spans_lines(text: str) -> bool:
