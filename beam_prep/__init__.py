@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from beam_prep._version import __version__ as __version__
+from beam_prep.patches import quiet_import
 
 if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
@@ -100,7 +101,8 @@ __all__ = sorted(_PUBLIC)
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'beam_prep' has no attribute {name!r}")
-    module = importlib.import_module(f"beam_prep.{_PUBLIC[name]}")
+    with quiet_import():
+        module = importlib.import_module(f"beam_prep.{_PUBLIC[name]}")
     if name == "testing":
         return module
     value = getattr(module, "open_dataset" if name == "open" else name)

@@ -45,8 +45,19 @@ examples:
 """
 
 
+class _UsageError(Exception):
+    """The command line cannot be understood."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are raised, so that they take one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
+    parser = _Parser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"beam-prep {beam_prep.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
@@ -57,7 +68,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_arguments(run)
-    run.set_defaults(parser=run)
     replay = commands.add_parser(
         "replay",
         help="run the rejected records of an output again, after a mended config, template or tokenizer",
@@ -161,15 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command's arguments; None means those of this process.
     """
-    parser = _parser()
-    words = sys.argv[1:] if arguments is None else arguments
-    given, beam_options = parser.parse_known_args(
-        options.normalise_flags(words) if list(words[:1]) in (["run"], ["replay"]) else words
-    )
-    if beam_options and given.command not in ("run", "replay", "verify", "gc", "report"):
-        parser.error(f"unknown arguments: {' '.join(beam_options)}")
-    if given.command == "run" and (problem := options.complete(given)):
-        given.parser.error(problem)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        given, beam_options = _parsed(words)
+    except _UsageError as error:
+        name = f"beam-prep {words[0]}" if words[:1] and words[0] in _COMMANDS else "beam-prep"
+        print(f"{name}: {error} ({name} --help says more)", file=sys.stderr)
+        return 2
     _set_up_log(getattr(given, "verbose", False))
     if arguments is None:
         worker.own_program()
@@ -189,6 +197,93 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"beam-prep: {found}", file=sys.stderr)
             return found.exit_code
         raise
+
+
+def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The command's arguments, and those that may be Beam's.
+
+    Raises:
+        _UsageError: what is wrong, and the option that may be meant.
+    """
+    parser = _parser()
+    if words[:1] in (["run"], ["replay"]):
+        words = options.normalise_flags(words)
+    try:
+        given, others = parser.parse_known_args(words)
+    except _UsageError as error:
+        command = words[0] if words else ""
+        if command in _COMMANDS and (problem := _unknown_option(command, words[1:])):
+            raise _UsageError(problem) from None  # it is why another one is missing
+        if words and command not in _COMMANDS and not command.startswith("-"):
+            close = difflib.get_close_matches(command, _COMMANDS, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise _UsageError(f"unknown command {command!r}; {hint}commands: {', '.join(_COMMANDS)}") from None
+        raise error
+    if others and given.command not in _TAKE_BEAM_OPTIONS:
+        raise _UsageError(_unknown_option(given.command, others) or f"unknown argument {others[0]!r}")
+    if given.command == "run" and (problem := options.complete(given)):
+        raise _UsageError(problem)
+    return given, others
+
+
+def _options_of(command: str) -> list[str]:
+    """The options of a command: `-o`, `--output_dir` ..."""
+    parts = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return [name for action in parts.choices[command]._actions for name in action.option_strings]
+
+
+def _unknown_option(command: str, words: Sequence[str]) -> str | None:
+    """What is wrong with the first option that neither a command nor Beam knows, or None."""
+    ours = _options_of(command)
+    names = [word.partition("=")[0] for word in words if re.match(r"--[A-Za-z]|-[A-Za-z]$", word)]
+    unknown = [name for name in names if name not in ours]
+    beams: list[str] = []
+    if unknown and command in _TAKE_BEAM_OPTIONS:
+        beams = [name for action in _options_of_beam()._actions for name in action.option_strings]
+        unknown = [name for name in unknown if name not in beams]
+    if not unknown:
+        return None
+    neither = ", neither ours nor Beam's" if beams else ""
+    return f"unknown option {unknown[0]!r}{neither}{_meant(command, unknown[0], ours, beams)}"
+
+
+def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -> str:
+    """The option or field of a config that may be meant by a name."""
+    word = name.lstrip("-").replace("-", "_").lower()
+    known = [*ours, *beams]
+    for other, aliases in options.OTHER_NAMES.items():
+        if word in aliases.split() and f"--{other}" in known:
+            return f"; did you mean --{other}?"
+    if command in ("run", "replay", "inspect") and (place := _place_in_config(word)) is not None:
+        return f"; it is set in the config: {place}"
+    if f"--{word}" in known:
+        return f"; did you mean --{word}?"
+    if elsewhere := [each for each in _COMMANDS if f"--{word}" in _options_of(each)]:
+        return f"; it is an option of {' and '.join(elsewhere)}"
+    near = difflib.get_close_matches(f"--{word}", ours, 1) or difflib.get_close_matches(f"--{word}", beams, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _place_in_config(word: str) -> str | None:
+    """Where a config has a setting, by its name or by that of another tool; None if it has none."""
+    from beam_prep.config import PipelineConfig
+    from beam_prep.config.other_names import place_of
+
+    for part, field in PipelineConfig.model_fields.items():
+        if word in getattr(field.annotation, "model_fields", ()):
+            return f"{part}.{word}"
+    return place_of(word)
+
+
+def _options_of_beam() -> argparse.ArgumentParser:
+    _import_beam()
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    importlib.import_module("beam_prep.runners")  # Flink's
+    known = _Parser(add_help=False, allow_abbrev=False)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(known)
+    return known
 
 
 def _end(command: str, number: int) -> NoReturn:
@@ -238,9 +333,10 @@ def _without_collections() -> Iterator[None]:
 
 
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _say_that_it_begins(given)
     with _without_collections():
         _import_beam()
-        if problem := unknown_beam_options(beam_options):
+        if problem := unknown_beam_options(beam_options, "run"):
             print(f"beam-prep run: {problem}", file=sys.stderr)
             return 2
         from beam_prep.config import PipelineConfig
@@ -264,10 +360,17 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
+def _say_that_it_begins(given: argparse.Namespace) -> None:
+    """The first sign of life: the imports and a tokenizer take seconds, and more on a cold disk."""
+    tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
+    logging.getLogger("beam_prep").info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
+
+
 def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _say_that_it_begins(given)
     with _without_collections():
         _import_beam()
-        if problem := unknown_beam_options(beam_options):
+        if problem := unknown_beam_options(beam_options, "replay"):
             print(f"beam-prep replay: {problem}", file=sys.stderr)
             return 2
         from beam_prep.config import PipelineConfig
@@ -294,26 +397,22 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def unknown_beam_options(beam_options: Sequence[str]) -> str | None:
-    """What is wrong with options that are not ours, or None. Beam only logs a misspelt option, and ignores it."""
+def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> str | None:
+    """What is wrong with options that are not ours, or None. Beam only logs a misspelt option, and ignores it.
+
+    Args:
+        beam_options: those that the command does not know.
+        command: the command.
+    """
     if not beam_options:
         return None
-    _import_beam()
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    importlib.import_module("beam_prep.runners")  # Flink's
-    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for group in PipelineOptions.__subclasses__():
-        group._add_argparse_args(known)
-    _, unknown = known.parse_known_args(list(beam_options))
-    if not unknown:
-        return None
-    ours = argparse.ArgumentParser(add_help=False)
-    options.add_arguments(ours)
-    names = [name for parser in (known, ours) for action in parser._actions for name in action.option_strings]
-    close = difflib.get_close_matches(unknown[0].split("=")[0], names, 1)
-    hint = f"; did you mean {close[0]}?" if close else "; beam-prep run --help lists ours"
-    return f"unknown argument {unknown[0]!r}, neither ours nor Beam's{hint}"
+    if problem := _unknown_option(command, beam_options):
+        return problem
+    try:
+        _, unknown = _options_of_beam().parse_known_args(list(beam_options))
+    except _UsageError as error:
+        return str(error)
+    return f"unknown argument {unknown[0]!r}" if unknown else None
 
 
 def summary(output: str, manifest: dict[str, Any]) -> str:
@@ -432,7 +531,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.verify.files import LocalFiles, OutputFiles
     from beam_prep.verify.output import numbers, problems
 
-    if problem := unknown_beam_options(beam_options):
+    if problem := unknown_beam_options(beam_options, "verify"):
         print(f"beam-prep verify: {problem}", file=sys.stderr)
         return 2
     found: dict[str, Any] = {"output": given.output}
@@ -471,6 +570,8 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
         return bool(wrong)
     for problem in wrong:
         print(problem, file=sys.stderr)
+    if wrong and "://" not in given.output and not os.path.isdir(given.output):
+        return 1  # there is no manifest that it could differ from
     if wrong:
         count = _counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
@@ -493,7 +594,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.storage.stores.reader import read_bytes
     from beam_prep.storage.tokenizers import load_tokenizer
 
-    if problem := unknown_beam_options(beam_options):
+    if problem := unknown_beam_options(beam_options, "report"):
         print(f"beam-prep report: {problem}", file=sys.stderr)
         return 2
     target = given.to
@@ -525,7 +626,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
-    if problem := unknown_beam_options(beam_options):
+    if problem := unknown_beam_options(beam_options, "gc"):
         print(f"beam-prep gc: {problem}", file=sys.stderr)
         return 2
     _import_beam()
@@ -552,6 +653,7 @@ _COMMANDS = {
     "presets": _presets,
     "schema": _schema,
 }
+_TAKE_BEAM_OPTIONS = ("run", "replay", "verify", "gc", "report")
 
 
 if __name__ == "__main__":

@@ -355,6 +355,25 @@ OPTIONS = (
 """All options of `beam-prep run`."""
 
 
+OTHER_NAMES = {
+    "tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
+    "model_path model_name_or_path",
+    "output_dir": "out output output_path output_folder out_dir save_path save_to dest",
+    "inputs": "in input input_path input_file input_files input_dir data data_path data_files dataset train_file files",
+    "config": "cfg conf config_file config_path",
+    "overwrite": "force f replace overwrite_output_dir overwrite_cache",
+    "verbose": "v debug log_level",
+    "spool": "cache cache_dir spool_dir",
+    "staging": "tmp temp tmp_dir temp_dir staging_dir",
+    "direct_num_workers": "workers jobs j n_jobs nproc num_proc num_processes processes num_cpus cpus threads "
+    "preprocessing_num_workers dataset_num_proc",
+    "dry_run": "dry n dryrun",
+    "max_drop_rate": "max_drops drop_rate",
+    "max_reject_rate": "max_rejects reject_rate max_error_rate",
+}
+"""Options -> names that they have in other programs, and short ones."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
     inputs_help = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"

@@ -2,17 +2,19 @@
 
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
+* `quiet_import`, while a public name is imported;
 * `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam;
 * `fail_requests`, there, too: ends requests to a worker process that is no more.
 
-The first two are undone at the end of their `with`. Importing beam_prep, or running a chain in a pipeline of your own,
-changes nothing. Each function says why it is needed, and until when: written for Beam 2.77, to be looked at with every
-new version.
+The first three are undone at the end of their `with`. Importing beam_prep, or running a chain in a pipeline of your
+own, changes nothing. Each function says why it is needed, and until when: written for Beam 2.77, to be looked at with
+every new version.
 """
 
 import contextlib
 import functools
 import importlib.abc
+import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +65,25 @@ def without_unused_libraries() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """The warnings that Beam logs while it is imported are dropped.
+
+    Why: it warns of every cloud extra that is not installed ("apitools not found ..."), and no job of ours needs one.
+    Until: Beam warns when an extra is used.
+    """
+    root = logging.getLogger()
+    root.addFilter(_not_of_beam)
+    try:
+        yield
+    finally:
+        root.removeFilter(_not_of_beam)
+
+
+def _not_of_beam(record: logging.LogRecord) -> bool:
+    return "apache_beam" not in record.pathname
 
 
 def register_environment(urn: str, environment: Any, handler: Any) -> None:

@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +22,15 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates, how_made
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
-from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers
+from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers, without_effect
 from beam_prep.running import (
     cancel,
+    counters_of,
     has_ended,
     job_id_of,
     quiet_beam,
@@ -40,6 +42,7 @@ from beam_prep.stopping import Stopped, received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
@@ -349,15 +352,19 @@ class Pipeline:
             yield
 
     def _run(self, options: PipelineOptions, wait: bool) -> Result:
+        ignored = without_effect(options, wait)
         runner, options, how = choose_runner(options, self.inputs, lambda: self._gate[1])
         if not worker.are_forked():  # otherwise the first worker does it
             _ = self._backend
         here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
+        for warning in ignored:
+            log.warning("warning: %s", warning)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         for warning in config_warnings:
             log.warning("%s", warning)
+        first_warnings = [*ignored, *config_warnings]
         self._choose_generation()
         self._dies = here
         self.staging.remove_older(self.staging_ttl)
@@ -365,15 +372,20 @@ class Pipeline:
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
-        watched = self.staging.local  # otherwise workers write no reports
-        progress = Progress(self.staging.path("progress"), self.inputs) if watched else contextlib.nullcontext()
+        folder = self.staging.path("progress") if self.staging.local else None
+        reports = None
+        if folder is None and here:  # workers of this machine need no store for their reports
+            reports = tempfile.TemporaryDirectory(prefix="beam_prep-progress-", ignore_cleanup_errors=True)
+            folder = reports.name
+        progress = Progress(folder, self.inputs, limited=self.config.preprocessing.max_items is not None)
         done = claimed = left = False
         running = None
         try:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
-                about = {"how": how, "warnings": config_warnings}
-                self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
+                about = {"how": how, "warnings": first_warnings}
+                single_use = here and self.spool is None and self.staging.local
+                self.apply(pipeline, about, single_use, folder)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             self._claim(here, wait)
@@ -383,6 +395,7 @@ class Pipeline:
                 running = pipeline.run()
                 if not here:
                     self._claims.update(job=told_job(running, options))
+                    progress.ask(functools.partial(counters_of, running, options))
                 if not here and not wait:
                     left = True
                     return Result(self.output, None, False, job_id_of(running))
@@ -392,8 +405,14 @@ class Pipeline:
             found = raised_by_worker(error)
             if claimed and not isinstance(found, (StorageError, RunError)):
                 output_at(self.output, self.staging).check_claim()  # a job that has lost it may fail in any way
+            if isinstance(found, RunError):
+                fields = ConfigView.of(self.config.canonical()).fields
+                if (advice := advice_on(self.inputs, str(found), fields)) is not None:
+                    found = RunError(f"{found}; {advice}")
             raise found from error
         finally:
+            if reports is not None:
+                reports.cleanup()
             if running is not None and not here and received_signal() is not None:
                 cancel(running, options)
             if claimed and not done and not left and (here or running is None or has_ended(running)):
@@ -410,7 +429,7 @@ class Pipeline:
         result = self._result(self.output, up_to_date=False)
         run = json.loads(read_bytes(join(self.output, RUN)))
         log.info("%s", how_made(run))
-        for warning in run["warnings"][len(config_warnings) :]:
+        for warning in run["warnings"][len(first_warnings) :]:
             log.warning("warning: %s", warning)
         return result
 
@@ -435,13 +454,16 @@ class Pipeline:
             log.info("%s", problem)
         return chosen
 
-    def apply(self, pipeline: beam.Pipeline, run: dict[str, Any], single_use: bool = False) -> beam.PCollection[str]:
+    def apply(
+        self, pipeline: beam.Pipeline, run: dict[str, Any], single_use: bool = False, progress: str | None = None
+    ) -> beam.PCollection[str]:
         """Adds the job's steps to a pipeline.
 
         Args:
             pipeline: the pipeline.
             run: what else `run.json` says of this run.
             single_use: see `Spool`.
+            progress: see `Shard`.
         """
         spool, config = self.spool_of_run(single_use), self.config
         return (
@@ -470,6 +492,7 @@ class Pipeline:
                 spool=spool,
                 staging=self.staging,
                 preflight=self._preflight(spool),
+                progress=progress,
                 generations=self.generations,
                 facts=self.facts,
                 run={

@@ -38,6 +38,7 @@ from beam_prep.inspect.sequences import RowDisplay, role_key
 from beam_prep.inspect.text import percent
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
+from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.mask import BuildMask
@@ -380,6 +381,8 @@ def _report(job: _Job, sample: Sequence[Batch]) -> Text:
     for line in lines(found, config):
         text.append(f"\n{line}".translate(VISIBLE))
     if (problem := failure(plan, config, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
+        if (advice := advice_on(job.files, problem, config.fields)) is not None:
+            problem += f"; {advice}"
         text.append(f"\na run on these would fail: {problem}".translate(VISIBLE), "bold red")
     else:
         for warning in warnings(found, config):

@@ -1,4 +1,8 @@
-"""Progress of a run: a bar in a terminal, plain lines in a log."""
+"""Progress of a run: bars in a terminal, plain lines in a log.
+
+Workers append a short line to a report for each block, and while they write shards; the launcher reads what is new in
+them. A runner whose workers share no folder with the launcher is asked for the job's counters instead.
+"""
 
 import contextlib
 import logging
@@ -7,83 +11,44 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Literal
 
 from beam_prep.core.data.block import InputFile
 
 log = logging.getLogger("beam_prep")
 
-_EVERY_TERMINAL, _EVERY_LOG = 0.5, 15.0
+_EVERY_TERMINAL, _EVERY_LOG, _FIRST_LOG = 0.5, 30.0, 5.0
+_EVERY_SHARD = 0.25
+"""Seconds between two lines of a worker that writes a shard."""
+_WINDOW = 60.0
+"""Seconds over which the pace is measured."""
+_UNTIL_ENDED = 2.0
+"""Seconds that the end of a run waits for a terminal that does not take its output."""
 
-
-class Progress:
-    """Shows what the workers report while a run lasts, one line for each block. A context manager.
-
-    Args:
-        folder: the folder of the workers' reports.
-        inputs: the sum of their sizes is the goal, unless one is compressed.
-    """
-
-    def __init__(self, folder: str, inputs: Sequence[InputFile]) -> None:
-        self._folder = Path(folder)
-        plain = all(file.compression is None for file in inputs)
-        self._goal = sum(file.size for file in inputs) if plain else None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._started = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def counts(self) -> tuple[int, int, int]:
-        """(bytes, lines, rejects) of the blocks that are done."""
-        done = reported(str(self._folder))
-        return done.bytes, done.lines, done.rejects
-
-    def _watch(self) -> None:
-        if sys.stderr.isatty():
-            self._watch_terminal()
-        else:
-            while not self._stop.wait(_EVERY_LOG):
-                log.info("%s", self._line())
-
-    def _line(self) -> str:
-        size, lines, rejects = self.counts()
-        goal = f" of {self._goal / 1e6:,.0f}" if self._goal is not None else ""
-        rate = size / 1e6 / max(time.monotonic() - self._started, 0.001)
-        return f"{size / 1e6:,.0f}{goal} MB read, {lines:,} records, {rate:.1f} MB/s, {rejects:,} rejects"
-
-    def _watch_terminal(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bar
-
-        columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("reading", total=self._goal)
-            while not self._stop.wait(_EVERY_TERMINAL):
-                bar.update(task, completed=self.counts()[0], description=self._line())
+Phase = Literal["tokenise", "plan", "write"]
+PHASES: tuple[Phase, ...] = ("tokenise", "plan", "write")
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was done to blocks: to one, or to all that were reported.
+    """What was done: to one block, or in all that was reported.
 
     Attributes:
-        bytes, lines, rejects: of the input.
+        bytes, lines, rejects: of the input's content.
         blocks_made, bytes_made: those that were not in the spool already.
         spooled: bytes written to the spool.
         output_ratio: bytes of output for each byte in the spool; 0: not known.
+        stored: bytes of the input as it is stored, compressed or not.
+        tokens: of kept records.
+        trained, maybe_trained: trained tokens, and all tokens, of the blocks that were made and have a mask.
+        planned: rows that are to be written; known when there is a plan.
+        written: rows that are written.
+        plans: 1 when the plan begins.
     """
 
     bytes: int = 0
@@ -93,6 +58,34 @@ class Counts:
     bytes_made: int = 0
     spooled: int = 0
     output_ratio: float = 0.0
+    stored: int = 0
+    tokens: int = 0
+    trained: int = 0
+    maybe_trained: int = 0
+    planned: int = 0
+    written: int = 0
+    plans: int = 0
+
+    def line(self) -> str:
+        """As a line of a report."""
+        return " ".join(str(getattr(self, name)) for name in _NAMES)
+
+    def add(self, line: str) -> None:
+        """Adds a line of a report. Of ratios, the smallest counts; of plans, one."""
+        words = line.split()
+        if len(words) != len(_NAMES):
+            return
+        for name, word in zip(_NAMES, words, strict=True):
+            now = getattr(self, name)
+            if name == "output_ratio":
+                self.output_ratio = min(filter(None, (now, float(word))), default=0.0)
+            elif name in ("planned", "plans"):  # an engine may repeat the step
+                setattr(self, name, max(now, int(word)))
+            else:
+                setattr(self, name, now + int(word))
+
+
+_NAMES = tuple(field.name for field in fields(Counts))
 
 
 def report_block(folder: str, done: Counts) -> None:
@@ -100,18 +93,274 @@ def report_block(folder: str, done: Counts) -> None:
     # A late retry may come when the launcher has removed the folder; or the launcher is on another machine.
     name = f"{platform.node()}-{os.getpid()}"
     with contextlib.suppress(OSError), open(os.path.join(folder, name), "a") as file:
-        file.write(" ".join(map(str, astuple(done))) + "\n")
+        file.write(done.line() + "\n")
+
+
+@contextlib.contextmanager
+def reported_rows(folder: str | None) -> Iterator[Callable[[int], None]]:
+    """Gives a function that is told of rows as they are written, and reports them a few times a second."""
+    pending, last = 0, time.monotonic()
+
+    def tell(rows: int) -> None:
+        nonlocal pending, last
+        pending += rows
+        if folder is not None and pending and time.monotonic() - last > _EVERY_SHARD:
+            report_block(folder, Counts(written=pending))
+            pending, last = 0, time.monotonic()
+
+    yield tell
+    if folder is not None and pending:
+        report_block(folder, Counts(written=pending))
+
+
+class Reports:
+    """The reports of all workers. Each look reads only what is new."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._read: dict[str, int] = {}
+        self._sums = Counts()
+
+    def counts(self) -> Counts:
+        """The sums of all lines."""
+        with contextlib.suppress(OSError):  # the folder is removed at the end
+            for path in sorted(self._folder.glob("*")):
+                self._read_more(path)
+        return self._sums
+
+    def _read_more(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            file.seek(self._read.get(path.name, 0))
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
+        self._read[path.name] = self._read.get(path.name, 0) + len(data)
+        for line in data.decode("ascii", "replace").splitlines():
+            with contextlib.suppress(ValueError):
+                self._sums.add(line)
 
 
 def reported(folder: str) -> Counts:
-    """The sums of all reports; of ratios, the smallest."""
-    total, ratios = [0] * 6, list[float]()
-    for path in Path(folder).glob("*"):
-        for line in path.read_text().splitlines():
-            fields = line.split()
-            if len(fields) == len(total) + 1:  # the last line may be incomplete
-                total = [one + int(other) for one, other in zip(total, fields[:-1], strict=True)]
-                ratios += [float(fields[-1])] if float(fields[-1]) else []
-    found = Counts(*total)
-    found.output_ratio = min(ratios, default=0.0)
-    return found
+    """The sums of all reports."""
+    return Reports(folder).counts()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a run is, from what was reported.
+
+    Attributes:
+        phase: what is done now.
+        done, goal: of the phase: bytes of the input as it is stored, or rows. No goal: not known.
+        words: what is said of it, without the time that is left.
+        left: seconds until the phase ends, if it goes on as it went in the last minute; None: not known.
+    """
+
+    phase: Phase
+    done: int
+    goal: int | None
+    words: str
+    left: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """0 to 1; None: not known."""
+        return min(self.done / self.goal, 1.0) if self.goal else None
+
+    def line(self) -> str:
+        """All of it, as a line."""
+        share = "" if self.share is None else f" {self.share:.0%}"
+        left = "" if self.left is None else f", about {lasting(self.left)} left"
+        return f"{self.phase}{share}: {self.words}{left}"
+
+
+def lasting(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> lasting(42.4), lasting(205), lasting(7320)
+    ('42 s', '3 min 25 s', '2 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def short(count: float) -> str:
+    """A number with a unit that can be read at a glance.
+
+    >>> short(812), short(45_300), short(1_260_000)
+    ('812', '45.3k', '1.3M')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count:.0f}"
+
+
+Ask = Callable[[], Mapping[str, int]]
+"""Asks a runner for the job's counters: `stored`, `lines`, `rejected`, `tokens`; also `tasks`, and `tasks_done`."""
+
+
+class Progress:
+    """Shows what the workers report while a run lasts. A context manager. No error of it fails the run.
+
+    Args:
+        folder: the folder of the workers' reports; None: it is not on this machine.
+        inputs: the sum of their sizes, as they are stored, is the goal.
+        limited: the output may end before the input does.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        inputs: Sequence[InputFile],
+        limited: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reports = None if folder is None else Reports(folder)
+        self._goal = sum(file.size for file in inputs)
+        self._limited = limited
+        self._clock = clock
+        self._ask: Ask | None = None
+        self._console: Any = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="beam_prep-progress")
+        self._began: dict[Phase, float] = {"tokenise": clock()}
+        self._seen: dict[Phase, deque[tuple[float, int]]] = {}
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(_UNTIL_ENDED)
+        if self._thread.is_alive() and self._console is not None:
+            with contextlib.suppress(OSError):
+                self._console.show_cursor(True)
+
+    def ask(self, how: Ask) -> None:
+        """Gives a way to ask the runner. It is used where nothing is reported."""
+        self._ask = how
+
+    def state(self) -> State:
+        """How far the run is now."""
+        counts = Counts() if self._reports is None else self._reports.counts()
+        tasks: tuple[int, int] | None = None
+        if self._ask is not None and not counts.bytes:
+            asked = self._ask()
+            counts.stored, counts.lines = asked.get("stored", 0), asked.get("lines", 0)
+            counts.rejects, counts.tokens = asked.get("rejected", 0), asked.get("tokens", 0)
+            tasks = (asked["tasks_done"], asked["tasks"]) if asked.get("tasks") else None
+            counts.plans = int(0 < self._goal <= counts.stored)  # no counter tells of what follows
+        phase: Phase = "tokenise"
+        if counts.plans:
+            phase = "write" if counts.planned else "plan"
+        now = self._clock()
+        elapsed = now - self._began.setdefault(phase, now)
+        if phase == "tokenise":
+            goal = None if self._limited or (not counts.stored and self._ask is not None) else self._goal
+            done, words = counts.stored, self._of_tokenising(counts, elapsed, tasks)
+        elif phase == "plan":
+            done, goal, words = 0, None, f"{counts.lines:,} records, for {lasting(elapsed)}"
+        else:
+            done, goal = min(counts.written, counts.planned), counts.planned
+            words = f"{done:,} of {goal:,} rows"
+        return State(phase, done, goal, words, self._left(phase, now, done, goal))
+
+    def _left(self, phase: Phase, now: float, done: int, goal: int | None) -> float | None:
+        """Seconds until the goal, at the pace of the last minute: blocks that are in the spool already take no time."""
+        seen = self._seen.setdefault(phase, deque([(self._began[phase], 0)]))
+        if done > seen[-1][1]:
+            seen.append((now, done))
+        while len(seen) > 2 and now - seen[1][0] > _WINDOW:
+            seen.popleft()
+        (since, before), (_, latest) = seen[0], seen[-1]
+        if not goal or latest <= before or now <= since:
+            return None
+        return max(goal - done, 0) * (now - since) / (latest - before)
+
+    def _of_tokenising(self, counts: Counts, elapsed: float, tasks: tuple[int, int] | None) -> str:
+        if not counts.lines:
+            waited = f"for {lasting(elapsed)}"
+            return (
+                f"no block is done yet, {waited}"
+                if tasks is None
+                else f"{tasks[0]} of {tasks[1]} tasks of the job are done, {waited}"
+            )
+        seconds = max(elapsed, 0.001)
+        of = "" if self._limited else f" of {self._goal / 1e6:,.0f}"
+        parts = [
+            f"{counts.stored / 1e6:,.0f}{of} MB",
+            f"{counts.lines:,} records",
+            f"{counts.stored / 1e6 / seconds:.1f} MB/s",
+        ]
+        if counts.tokens:
+            parts.append(f"{short(counts.tokens / seconds)} tokens/s")
+        if counts.maybe_trained:
+            parts.append(f"{counts.trained / counts.maybe_trained:.1%} trained")
+        if counts.rejects:
+            parts.append(f"{counts.rejects:,} rejects")
+        return ", ".join(parts)
+
+    def _watch(self) -> None:
+        # What a runner answers, and a terminal that is gone, are no reasons to disturb the run.
+        with contextlib.suppress(Exception):
+            if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown"):
+                self._watch_terminal()
+            else:
+                self._watch_log()
+
+    def _watch_log(self) -> None:
+        """A line soon, one every half minute, and one when a long phase has ended."""
+        wait, phase = _FIRST_LOG, PHASES[0]
+        due = self._clock() + wait
+        while not self._stop.wait(min(_EVERY_TERMINAL, max(due - self._clock(), 0.0))):
+            if self._ask is not None and self._clock() < due:
+                continue  # a runner is asked no more often than is needed
+            state = self.state()
+            if state.phase != phase:
+                took = self._began[state.phase] - self._began[phase]
+                if took >= _FIRST_LOG:
+                    log.info("%s: done in %s", phase, lasting(took))
+                phase = state.phase
+            if self._clock() >= due:
+                log.info("%s", state.line())
+                due = self._clock() + _EVERY_LOG
+
+    def _watch_terminal(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.fields[phase]:8}"),
+            BarColumn(20),
+            TextColumn("{task.description}"),
+        )
+        self._console = Console(stderr=True)
+        with Bars(*columns, console=self._console, transient=True) as bars:
+            shown: dict[Phase, Any] = {}
+            while True:
+                state = self.state()
+                for phase in shown:
+                    if phase != state.phase:
+                        took = lasting(self._began[state.phase] - self._began[phase])
+                        bars.update(shown[phase], total=1, completed=1, description=f"done in {took}")
+                if state.phase not in shown:
+                    shown[state.phase] = bars.add_task("", total=None, phase=state.phase)
+                left = (
+                    "" if state.left is None else f"{lasting(state.left)} left, "
+                )  # first: a narrow window cuts the end
+                bars.update(
+                    shown[state.phase],
+                    total=state.goal,
+                    completed=min(state.done, state.goal or 0),
+                    description=left + state.words,
+                )
+                if self._stop.wait(_EVERY_TERMINAL if self._ask is None else _FIRST_LOG):
+                    return

@@ -18,7 +18,9 @@ from apache_beam.options.pipeline_options import (
     PortableOptions,
     PrismRunnerOptions,
     SetupOptions,
+    SparkRunnerOptions,
     StandardOptions,
+    WorkerOptions,
 )
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.version import __version__ as BEAM
@@ -96,6 +98,73 @@ def choose_runner(
     environment = worker.environment(workers, prepare)
     direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
     return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
+
+
+_GROUPS: dict[str, tuple[type[PipelineOptions], ...]] = {
+    "FlinkRunner": (FlinkRunnerOptions, FlinkOptions),
+    "PrismRunner": (PrismRunnerOptions,),
+    "SparkRunner": (SparkRunnerOptions,),
+    "DataflowRunner": (WorkerOptions,),  # and of them those that are not in `_FOR_ALL`
+    "DirectRunner": (DirectOptions,),
+}
+"""Options that one runner alone reads."""
+_FOR_ALL = (
+    "worker_harness_container_image",
+    "sdk_container_image",
+    "sdk_harness_container_image_overrides",
+    "default_sdk_harness_log_level",
+    "sdk_harness_log_level_overrides",
+    "max_cache_memory_usage_mb",
+    "element_processing_timeout_minutes",
+)
+_PORTABLE = ("FlinkRunner", "PrismRunner", "SparkRunner", "PortableRunner")
+
+
+def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
+    """The options that were given and change nothing with this runner, a sentence for each group of them.
+
+    Args:
+        options: as the user gave them, before `choose_runner`.
+        wait: as the user gave it.
+    """
+    name = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
+    name = "DirectRunner" if name == "FnApiRunner" else name
+    if name not in {*_GROUPS, *_PORTABLE}:
+        return []  # nobody knows what it reads
+    given, found = _given(options), []
+    for runner, groups in _GROUPS.items():
+        other = [f"--{each}" for each in _names_of(groups) if each in given]
+        if runner == name or not other or (name == "PortableRunner" and runner != "DirectRunner"):
+            continue
+        text = f"{' and '.join(other)} without effect: for {runner}, and this is {name}"
+        if name == "DirectRunner" and "num_workers" in given and runner == "DataflowRunner":
+            number = options.view_as(WorkerOptions).num_workers
+            text += f"; for worker processes on this machine, type --direct_num_workers={number}"
+        elif name == "DirectRunner":
+            text += f"; type --runner={runner} to run there"
+        found.append(text)
+    other = [f"--{each}" for each in _names_of((PortableOptions,)) if each in given]
+    if other and name not in _PORTABLE:
+        found.append(f"{' and '.join(other)} without effect: for runners with a job server, and this is {name}")
+    if name == "DirectRunner":
+        direct = options.view_as(DirectOptions)
+        alone = direct.direct_running_mode == "in_memory" and "direct_running_mode" in given
+        if alone and direct.direct_num_workers > 1:
+            found.append(
+                f"--direct_num_workers={direct.direct_num_workers} without effect: --direct_running_mode=in_memory is "
+                "one worker; leave that out, or type multi_processing"
+            )
+        if not wait:
+            found.append(f"--wait=false without effect: {name} works in this process, and ends with it")
+    return found
+
+
+def _names_of(groups: tuple[type[PipelineOptions], ...]) -> list[str]:
+    """The names of the options of a few groups."""
+    known = argparse.ArgumentParser(add_help=False)
+    for group in groups:
+        group._add_argparse_args(known)
+    return list(dict.fromkeys(action.dest for action in known._actions if action.dest not in _FOR_ALL))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from apache_beam.metrics.metric import MetricsFilter
 from apache_beam.options.pipeline_options import (
     FlinkRunnerOptions,
     GoogleCloudOptions,
@@ -57,13 +58,9 @@ def _cancel_on_flink(page: str, job_id: str) -> None:
 
     https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/#jobs-jobid-1
     """
-    name = job_id.rpartition("_")[0]  # Beam appends a number to it
-    with urllib.request.urlopen(f"{page}/jobs/overview", timeout=30) as answer:
-        jobs = json.load(answer)["jobs"]
-    for job in jobs:
-        if job["name"] == name and job["state"] not in ("FINISHED", "FAILED", "CANCELED"):
-            request = urllib.request.Request(f"{page}/jobs/{job['jid']}?mode=cancel", method="PATCH")
-            urllib.request.urlopen(request, timeout=30).close()
+    for job in _jobs_on_flink(page, job_id):
+        request = urllib.request.Request(f"{page}/jobs/{job['jid']}?mode=cancel", method="PATCH")
+        urllib.request.urlopen(request, timeout=30).close()
 
 
 def _page(running: Any, options: PipelineOptions) -> str | None:
@@ -84,6 +81,38 @@ def flink_page(options: PipelineOptions) -> str | None:
     if not master or master.startswith("["):  # Beam starts a cluster, or the job server knows one
         return None
     return str(master) if "://" in master else f"http://{master}"
+
+
+_COUNTERS = ("stored", "lines", "rejected", "tokens")
+
+
+def counters_of(running: Any, options: PipelineOptions) -> dict[str, int]:
+    """How far a job is that works elsewhere, as its runner says it; what it does not say is missing.
+
+    Returns:
+        the sums of the counters of `SpoolBlocks`; of a job on Flink, too: `tasks`, and `tasks_done`.
+    """
+    found: dict[str, int] = {}
+    with contextlib.suppress(Exception):  # each runner has errors of its own; some answer at the end only
+        wanted = MetricsFilter().with_namespace("beam_prep")
+        for counter in running.metrics().query(wanted)["counters"]:
+            if counter.key.metric.name in _COUNTERS:
+                value = counter.committed if counter.committed is not None else counter.attempted
+                found[counter.key.metric.name] = found.get(counter.key.metric.name, 0) + int(value or 0)
+    if not found.get("lines") and (page := flink_page(options)) is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            job = next(_jobs_on_flink(page, str(job_id_of(running))), None)
+            if job is not None:
+                found |= {"tasks": int(job["tasks"]["total"]), "tasks_done": int(job["tasks"]["finished"])}
+    return found
+
+
+def _jobs_on_flink(page: str, job_id: str) -> Iterator[dict[str, Any]]:
+    """The jobs of a Flink cluster that a job of Beam's has become and that have not ended."""
+    name = job_id.rpartition("_")[0]  # Beam appends a number to it
+    with urllib.request.urlopen(f"{page}/jobs/overview", timeout=30) as answer:
+        jobs = json.load(answer)["jobs"]
+    return (job for job in jobs if job["name"] == name and job["state"] not in ("FINISHED", "FAILED", "CANCELED"))
 
 
 def has_ended(running: Any) -> bool:

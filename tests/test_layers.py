@@ -25,6 +25,7 @@ MAY_IMPORT = {
         "core.reading",
         "core.shards",
         "core.tokens",
+        "patches",
         "pipeline",
         "readers",
         "recipe",

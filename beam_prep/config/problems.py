@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from beam_prep.config.other_names import option_of, place_of
 from beam_prep.errors import ConfigError
 
 Location = tuple[str | int, ...]
@@ -90,7 +91,12 @@ def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
     if kind == "extra_forbidden":
         parts = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
         right = [name for name, part in parts.items() if part and at[-1] in part.model_fields]
-        text = unknown_name("key", at[-1], _fields(model, at[:-1]))
+        known = _fields(model, at[:-1])
+        # A word that is close by chance must not hide what the name means: `packing` is no misspelt `padding`.
+        meant, near = _elsewhere(str(at[-1])), _nearest(at[-1], known)
+        if meant is not None and not right and (near is None or f".{near}" not in meant):
+            return [(at, f"unknown key {shown(at[-1])}; {meant}; known: {', '.join(known)}")]
+        text = unknown_name("key", at[-1], known)
         return [(at, text + "".join(f"; it belongs in {name!r}" for name in right))]
     if kind == "missing":
         return [(at, f"missing. {_fields(model, at[:-1])[at[-1]].description}")]
@@ -100,6 +106,14 @@ def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
     wanted = f"must be {WANTED[kind]}" if kind in WANTED else details["msg"].replace("Input should", "must")
     field = _fields(model, at[:-1]).get(str(at[-1])) if kind.startswith("greater_than") else None
     return [(at, f"{found}{wanted}{'' if field is None else f'. {field.description}'}")]
+
+
+def _elsewhere(name: str) -> str | None:
+    """Where a setting is that other tools have under this name; None if that is not known."""
+    if (place := place_of(name)) is not None:
+        return f"here it is {place}"
+    option = option_of(name)
+    return None if option is None else f"it is no part of the config: give {option} on the command line"
 
 
 def _fields(model: type[BaseModel], at: Location) -> Mapping[str, Any]:
@@ -147,6 +161,11 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
 
 
 def _hint(name: object, known: Iterable[str]) -> str:
+    near = _nearest(name, known)
+    return "" if near is None else f"did you mean {near!r}? "
+
+
+def _nearest(name: object, known: Iterable[str]) -> str | None:
     by_lower = {item.lower(): item for item in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
-    return f"did you mean {by_lower[near[0]]!r}? " if near else ""
+    return by_lower[near[0]] if near else None

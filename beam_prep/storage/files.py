@@ -18,6 +18,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.data.block import InputFile
+from beam_prep.core.reading import foreign
 from beam_prep.core.reading.blocks import Readable
 from beam_prep.core.reading.json_list import ListAsLines, is_json_file
 from beam_prep.errors import ConfigError, InputError, StorageError
@@ -34,7 +35,6 @@ _END_BYTES = 256 * 1024
 
 DAMAGED_SUFFIX = ".damaged"
 """Appended to the name of a damaged file, which is kept for inspection and not used."""
-_MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
@@ -138,8 +138,20 @@ _AHEAD = 8 * 1024 * 1024
 _BEYOND = 64 * 1024
 
 
+class Position:
+    """How far a file was read.
+
+    Attributes:
+        stored: bytes, as it is stored. What a library has read ahead is among them.
+    """
+
+    stored = 0
+
+
 @contextmanager
-def open_input(source: InputFile, start: int = 0, size: int | None = None) -> Iterator[Readable]:
+def open_input(
+    source: InputFile, start: int = 0, size: int | None = None, position: Position | None = None
+) -> Iterator[Readable]:
     """A stream of a file's content, positioned one byte before `start` (at 0 for 0). Compressed files begin at 0.
 
     Args:
@@ -147,6 +159,7 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
         start: where the range begins.
         size: of the range, in bytes, if known. So much of an object is requested at a time, and a little more for
             the end of the last line.
+        position: is told of every read of a compressed file.
 
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not compressed as its ending says.
@@ -161,9 +174,9 @@ def open_input(source: InputFile, start: int = 0, size: int | None = None) -> It
         listed = ObjectInfo(source.path, source.size, source.version or "", "", source.updated)
         stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
     try:
-        content = _Input(source, stream)
-        if source.compression is None:
-            _refuse_compressed(source, content, stream, start)
+        if start:
+            stream.seek(start - 1)
+        content = _Input(source, stream, start == 0, position)
         yield ListAsLines(content, source.path) if is_json_file(source.path) else content
         # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
@@ -186,12 +199,23 @@ def _changed(source: InputFile) -> InputError:
 
 
 class _Input:
-    """Reads a file. Its errors name the file."""
+    """Reads a file. Its errors name the file.
 
-    def __init__(self, source: InputFile, stream: Any) -> None:
+    Raises:
+        InputError: (when read) it cannot be read; it is not compressed as its ending says; it is read from its start,
+            and is certainly no JSONL.
+    """
+
+    def __init__(
+        self, source: InputFile, stream: Any, from_start: bool = False, position: Position | None = None
+    ) -> None:
         self._source = source
+        self._packed, self._position = stream, position
+        self._unseen = from_start
         packed = source.compression is not None and source.size > 0
         self._stream: Any = _decompressed(str(source.compression), stream) if packed else stream
+        if not packed:
+            self._position = None
 
     def read(self, size: int) -> bytes:
         source = self._source
@@ -210,6 +234,12 @@ class _Input:
                 f"{source.path!r} cannot be read as {source.compression} ({error}): "
                 "repair it, rename it, or leave it out"
             ) from None
+        if self._position is not None:
+            self._position.stored = self._packed.tell()
+        if self._unseen and size > 0:
+            self._unseen = False
+            if (problem := foreign.refusal(data[: foreign.HEAD_BYTES], source.path)) is not None:
+                raise InputError(problem)
         return data
 
 
@@ -247,15 +277,6 @@ class _Bzip2:
                     raise EOFError("it ends in the middle")
             if data := self._decompressor.decompress(packed, size):
                 return data
-
-
-def _refuse_compressed(source: InputFile, content: _Input, stream: Any, start: int) -> None:
-    if start == 0:
-        head = content.read(4)
-        for magic, ending in _MAGIC.items():
-            if head.startswith(magic):
-                raise InputError(f"{source.path!r} is compressed, but its name does not end in {ending}: rename it")
-    stream.seek(max(0, start - 1))
 
 
 def read_file(path: str) -> Any:

@@ -68,22 +68,38 @@ _ENCODER = "encoder: "
 
 
 def write_shard(
-    shard: KeyedShard, spool: Spool, output: OutputTarget, formats: Sequence[str], layout: Layout
+    shard: KeyedShard,
+    spool: Spool,
+    output: OutputTarget,
+    formats: Sequence[str],
+    layout: Layout,
+    tell: Callable[[int], None] = lambda rows: None,
 ) -> WrittenShard:
-    """Links a shard from the earlier output, if that has it; otherwise writes it."""
+    """Links a shard from the earlier output, if that has it; otherwise writes it.
+
+    Args:
+        shard, spool, output, formats, layout: what is written, from where, to where, and how.
+        tell: is told of rows as they are written.
+    """
     how = "written"
     if shard.earlier is not None:
         try:
             if (receipt := output.reuse(shard.earlier)) is not None:
+                tell(shard.plan.rows)
                 return WrittenShard(receipt, shard.key, "linked")
         except Damaged as error:
             log.warning("%s; the shard is written anew", error)
             how = "damaged"
-    return WrittenShard(_written(shard.plan, spool, output, formats, layout), shard.key, how)
+    return WrittenShard(_written(shard.plan, spool, output, formats, layout, tell), shard.key, how)
 
 
 def _written(
-    plan: ShardPlan, spool: Spool, output: OutputTarget, formats: Sequence[str], layout: Layout
+    plan: ShardPlan,
+    spool: Spool,
+    output: OutputTarget,
+    formats: Sequence[str],
+    layout: Layout,
+    tell: Callable[[int], None],
 ) -> ShardReceipt:
     """Streams a shard's slices from the spool into every format.
 
@@ -98,7 +114,7 @@ def _written(
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
             for name in formats
         ]
-        for data, stats in layout.rows((_slice(piece, plan, spool) for piece in plan.slices), columns):
+        for data, stats in layout.rows((_slice(piece, plan, spool, tell) for piece in plan.slices), columns):
             for writer in writers:
                 writer.write(data)
             rows += len(data[columns[0].name])
@@ -120,7 +136,10 @@ def _written(
     )
 
 
-def _slice(piece: Slice, plan: ShardPlan, spool: Spool) -> tuple[Mapping[str, Ragged], Array | None]:
+def _slice(
+    piece: Slice, plan: ShardPlan, spool: Spool, tell: Callable[[int], None]
+) -> tuple[Mapping[str, Ragged], Array | None]:
+    tell(piece.stop - piece.start)
     cut = spool.counter(CUT, piece.name, piece.domain, piece.start, piece.stop) if plan.cut else None
     return spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last), cut
 

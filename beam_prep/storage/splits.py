@@ -4,6 +4,7 @@ import logging
 import pickle
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError, SpoolError
-from beam_prep.storage.files import open_input
+from beam_prep.storage.files import Position, open_input
 from beam_prep.storage.spool import Spool
 
 log = logging.getLogger("beam_prep")
@@ -58,10 +59,13 @@ def read_split(
     """
     end = split.start
     size = None if split.stop < 0 else split.stop - split.start
-    with open_input(split.source, split.start, size) as stream:
+    position, before = Position(), 0
+    with open_input(split.source, split.start, size, position) as stream:
         for raw in read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes):
             end = raw.start + raw.size
-            yield _block(split, raw, block_bytes, spool, columns, max_line_bytes)
+            stored = raw.size if split.source.compression is None else position.stored - before
+            before = position.stored
+            yield _block(split, raw, block_bytes, spool, columns, max_line_bytes, stored)
     if end < split.stop:
         raise InputError(f"{split.source.path!r} became shorter while the job ran: run again when nobody writes to it")
     if end == 0:  # an empty file has a block, too: the manifest lists it
@@ -106,8 +110,9 @@ def _block(
     spool: Spool | None,
     columns: Wanted | None = None,
     max_line_bytes: int = MAX_LINE_BYTES,
+    stored: int = 0,
 ) -> Records:
-    origin = raw.origin(split.file, split.source, block_bytes, max_line_bytes)
+    origin = replace(raw.origin(split.file, split.source, block_bytes, max_line_bytes), stored=stored)
     receipt, made = None, {}
     try:
         receipt = spool.find(origin.digest) if spool is not None else None

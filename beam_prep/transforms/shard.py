@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.core.data.block import of_this_run
+from beam_prep.core.data.schema import IGNORE_INDEX
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.plan import Plan, make_plan
@@ -25,7 +27,7 @@ from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile
-from beam_prep.progress import Counts, report_block, reported
+from beam_prep.progress import Counts, Reports, report_block, reported_rows
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.preflight import Preflight, output_ratio
@@ -59,6 +61,7 @@ class SpoolBlocks(beam.DoFn):
         self.spool.options.activate()
         self._checked = float("-inf")
         self._next_check, self._output_ratio = 0.0, 0.0
+        self._reports = None if self.progress is None else Reports(self.progress)
 
     def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
         started = time.perf_counter()
@@ -66,7 +69,7 @@ class SpoolBlocks(beam.DoFn):
             self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
             self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
-        done = Counts(batch.origin.size)
+        done = Counts(batch.origin.size, stored=batch.origin.stored)
         if reused:
             self.spool.used(self.spool.name(batch.origin.digest))
         if receipt is None:
@@ -75,7 +78,9 @@ class SpoolBlocks(beam.DoFn):
             if self.spool.earlier is not None:
                 batch = self.spool.earlier.complete(batch)
             receipt, spooled = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
-            done = Counts(batch.origin.size, blocks_made=1, bytes_made=batch.origin.size, spooled=spooled)
+            done.blocks_made, done.bytes_made, done.spooled = 1, batch.origin.size, spooled
+            if self.progress is not None:
+                done.trained, done.maybe_trained = _trained(batch)
             if self.preflight is not None and not self._output_ratio and len(batch):
                 self._output_ratio = output_ratio(batch, spooled, self.formats, self.layout)
         rejected = sum(receipt.counts["rejected"].values())
@@ -83,23 +88,37 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "lines").inc(receipt.lines)
         count("beam_prep", "kept").inc(receipt.kept)
         count("beam_prep", "rejected").inc(rejected)
+        count("beam_prep", "stored").inc(batch.origin.stored)
+        count("beam_prep", "tokens").inc(receipt.tokens)
         count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
             done.lines, done.rejects, done.output_ratio = receipt.lines, rejected, self._output_ratio
+            done.tokens = receipt.tokens
             report_block(self.progress, done)
-            self._check_room(self.progress)
+            self._check_room()
         batch.spent("Spool", time.perf_counter() - started)
         made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.made
         yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
 
-    def _check_room(self, progress: str) -> None:
+    def _check_room(self) -> None:
         """Checks now and then whether the disks have room for the rest."""
         began = time.monotonic()
-        if self.preflight is not None and began >= self._next_check:
-            self.preflight.check(reported(progress))
+        if self.preflight is not None and self._reports is not None and began >= self._next_check:
+            self.preflight.check(self._reports.counts())
             took = time.monotonic() - began  # more and more: a line for each block
             self._next_check = began + max(_ROOM_EVERY, 50 * took)
+
+
+def _trained(batch: Batch) -> tuple[int, int]:
+    """(trained tokens, tokens of the same columns) of a block that has masks or labels, otherwise (0, 0)."""
+    trained = tokens = 0
+    for column in batch.schema.values():
+        if column.role in ("mask", "labels"):
+            values = batch[column.name].flat
+            trained += int(np.count_nonzero(values != (0 if column.role == "mask" else IGNORE_INDEX)))
+            tokens += len(values)
+    return trained, tokens
 
 
 PARTS = 32
@@ -140,11 +159,14 @@ class MakePlan(beam.DoFn):
     max_tokens: int
     max_items: int | None
     publisher: Publisher
+    progress: str | None = None
 
     def setup(self) -> None:
         self.spool.options.activate()
 
     def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
+        if self.progress is not None:
+            report_block(self.progress, Counts(plans=1))
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs)
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
@@ -159,6 +181,8 @@ class MakePlan(beam.DoFn):
         if self.publisher.prepare(plan):
             last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
             shards = (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
+            if self.progress is not None:
+                report_block(self.progress, Counts(plans=1, planned=sum(shard.rows for shard in plan.shards)))
             yield from keyed(shards, self._keys(plan), earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.
@@ -177,6 +201,7 @@ class Write(beam.DoFn):
     output: OutputTarget
     formats: tuple[str, ...]
     layout: Layout
+    progress: str | None = None
 
     def setup(self) -> None:
         self.spool.options.activate()
@@ -184,7 +209,8 @@ class Write(beam.DoFn):
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
         if isinstance(work, KeyedShard):
             started = time.perf_counter()
-            written = write_shard(work, self.spool, self.output, self.formats, self.layout)
+            with reported_rows(self.progress) as tell:
+                written = write_shard(work, self.spool, self.output, self.formats, self.layout, tell)
             yield dataclasses.replace(written, seconds=time.perf_counter() - started)
         else:
             yield write_rejects(work, self.spool, self.output)
@@ -238,6 +264,7 @@ class Shard(beam.PTransform):
             launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
         generations: the output is a generation, `OUT/<name>`, and this many are kept.
         preflight: stops the run early where the disks lack room; for launchers.
+        progress: the folder of the workers' reports; for launchers.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 
@@ -274,6 +301,7 @@ class Shard(beam.PTransform):
     spool: Spool | None = None
     staging: Staging | None = None
     preflight: Preflight | None = None
+    progress: str | None = None
     generations: int | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -319,7 +347,6 @@ class Shard(beam.PTransform):
             reject_text=self.reject_text,
             generations=self.generations,
         )
-        self.progress = self.staging.path("progress") if launched and self.staging.local else None
         if problem := self.publisher.refusal():
             raise OutputError(problem)
 
@@ -344,9 +371,19 @@ class Shard(beam.PTransform):
             | "Parts" >> beam.GroupByKey()
         )
         make = MakePlan(
-            spool=self.spool, max_tokens=self.max_tokens, max_items=self.max_items, publisher=self.publisher
+            spool=self.spool,
+            max_tokens=self.max_tokens,
+            max_items=self.max_items,
+            publisher=self.publisher,
+            progress=self.progress,
         )
-        write = Write(spool=self.spool, output=self.publisher.target, formats=tuple(self.formats), layout=self.pack)
+        write = Write(
+            spool=self.spool,
+            output=self.publisher.target,
+            formats=tuple(self.formats),
+            layout=self.pack,
+            progress=self.progress,
+        )
         publish = Publish(publisher=self.publisher)
         plan = (
             batches.pipeline

@@ -303,8 +303,9 @@ def fail(name: str, tmp_path: Path, *options: str) -> str:
 @pytest.mark.parametrize("name", ["cut.jsonl.gz", "second stream, its data.jsonl.bz2", "cut.jsonl.zst", "gzip.jsonl"])
 def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(name: str, tmp_path: Path) -> None:
     message = fail(name, tmp_path)
-    assert message.startswith(repr(str(tmp_path / name)))
-    assert message.endswith(("repair it, rename it, or leave it out", "rename it"))
+    path = tmp_path / name
+    assert message.startswith(repr(str(path)))
+    assert message.endswith(("repair it, rename it, or leave it out", f"rename it: mv {path} {path}.gz"))
 
 
 def test_the_error_crosses_processes_unchanged(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import socket
+import textwrap
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,20 @@ from beam_prep.errors import TokenizerError
 
 # Parts of a tokenizer.json that say how offsets are made.
 _PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
+
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""A tokenizer's folder has one of these."""
+_REASON = 300  # characters
+_SHOWN = 6
 
 
 def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
@@ -42,8 +57,13 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
             hint += ", or a name on the Hugging Face Hub"
         if offline:
             hint += " (which does not answer, and the name is not in the local cache)"
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].strip()
-        raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}. transformers says: {reason}") from None
+        if looks_local and not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
+            # What transformers says is about other kinds of tokenizers, in many lines.
+            raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}; found {_found_in(path)}") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TokenizerError(
+            f"no tokenizer in {path!r}: wanted {hint}. transformers says: {textwrap.shorten(reason, _REASON)}"
+        ) from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(f"the tokenizer in {path!r} has no tokenizer.json (no Rust tokenizer): save a fast one")
@@ -67,6 +87,16 @@ def _keep_offsets(part: Any) -> None:
             part[key] = False
         elif isinstance(value, dict | list) and (isinstance(key, int) or key in _PARTS):
             _keep_offsets(value)
+
+
+def _found_in(folder: str) -> str:
+    """What is in a folder that is no tokenizer's: the folder below that is one, or else its first names."""
+    names = sorted(os.listdir(folder))
+    for name in names:
+        if os.path.isfile(os.path.join(folder, name, "tokenizer.json")):
+            return f"one in {os.path.join(folder, name)!r}: did you mean that?"
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(map(repr, names[:_SHOWN]))}{more}" if names else "nothing in it"
 
 
 def _hub_answers() -> bool:

@@ -272,8 +272,9 @@ class Tokenizer:
         """
         if source is None and self.chat_template is None:
             raise TokenizerError(
-                "this tokenizer has no chat template, and the config asks for one (template: true): put a "
-                "chat_template.jinja into the tokenizer's folder, or use text sections"
+                "this tokenizer has no chat template, and the config asks for one (`template` of a section): name one "
+                'in the config (input.chat_template: "FILE.jinja"), or '
+                "put a chat_template.jinja into the tokenizer's folder, or use text sections"
             )
         return _chat_template(self, source, plans, date)
 

@@ -32,6 +32,13 @@ _ALIASES = {
     "assistant": ("ai", "answer", "bot", "chatbot", "chatgpt", "gpt", "model", "response"),
     "user": ("human", "person", "prompter", "question"),
 }
+_LIKE_FIELDS = (
+    ("messages", "message", "conversation", "conversations", "dialog", "dialogue", "chat", "turns"),
+    ("prompt", "instruction", "question", "query", "input", "problem"),
+    ("completion", "response", "answer", "output", "target", "solution"),
+    ("text", "content", "body", "document", "raw_content", "code"),
+)
+"""Names that one field has in different data sets."""
 _NOT_KEPT = {
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "filtered": "check the filters",
@@ -172,7 +179,8 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         text = f"the first {reason} record is {path} (byte offset {offset}), with the fields {_names(fields)}"
         if config.fields:
             text += f"; the config asks for {_names(config.fields)}"
-        near = {name: _near(name, [other for other in fields if other not in config.fields]) for name in missing}
+        others = [other for other in fields if other not in config.fields]
+        near = {name: _near(name, others) or _alike(name, others) for name in missing}
         if missing:
             text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
             text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
@@ -197,6 +205,13 @@ def _near(name: str, known: Iterable[str]) -> str | None:
     alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
     near = [alias] if alias else difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[near[0]] if near else None
+
+
+def _alike(name: str, known: Sequence[str]) -> str | None:
+    """The only one of the known fields that has the same meaning as a rule."""
+    group = next((names for names in _LIKE_FIELDS if name.lower() in names), ())
+    found = [other for other in known if other.lower() in group]
+    return found[0] if len(found) == 1 else None
 
 
 def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:

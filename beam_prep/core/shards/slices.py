@@ -45,6 +45,11 @@ class ShardPlan:
     last: bool = False
     cut: bool = False
 
+    @property
+    def rows(self) -> int:
+        """The rows of all slices."""
+        return sum(piece.stop - piece.start for piece in self.slices)
+
 
 class RejectSlice(NamedTuple):
     """Rejects [start, stop) of a block, and what makes their file, offset and line absolute."""

@@ -1,0 +1,33 @@
+"""What the inputs of a failed run seem to be, by their first bytes."""
+
+from collections.abc import Collection, Sequence
+
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.reading.blocks import read_up_to
+from beam_prep.core.reading.foreign import GUESS_BYTES, guess, not_utf8
+from beam_prep.errors import InputError, StorageError
+from beam_prep.storage.files import open_input
+
+_FILES = 8
+
+
+def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]) -> str | None:
+    """What an input is that is no JSONL, and the command that makes JSONL of it; None if all seem right.
+
+    Args:
+        inputs: the inputs of a run; a few of them are looked at.
+        problem: why it failed. The files that it names are looked at first.
+        fields: the fields that the config reads.
+    """
+    for source in sorted(inputs, key=lambda source: source.path not in problem)[:_FILES]:
+        try:
+            with open_input(source, size=GUESS_BYTES) as stream:
+                head = read_up_to(stream, GUESS_BYTES)
+        except (InputError, StorageError):
+            continue  # the problem says more
+        found = guess(head, source.path, fields)
+        if found is None and "invalid_utf8" in problem:
+            found = not_utf8(head, source.path)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,380 @@
+"""Progress is right about what is done and what is left, and never disturbs a run."""
+
+import bz2
+import gzip
+import json
+import logging
+import os
+import pty
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep import progress
+from beam_prep.core.data.block import InputFile
+from beam_prep.progress import Counts, Progress, Reports, lasting, report_block, reported, reported_rows
+from beam_prep.running import counters_of
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import pack_files, read_split, split_files
+from tests.conftest import ROOT, tree
+
+MB = 10**6
+SAMPLE = [str(ROOT / "examples/data/chat.jsonl"), "-c", str(ROOT / "configs/sft_conversation.json")]
+SAMPLE += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def of_size(size: int) -> list[InputFile]:
+    return [InputFile("x.jsonl", size, 0.0)]
+
+
+# Reports
+
+numbers = st.builds(
+    Counts,
+    *[st.integers(0, 10**15)] * 6,
+    output_ratio=st.sampled_from([0.0, 0.25, 1.5]),
+    stored=st.integers(0, 10**15),
+    written=st.integers(0, 10**9),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(numbers, st.integers(0, 2)), max_size=9), st.integers(20, 200))
+def test_a_report_that_is_read_while_it_is_written_gives_the_same_sums(
+    written: list[tuple[Counts, int]], step: int
+) -> None:
+    """Any number of looks, at any bytes, of several workers: complete lines count once."""
+    folder = Path(os.environ["PYTEST_TMP"])
+    for path in folder.glob("*"):
+        path.unlink()
+    texts = [b"".join(each.line().encode() + b"\n" for each, worker in written if worker == w) for w in range(3)]
+    reports = Reports(str(folder))
+    for end in range(0, max(map(len, texts)) + step, step):
+        for worker, text in enumerate(texts):
+            (folder / str(worker)).write_bytes(text[:end])
+        reports.counts()
+    found = reports.counts()
+    assert found.bytes == sum(each.bytes for each, _ in written)
+    assert found.written == sum(each.written for each, _ in written)
+    assert found.output_ratio == min(filter(None, (each.output_ratio for each, _ in written)), default=0.0)
+    assert reported(str(folder)) == found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTEST_TMP", str(tmp_path))
+    return tmp_path
+
+
+def test_lines_that_are_no_reports_are_passed_over(folder: Path) -> None:
+    report_block(str(folder), Counts(bytes=5))
+    (folder / "odd").write_bytes(b"1 2 3\n\xff\xfe\n" + b"x " * 14 + b"\n" + Counts(bytes=7).line().encode())
+    assert reported(str(folder)).bytes == 5
+    assert reported(str(folder / "missing")) == Counts()
+
+
+def test_a_plan_that_is_made_again_counts_once(folder: Path) -> None:
+    for _ in range(2):
+        report_block(str(folder), Counts(plans=1))
+        report_block(str(folder), Counts(plans=1, planned=10))
+    assert (reported(str(folder)).plans, reported(str(folder)).planned) == (1, 10)
+
+
+def test_rows_of_a_shard_are_all_reported_with_few_lines(folder: Path) -> None:
+    with reported_rows(str(folder)) as tell:
+        for _ in range(10_000):
+            tell(3)
+    (report,) = folder.iterdir()
+    assert reported(str(folder)).written == 30_000
+    assert len(report.read_text().splitlines()) < 1_000
+    with reported_rows(None) as tell:
+        tell(3)
+
+
+# What is said
+
+
+def test_the_time_that_is_left_is_that_of_the_last_minute(folder: Path, clock: Clock) -> None:
+    shown = Progress(str(folder), of_size(1000 * MB), clock=clock)
+    assert shown.state().line() == "tokenise 0%: no block is done yet, for 0 s"
+    clock.now += 1  # half of it was in the spool already
+    report_block(str(folder), Counts(500 * MB, 10, stored=500 * MB))
+    shown.state()
+    for _ in range(100):  # 1 MB a second from here on
+        clock.now += 1
+        report_block(str(folder), Counts(MB, 10, stored=MB))
+        state = shown.state()
+    assert state.left is not None
+    assert 395 < state.left < 405
+    assert state.line().startswith("tokenise 60%: 600 of 1,000 MB, 1,010 records, 5.9 MB/s, about 6 min ")
+
+
+def test_tokens_and_the_trained_share_are_said(folder: Path, clock: Clock) -> None:
+    shown = Progress(str(folder), of_size(10 * MB), clock=clock)
+    report_block(
+        str(folder),
+        Counts(8 * MB, 100, 3, stored=5 * MB, tokens=4_000_000, trained=300, maybe_trained=400),
+    )
+    clock.now += 2
+    assert shown.state().line() == (
+        "tokenise 50%: 5 of 10 MB, 100 records, 2.5 MB/s, 2.0M tokens/s, 75.0% trained, 3 rejects, about 2 s left"
+    )
+
+
+def test_each_phase_has_its_own_goal(folder: Path, clock: Clock) -> None:
+    shown = Progress(str(folder), of_size(10 * MB), clock=clock)
+    report_block(str(folder), Counts(10 * MB, 1000, stored=10 * MB))
+    report_block(str(folder), Counts(plans=1))
+    clock.now += 1
+    assert shown.state().line() == "plan: 1,000 records, for 0 s"
+    report_block(str(folder), Counts(plans=1, planned=900))
+    assert shown.state().line() == "write 0%: 0 of 900 rows"
+    report_block(str(folder), Counts(written=300))
+    clock.now += 2
+    assert shown.state().line() == "write 33%: 300 of 900 rows, about 4 s left"
+    report_block(str(folder), Counts(written=1200))  # a shard that was written twice
+    assert shown.state().line() == "write 100%: 900 of 900 rows, about 0 s left"
+
+
+def test_where_max_items_may_end_the_output_no_end_is_promised(folder: Path, clock: Clock) -> None:
+    shown = Progress(str(folder), of_size(10 * MB), limited=True, clock=clock)
+    report_block(str(folder), Counts(5 * MB, 10, stored=5 * MB))
+    clock.now += 1
+    assert shown.state().line() == "tokenise: 5 MB, 10 records, 5.0 MB/s"
+
+
+def test_a_runner_that_works_elsewhere_is_asked(clock: Clock) -> None:
+    shown = Progress(None, of_size(10 * MB), clock=clock)
+    answers: list[dict[str, int]] = [{}, {"tasks": 9, "tasks_done": 4}]
+    answers += [{"stored": 5 * MB, "lines": 10, "tokens": 100}, {"stored": 10 * MB, "lines": 20}]
+    shown.ask(lambda: answers.pop(0))
+    clock.now += 1
+    assert [shown.state().line() for _ in range(4)] == [
+        "tokenise: no block is done yet, for 1 s",
+        "tokenise: 4 of 9 tasks of the job are done, for 1 s",
+        "tokenise 50%: 5 of 10 MB, 10 records, 5.0 MB/s, 100 tokens/s, about 1 s left",
+        "plan: 20 records, for 0 s",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (59.6, "1 min 0 s"), (3599.6, "1 h 0 min")])
+def test_times_are_rounded_as_a_whole(seconds: float, words: str) -> None:
+    assert lasting(seconds) == words
+
+
+# Compressed inputs
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.json.gz", "x.jsonl.zst", "x.jsonl.bz2"])
+def test_compressed_bytes_are_counted_as_they_are_read(name: str, folder: Path) -> None:
+    drawn = random.Random(5)
+    rows = [json.dumps({"text": "".join(drawn.choices("abcdefgh ", k=900))}) for _ in range(3000)]
+    text = ("[" + ",".join(rows) + "]" if ".json." in name else "\n".join(rows)).encode()
+    pack: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+    }
+    path = folder / name
+    path.write_bytes(pack.get(path.suffix, bytes)(text))
+    inputs = list_inputs(str(path))
+    splits = split_files(b"", pack_files(inputs), 65536)
+    stored = [block.origin.stored for split in splits for block in read_split(split, 65536)]
+    assert len(stored) > 30
+    assert 0.95 * inputs[0].size < sum(stored) <= inputs[0].size
+    ahead = 3 * 256 * 1024  # what libraries read at once
+    assert max(stored) < ahead
+
+
+# Real runs
+
+
+def start(*more: str, **how: Any) -> "subprocess.Popen[bytes]":
+    words = [sys.executable, "-m", "beam_prep.cli", "run", *SAMPLE, *more]
+    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}, **how)
+
+
+def test_a_log_has_no_control_characters_and_begins_before_beam_is_imported(folder: Path) -> None:
+    run = start("-o", str(folder / "out"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, said = run.communicate()
+    assert run.returncode == 0
+    assert said.decode().splitlines()[0].startswith("beam-prep run: loading Beam and the tokenizer ")
+    assert not set(said) & (set(range(32)) - {10})
+
+
+def test_the_first_line_comes_before_heavy_imports() -> None:
+    code = (
+        "import sys, logging\n"
+        "from beam_prep import cli\n"
+        "class Found(logging.Handler):\n"
+        "    def emit(self, record):\n"
+        "        print(record.getMessage(), 'apache_beam' in sys.modules, 'transformers' in sys.modules)\n"
+        "        sys.exit()\n"
+        "logging.getLogger('beam_prep').addHandler(Found())\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    words = [sys.executable, "-c", code, "run", *SAMPLE, "-o", "out"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.startswith("beam-prep run: loading Beam")
+    assert done.stdout.endswith(" False False\n")
+
+
+def test_a_terminal_shows_the_phases_and_is_clean_at_the_end(folder: Path) -> None:
+    master, slave = pty.openpty()
+    run = start("-o", str(folder / "out"), stdout=slave, stderr=slave, stdin=slave)
+    os.close(slave)
+    said = b""
+    while True:
+        try:
+            data = os.read(master, 4096)
+        except OSError:
+            break
+        if not data:
+            break
+        said += data
+    os.close(master)
+    assert run.wait() == 0
+    assert b"tokenise" in said
+    assert said.count(b"\x1b[?25l") == said.count(b"\x1b[?25h") > 0  # the cursor is hidden, and shown again
+
+
+def test_a_log_that_is_closed_early_does_not_fail_the_run(folder: Path) -> None:
+    read, write = os.pipe()
+    run = start("-o", str(folder / "out"), stdout=subprocess.DEVNULL, stderr=write)
+    os.close(write)
+    os.close(read)
+    assert run.wait() == 0
+    assert (folder / "out/manifest.json").exists()
+
+
+def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    asked = threading.Event()
+
+    def fails() -> dict[str, int]:
+        asked.set()
+        raise RuntimeError("the runner is gone")
+
+    monkeypatch.setattr(progress, "_FIRST_LOG", 0.0)
+    shown = Progress(None, of_size(5))
+    shown.ask(fails)
+    with shown:
+        assert asked.wait(30)
+
+
+def test_a_log_has_a_line_soon_and_then_one_every_half_minute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    shown = Progress(str(folder), of_size(10 * MB), clock=clock)
+
+    class Ticks:
+        """Takes no time: each wait moves the clock."""
+
+        def __init__(self) -> None:
+            self.waits = 0
+
+        def wait(self, seconds: float) -> bool:
+            clock.now += max(seconds, 0.01)
+            self.waits += 1
+            if clock.now > 150 and shown.state().phase != "write":
+                report_block(str(folder), Counts(plans=1, planned=5))
+            return clock.now > 200
+
+    monkeypatch.setattr(shown, "_stop", Ticks())
+    with caplog.at_level(logging.INFO, "beam_prep"):
+        shown._watch_log()
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        "tokenise 0%",
+        "tokenise 0%",
+        "tokenise",
+        "write 0%",
+        "write 0%",
+    ]
+    assert caplog.messages[2].startswith("tokenise: done in 50 s")
+
+
+def test_outputs_do_not_depend_on_progress(folder: Path, run: Callable[..., Any], monkeypatch: Any) -> None:
+    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    data = (ROOT / "examples/data/chat.jsonl").read_bytes()
+    first = run(config, data, name="a")
+    monkeypatch.setattr(progress, "report_block", lambda *_: None)
+    monkeypatch.setattr("beam_prep.transforms.shard.report_block", lambda *_: None)
+    assert tree(first.output) == tree(run(config, data, name="b").output)
+
+
+def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
+    config = bp.PipelineConfig.from_json(str(ROOT / "configs/sft_conversation.json"))
+    tokenizer = bp.Tokenizer.load(str(ROOT / "examples/tokenizer"))
+    pipeline = beam.Pipeline("FnApiRunner")
+    blocks = pipeline | bp.ReadJSONL([SAMPLE[0]]) | bp.Prepare(config, tokenizer)
+    _ = blocks | bp.Shard(str(folder / "out"), tokenizer=tokenizer)
+    job = pipeline.run()
+    totals = json.loads((folder / "out/manifest.json").read_text())["totals"]
+    assert counters_of(job, PipelineOptions([])) == {
+        "stored": Path(SAMPLE[0]).stat().st_size,
+        "lines": 260,
+        "rejected": 0,
+        "tokens": totals["tokens"]["input_ids"],
+    }
+
+
+def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks() -> None:
+    jobs = [
+        {"name": "beamprep-1", "state": "FINISHED", "tasks": {"total": 9, "finished": 9}},
+        {"name": "beamprep-1", "state": "RUNNING", "tasks": {"total": 9, "finished": 4}},
+        {"name": "another", "state": "RUNNING", "tasks": {"total": 5, "finished": 5}},
+    ]
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/jobs/overview" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"jobs": jobs}).encode())
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    class Job:
+        """A job of Beam's job server, which answers no question about metrics before its end."""
+
+        job_id = "beamprep-1_0c2f"
+
+        def metrics(self) -> None:
+            raise NotImplementedError
+
+    with HTTPServer(("localhost", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master=localhost:{server.server_port}"])
+        assert counters_of(Job(), options) == {"tasks": 9, "tasks_done": 4}
+        jobs.clear()
+        assert counters_of(Job(), options) == {}
+        server.shutdown()
+    assert counters_of(Job(), options) == {}  # it does not answer any more
