@@ -16,7 +16,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_prep import recipe, worker
+from beam_prep import patches, recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
@@ -374,7 +374,8 @@ class Pipeline:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
                 about = {"how": how, "warnings": config_warnings}
-                self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
+                with patches.plain_labels():
+                    self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             self._claim(here, wait)

@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "config",
         "errors",
         "formats",
+        "patches",
         "progress",
         "recipe",
         "runners",
