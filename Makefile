@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test test-long test-faults faults soak coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo docs pictures test test-long test-faults faults soak coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -19,10 +19,15 @@ $(VENV)/.engines: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,engines]'
 	@touch $@
 
-SAMPLE = examples/data/chat.jsonl -c configs/sft_chat.json --tokenizer_path examples/tokenizer
+SAMPLE = examples/data/chat.jsonl -c configs/sft_conversation.json --tokenizer_path examples/tokenizer
 demo: $(VENV)/.installed
 	@$(BIN)/beam-prep run -o $(OUT) $(SAMPLE)
-	@$(BIN)/beam-prep inspect $(OUT) --record 0
+	@$(BIN)/beam-prep inspect $(OUT) --record 14
+	@printf '%s\n' 'Trained are the answers and their end tokens; no header, no question. What to do next:' \
+		'  more rows      $(BIN)/beam-prep inspect $(OUT)' \
+		'  a training step, in ten minutes: docs/quickstart.md' \
+		'  your own data  docs/which_config.md has a config for each kind of records' \
+		'  pictures       docs/pictures.md shows what each config trains'
 
 APART = --ignore=tests/engines --ignore=tests/trainers --ignore=tests/faults
 # TESTS=... runs the long ones among them, too.
@@ -64,6 +69,20 @@ test-trainers: $(VENV)/.installed
 
 flink-demo: engines
 	@$(BIN)/python -m tests.engines.flink_demo
+
+# The docs as a site, in build/site. Warnings, links that lead nowhere and files of other hosts are errors.
+$(VENV)/.docs: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@$(BIN)/python -m tools.site build/site
+
+# The pictures in the docs and what the notebook gave, from the sample data.
+pictures: $(VENV)/.installed
+	@$(BIN)/python -m tools.pictures
+	@$(BIN)/python -m tools.notebook
 
 # What is made from beam_prep/options.py: the form of the Dataflow template, its Terraform variables, the table in the docs.
 template: $(VENV)/.installed
