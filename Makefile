@@ -6,17 +6,20 @@ SHELL = /bin/bash
 
 .PHONY: demo docs pictures test test-long test-faults faults soak coverage test-engines engines test-trainers flink-demo template requirements check format bench bench-profile release clean
 
+# setuptools warns of every editable installation.
+INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
 	@echo "installing into $(VENV) (about two minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(INSTALL) '.[dev]'
 	@touch $@
 
 # What the tests on real engines need besides.
 $(VENV)/.engines: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,engines]'
+	@$(INSTALL) '.[dev,engines]'
 	@touch $@
 
 SAMPLE = examples/data/chat.jsonl -c configs/sft_conversation.json --tokenizer_path examples/tokenizer
@@ -72,7 +75,7 @@ flink-demo: engines
 
 # The docs as a site, in build/site. Warnings, links that lead nowhere and files of other hosts are errors.
 $(VENV)/.docs: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@$(INSTALL) '.[dev,docs]'
 	@touch $@
 
 docs: $(VENV)/.docs

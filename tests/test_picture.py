@@ -110,6 +110,20 @@ def test_long_rows_are_cut_and_the_rest_is_counted(run: Callable[..., Any]) -> N
     assert "... 80 more lines" in texts_of(picture(dataset, 0, lines=20))
 
 
+def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> None:
+    text = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"packing_strategy": "bfd", "max_packed_len": 512, "min_chars": 1},
+        "output": {"columns": "labels"},
+    }
+    dataset = bp.open(run(text, [{"text": f"number {number}"} for number in range(90)]).output)
+    shown = texts_of(picture(dataset, 0, lines=20))
+    documents = len(dataset[0]["seq_lens"])
+    assert documents > 20
+    assert f"... {documents - 20} more lines" in shown
+    assert len(shown) == 1 + 20 * 2 + 1 + 3  # the title, each document with its caption, what is left out, the legend
+
+
 def test_what_cannot_be_shown_is_an_error(run: Callable[..., Any]) -> None:
     dataset = bp.open(
         run(CHAT, [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}]).output

@@ -44,7 +44,7 @@ def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, ti
         dataset: an output that keeps its tokenizer, or a view of one.
         index: the row; negative: from the end.
         columns: characters of a line.
-        lines: the most lines of a sequence; what is left out is counted.
+        lines: the most lines of text; what is left out is counted.
         title: the first line; default: the row's number and its counts.
 
     Raises:
@@ -122,15 +122,18 @@ def _drawn(title: str, sequences: Sequence[TokenSequence], tokenizer: Tokenizer,
 
     add([Run(title, False, False)], "title")
     line += 0.3
+    left_out = 0
     for sequence in sequences:
-        if len(sequences) > 1:
+        found = lines_of(sequence, tokenizer, columns)
+        if most and len(sequences) > 1:
             line += 0.3
             add([Run(f"{sequence.name}: {counts_of([sequence])}", False, False)], "title")
-        found = lines_of(sequence, tokenizer, columns)
         for runs in found[:most]:
             add(runs)
-        if len(found) > most:
-            add([Run(f"... {len(found) - most:,} more lines", False, False)], "title")
+        left_out += max(0, len(found) - most)
+        most = max(0, most - len(found))
+    if left_out:
+        add([Run(f"... {left_out:,} more lines", False, False)], "title")
     line += 0.5
     gap = Run("    ", False, False)
     legend = [
