@@ -27,8 +27,8 @@ from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-# Their code runs from top to bottom: here, and in tests/trainers/test_loop.py.
-IN_ONE_PIECE = ("README.md", "docs/training.md")
+# Their code runs from top to bottom: here, and in tests/trainers (test_loop.py, test_pages.py).
+IN_ONE_PIECE = ("README.md", "docs/readers.md", "docs/training.md")
 OTHERS = [name for name in PAGES if name not in IN_ONE_PIECE]
 KINDS = ("dockerfile", "hcl", "json", "python", "sh", "text", "yaml")
 # In front of a block: <!-- needs: torch out/chat --> names modules, and what it finds in the folder in which it runs;
@@ -414,7 +414,8 @@ def printed_by(name: str, folder: Path, modules: tuple[str, ...] = MODULES) -> s
     for part in ("configs", "examples"):
         (folder / part).symlink_to(ROOT / part)
     (folder / "bin").mkdir()
-    for program, arguments in {"beam-prep": "-m beam_prep.cli", "python": ""}.items():
+    programs = {"beam-prep": "-m beam_prep.cli", "python": "", "torchrun": "-m torch.distributed.run"}
+    for program, arguments in programs.items():
         (folder / "bin" / program).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
         (folder / "bin" / program).chmod(0o755)
     there = [each for each in modules if importlib.util.find_spec(each)]
@@ -428,7 +429,7 @@ def printed_by(name: str, folder: Path, modules: tuple[str, ...] = MODULES) -> s
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PAGES if name != "docs/training.md" and blocks("sh", name)], ids=lambda name: name
+    "name", [name for name in PAGES if name not in IN_ONE_PIECE and blocks("sh", name)], ids=lambda name: name
 )
 def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
     printed = printed_by(name, tmp_path, modules=())

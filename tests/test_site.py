@@ -55,6 +55,12 @@ def test_links_are_those_of_the_site() -> None:
     )
 
 
+def test_code_has_no_links() -> None:
+    text = "`a[0](b)` [`c`](masks.md)\n```python\nf[0](g)\n```\n[d](masks.md)"
+    assert site.targets(text, "docs/config.md") == ["docs/masks.md", "docs/masks.md"]
+    assert site.with_links_of_the_site(text, "docs/decisions/walk.md", "decisions/walk.md") == text
+
+
 def test_files_outside_the_docs_have_pages() -> None:
     pages = site.source_pages()
     assert {"README.md", "CONTRIBUTING.md", "configs", "configs/sft_chat.json", "examples/train_tiny.py"} <= {*pages}

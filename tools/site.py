@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
-LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(?=[#)])")
+# Blocks of code and code in a line come first: what looks like a link in them is none.
+LINK = re.compile(
+    r"^ *(?P<fence>`{3,}).*?^ *(?P=fence)$|`[^`\n]+`|(?<=\]\()(?![a-z]+:|#)(?P<path>[^)\s#]+)(?=[#)])", re.M | re.S
+)
 SHOWN = 16_000
 """Characters of a file that its page shows."""
 
@@ -38,14 +41,17 @@ def uri_of(path: str) -> str:
 
 def targets(text: str, path: str) -> list[str]:
     """The files and folders of the repository that a page links to, as paths from its root."""
-    return [posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(link))) for link in LINK.findall(text)]
+    links = [match["path"] for match in LINK.finditer(text) if match["path"]]
+    return [posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(link))) for link in links]
 
 
 def with_links_of_the_site(text: str, path: str, uri: str) -> str:
     """A page of the repository with its links as they are in the site, where its place is `uri`."""
 
     def link(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(match[1])))
+        if not match["path"]:
+            return match[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(match["path"])))
         return posixpath.relpath(uri_of(target), posixpath.dirname(uri))
 
     return LINK.sub(link, text)
