@@ -1,7 +1,7 @@
 """Every change that we make to other libraries in a running process. No other file makes one.
 
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
-* `plain_labels`, in `Pipeline.run`, while it puts the steps together;
+* `plain_labels`, in `Pipeline.run`, too;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
 * `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam;
 * `fail_requests`, there, too: ends requests to a worker process that is no more.

@@ -227,7 +227,8 @@ class Pipeline:
                 self._finish_for_others(result, alone)
                 return result
             try:
-                return self._run(options, wait)
+                with patches.plain_labels():
+                    return self._run(options, wait)
             except Stopped:
                 if self._dies:  # the signal may have come while the folder was being removed
                     self.staging.remove()
@@ -374,8 +375,7 @@ class Pipeline:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
                 about = {"how": how, "warnings": config_warnings}
-                with patches.plain_labels():
-                    self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
+                self.apply(pipeline, about, single_use=here and self.spool is None and self.staging.local)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
             self._claim(here, wait)
