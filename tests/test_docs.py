@@ -29,8 +29,8 @@ from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-# Their code runs from top to bottom: here, and in tests/trainers (test_loop.py, test_pages.py).
-IN_ONE_PIECE = ("README.md", "docs/readers.md", "docs/training.md")
+# Their code runs from top to bottom: here, and (it needs torch) in tests/trainers, test_loop.py and test_pages.py.
+IN_ONE_PIECE = ("README.md", "docs/quickstart.md", "docs/readers.md", "docs/training.md")
 OTHERS = [name for name in PAGES if name not in IN_ONE_PIECE]
 KINDS = ("dockerfile", "hcl", "json", "python", "sh", "text", "yaml")
 # In front of a block: <!-- needs: torch out/chat --> names modules, and what it finds in the folder in which it runs;
@@ -312,6 +312,8 @@ def test_every_block_has_a_kind_that_is_checked(name: str) -> None:
     assert [block for block in blocks_of(name) if block.kind not in KINDS] == []
     others = [block for block in blocks_of(name) if block.kind not in ("python", "sh") and block.not_run]
     assert others == [], "only code and commands are run"
+    # TensorFlow, which other blocks import, and torch do not go together in one process.
+    assert name in IN_ONE_PIECE or not [block for block in blocks_of(name) if "torch" in block.needs]
 
 
 @pytest.mark.parametrize("block", blocks("python", *PAGES, run=False))
@@ -436,9 +438,10 @@ def printed_by(name: str, folder: Path, modules: tuple[str, ...] = MODULES) -> s
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PAGES if name not in IN_ONE_PIECE and blocks("sh", name)], ids=lambda name: name
+    "name", [name for name in PAGES if name != "docs/training.md" and blocks("sh", name)], ids=lambda name: name
 )
 def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
+    """Without those that need torch: see `IN_ONE_PIECE`."""
     printed = printed_by(name, tmp_path, modules=())
     if name == "docs/quickstart.md":
         for shown in texts("text", name):
