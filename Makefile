@@ -4,30 +4,39 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo docs pictures test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-profile release clean
+
+# setuptools warns of every editable installation.
+INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 # Made again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
 	@echo "installing into $(VENV) (about two minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(INSTALL) '.[dev]'
 	@touch $@
 
 # What the tests on real engines need besides.
 $(VENV)/.engines: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,engines]'
+	@$(INSTALL) '.[dev,engines]'
 	@touch $@
 
 # What the tests of pages need besides, and a Chromium of this machine (Debian: apt-get install chromium).
 $(VENV)/.browser: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,browser]'
+	@$(INSTALL) '.[dev,browser]'
 	@touch $@
 
-SAMPLE = examples/data/chat.jsonl -c configs/sft_chat.json --tokenizer_path examples/tokenizer
+SAMPLE = examples/data/chat.jsonl -c configs/sft_conversation.json --tokenizer_path examples/tokenizer
 demo: $(VENV)/.installed
 	@$(BIN)/beam-prep run -o $(OUT) $(SAMPLE)
-	@$(BIN)/beam-prep inspect $(OUT) --record 0
+	@$(BIN)/beam-prep report $(OUT)
+	@$(BIN)/beam-prep inspect $(OUT) --record 14
+	@printf '%s\n' 'Trained are the answers and their end tokens; no header, no question. What to do next:' \
+		'  more rows      $(BIN)/beam-prep inspect $(OUT)' \
+		'  a training step, in ten minutes: docs/quickstart.md' \
+		'  your own data  docs/which_config.md has a config for each kind of records' \
+		'  pictures       docs/pictures.md shows what each config trains'
 
 APART = --ignore=tests/engines --ignore=tests/trainers --ignore=tests/faults --ignore=tests/browser
 # TESTS=... runs the long ones among them, too.
@@ -73,6 +82,20 @@ test-browser: $(VENV)/.browser
 
 flink-demo: engines
 	@$(BIN)/python -m tests.engines.flink_demo
+
+# The docs as a site, in build/site. Warnings, links that lead nowhere and files of other hosts are errors.
+$(VENV)/.docs: $(VENV)/.installed
+	@$(INSTALL) '.[dev,docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@$(BIN)/python -m tools.site build/site
+
+# The pictures in the docs and what the notebook gave, from the sample data.
+pictures: $(VENV)/.installed
+	@$(BIN)/python -m tools.pictures
+	@$(BIN)/python -m tools.notebook
 
 # What is made from beam_prep/options.py: the form of the Dataflow template, its Terraform variables, the table in the docs.
 template: $(VENV)/.installed

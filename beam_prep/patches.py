@@ -1,6 +1,7 @@
 """Every change that we make to other libraries in a running process. No other file makes one.
 
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
+* `plain_labels`, in `Pipeline.run`, too;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
 * `quiet_import`, while a public name is imported;
 * `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam;
@@ -41,6 +42,30 @@ def frequent_sampling() -> Iterator[None]:
         yield
     finally:
         StateSampler.__init__ = original
+
+
+@contextlib.contextmanager
+def plain_labels() -> Iterator[None]:
+    """In IPython, Beam puts the number of the cell in front of a step's label; here it does not.
+
+    Why: for that it imports pandas. Where pandas is absent, or is version 3, no pipeline can be built in a notebook.
+    Until: Beam imports its data frames when they are used.
+    """
+    from apache_beam import pipeline
+
+    original = pipeline.alter_label_if_ipython
+    if original is _same_label:  # a run in another thread undoes it
+        yield
+        return
+    pipeline.alter_label_if_ipython = _same_label
+    try:
+        yield
+    finally:
+        pipeline.alter_label_if_ipython = original
+
+
+def _same_label(transform: Any, pvalueish: Any) -> None:
+    """Takes the place of Beam's function."""
 
 
 class _NotInstalled(importlib.abc.MetaPathFinder):

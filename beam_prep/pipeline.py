@@ -17,7 +17,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_prep import recipe, worker
+from beam_prep import patches, recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
@@ -229,7 +229,8 @@ class Pipeline:
                 self._finish_for_others(result, alone)
                 return result
             try:
-                return self._run(options, wait)
+                with patches.plain_labels():
+                    return self._run(options, wait)
             except Stopped:
                 if self._dies:  # the signal may have come while the folder was being removed
                     self.staging.remove()

@@ -1,17 +1,26 @@
 """What README and docs say is so: code runs, configs load, fields have these defaults, links lead somewhere."""
 
+import argparse
+import ast
+import functools
+import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
+from apache_beam.options.pipeline_options import PipelineOptions
 
 import beam_prep
+from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.formats.example import decode_example
 from beam_prep.options import OPTIONS
@@ -19,32 +28,53 @@ from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCS = ("docs/config.md", "docs/formats.md", "docs/extending.md", "docs/rollouts.md")
-# <!-- needs: out/demo examples --> in front of a block: what it finds in the folder in which it runs.
-FENCE = re.compile(r"(?:^<!-- needs: (?P<needs>.*?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+# Their code runs from top to bottom: here, and (it needs torch) in tests/trainers, test_loop.py and test_pages.py.
+IN_ONE_PIECE = ("README.md", "docs/quickstart.md", "docs/readers.md", "docs/training.md")
+OTHERS = [name for name in PAGES if name not in IN_ONE_PIECE]
+KINDS = ("dockerfile", "hcl", "json", "python", "sh", "text", "yaml")
+# In front of a block: <!-- needs: torch out/chat --> names modules, and what it finds in the folder in which it runs;
+# <!-- not run: why --> says that it does not run. It is checked as far as that is possible.
+FENCE = re.compile(
+    r"(?:^ *<!-- (?P<mark>needs|not run): (?P<said>.*?) -->\n)?"
+    r"^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.M | re.S,
+)
+MODULES = ("datasets", "duckdb", "grain", "h5py", "megatron", "streaming", "tensorflow", "torch")
 
 
 class Block(NamedTuple):
     page: str
     line: int
+    kind: str
     text: str
     needs: tuple[str, ...]
+    not_run: str
 
 
+@functools.cache
 def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def blocks(kind: str, *pages: str) -> list[Any]:
-    found = []
-    for name in pages:
-        text = page(name)
-        for match in FENCE.finditer(text):
-            if match["kind"] == kind:
-                line = text.count("\n", 0, match.start("text"))
-                block = Block(name, line, match["text"], tuple((match["needs"] or "").split()))
-                found.append(pytest.param(block, id=f"{name}:{line}"))
-    return found
+def blocks_of(name: str) -> Iterator[Block]:
+    text = page(name)
+    for match in FENCE.finditer(text):
+        said = {match["mark"]: match["said"]}
+        yield Block(
+            name,
+            text.count("\n", 0, match.start("text")),
+            match["kind"],
+            textwrap.dedent(match["text"]),
+            tuple(said.get("needs", "").split()),
+            said.get("not run", ""),
+        )
+
+
+def blocks(kind: str, *pages: str, run: bool = True) -> list[Any]:
+    """The blocks of a kind as parameters of a test: those that run, or those that do not."""
+    found = [block for name in pages for block in blocks_of(name) if block.kind == kind and run != bool(block.not_run)]
+    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in found]
 
 
 def texts(kind: str, name: str) -> list[str]:
@@ -97,14 +127,13 @@ def test_the_readme_names_every_config_with_its_columns() -> None:
     assert told == {}
 
 
-def test_the_picture_in_the_readme_is_what_inspect_prints(outputs: Path) -> None:
-    from beam_prep.inspect import render
-
-    # The page breaks the long line.
-    (picture,) = re.findall(r"^```\n(━━.*?)^```$", README, re.M | re.S)
-    assert " ".join(picture.split()) == " ".join(
-        render(beam_prep.open(outputs / "picture"), 0, marks=True).plain.split()
-    )
+def test_the_times_in_the_readme_are_those_that_were_measured() -> None:
+    measured = page("docs/performance.md")
+    for tool in ("beam-prep chat_last", "peer_hf_datasets.py"):
+        found = re.findall(rf"^\| 800 \| `{tool}` +\|[^|]+\|[^|]+\| +([\d.]+) \(", measured, re.M)
+        assert f"{float(found[0]):.0f} s" in README, tool
+    (times,) = re.findall(r"chat_trl, 200 MB: time of `peer_trl.py` / ours +\| [^|]+\| ([\d.]+)", measured)
+    assert f"{float(times):.1f} times as long" in README
 
 
 def test_the_commands_of_the_readme_are_targets() -> None:
@@ -196,7 +225,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Pa
     """The outputs that code in the docs reads."""
     folder = tmp_path_factory.mktemp("docs")
     jobs = {
-        "picture": ("sft_conversation", "chat", ["bin"]),
+        "chat": ("sft_conversation", "chat", ["bin"]),
         "all": ("sft_chat", "chat", list(FORMAT_NAMES)),
         "grpo": ("grpo", "rollouts", ["bin"]),
         "rollouts": ("grpo_tokens", "more/rollout_tokens", ["bin"]),
@@ -211,20 +240,23 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Pa
     return folder
 
 
-@pytest.mark.parametrize("block", blocks("json", "README.md", *DOCS))
+@pytest.mark.parametrize("block", blocks("json", *PAGES))
 def test_json_is_json_and_configs_load(block: Block) -> None:
     if "input" in json.loads(block.text):
         assert PipelineConfig.from_text(block.text, f"{block.page}:{block.line}").warnings == []
 
 
-@pytest.mark.parametrize("block", blocks("python", *DOCS))
+@pytest.mark.parametrize("block", blocks("python", *OTHERS))
 def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in block.needs:
+        if name in MODULES:
+            pytest.importorskip(name)
+            continue
         source = outputs / name.removeprefix("out/") if name.startswith("out/") else ROOT / name
         assert source.exists(), f"<!-- needs: {name} -->"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(source, target_is_directory=True)
-    for module in ("tensorflow", "datasets", "h5py", "duckdb", "grain", "megatron", "streaming"):
+    for module in MODULES:
         if f"import {module}" in block.text or f"from {module}" in block.text:
             pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
@@ -273,10 +305,181 @@ def _check_what_was_read(code: str, names: dict[str, Any]) -> None:
         assert [each.tolist() for each in names["responses"]] == [each.tolist() for each in rows]
 
 
-PAGES = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]]
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_has_a_kind_that_is_checked(name: str) -> None:
+    fences = re.findall(r"^ *```", page(name), re.M)
+    assert len(fences) == 2 * len(FENCE.findall(page(name))), "a fence that is not understood"
+    assert [block for block in blocks_of(name) if block.kind not in KINDS] == []
+    others = [block for block in blocks_of(name) if block.kind not in ("python", "sh") and block.not_run]
+    assert others == [], "only code and commands are run"
+    # TensorFlow, which other blocks import, and torch do not go together in one process.
+    assert name in IN_ONE_PIECE or not [block for block in blocks_of(name) if "torch" in block.needs]
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
+@pytest.mark.parametrize("block", blocks("python", *PAGES, run=False))
+def test_code_that_does_not_run_is_python(block: Block) -> None:
+    compile(block.text, block.page, "exec")
+
+
+@pytest.mark.parametrize("block", blocks("yaml", *PAGES))
+def test_yaml_is_yaml(block: Block) -> None:
+    assert all(yaml.safe_load_all(block.text))
+
+
+# Commands.
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    """The words of every simple command of a shell script."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("();<>|&"):
+                yield from [words] * bool(words)
+                words = []
+            elif words or not re.match(r"\w+=", word):
+                words.append(word)
+
+
+def problem_of(words: list[str]) -> str | None:
+    """What is wrong with a command of ours, or None; an empty text: the command is not ours."""
+    program, *rest = words
+    names = [word.split("=")[0] for word in rest if re.match("--?[a-z]", word)]
+    if program == "beam-prep":
+        return _problem_of_ours(rest, names)
+    if program == "make":
+        targets = [word for word in rest if "=" not in word]
+        return next((f"no target {name}" for name in targets if f"\n{name}:" not in page("Makefile")), None)
+    if program.endswith("python") and rest[:2] != ["-m", "pytest"]:
+        path = rest[1].replace(".", "/") + ".py" if rest[0] == "-m" else rest[0]
+        if path == "venv.py":
+            return ""
+        if not (ROOT / path).exists():
+            return f"no file {path}"
+        # Some scripts share the options of a module beside them.
+        code = "".join(each.read_text(encoding="utf-8") for each in [ROOT / path, *(ROOT / path).parent.glob("_*.py")])
+        unknown = [name for name in names[rest[0] == "-m" :] if not re.search(rf"{re.escape(name)}\b", code)]
+        return f"{path} has no {unknown[0]}" if unknown else None
+    if program == "pip":
+        extras = [name for each in re.findall(r"\[([\w,]+)\]", " ".join(rest)) for name in each.split(",")]
+        return next((f"no extra {name}" for name in extras if f"\n{name} = [" not in page("pyproject.toml")), None)
+    return ""
+
+
+@functools.cache
+def options_of_beam() -> set[str]:
+    importlib.import_module("beam_prep.runners")  # Flink's
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(parser)
+    return {name for action in parser._actions for name in action.option_strings}
+
+
+def _problem_of_ours(words: list[str], names: list[str]) -> str | None:
+    (commands,) = [action.choices for action in cli._parser()._actions if isinstance(action.choices, dict)]
+    if words[0] not in commands:
+        return f"no command {words[0]}"
+    actions = commands[words[0]]._actions
+    known = {name for action in actions for name in action.option_strings}
+    unknown = [name for name in names if name not in known | options_of_beam()]
+    if unknown:
+        return f"no option {unknown[0]}"
+    needed = [action.option_strings for action in actions if action.required and action.option_strings]
+    lacking = [options[-1] for options in needed if "..." not in words and not {*options} & {*names}]
+    return f"it lacks {lacking[0]}" if lacking else None
+
+
+@pytest.mark.parametrize("block", blocks("sh", *PAGES) + blocks("sh", *PAGES, run=False))
+def test_commands_in_the_docs_have_these_options(block: Block) -> None:
+    checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    found = [(shlex.join(words), problem_of(words)) for words in commands_of(block.text)]
+    assert [(command, problem) for command, problem in found if problem] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("beam-prep run a.jsonl -o out --tokenizer_path t --overwrite", None),
+        ("beam-prep run a.jsonl -o out --tokenizer_path t --direct_num_workers=2", None),
+        ("beam-prep run a.jsonl -o out", "it lacks --tokenizer_path"),
+        ("beam-prep run ... --owerwrite", "no option --owerwrite"),
+        ("beam-prep rum a.jsonl", "no command rum"),
+        ("make demmo", "no target demmo"),
+        ("python examples/train_tiny.py out --stepps 2", "examples/train_tiny.py has no --stepps"),
+        ("pip install '.[fasst]'", "no extra fasst"),
+    ],
+)
+def test_wrong_commands_are_found(command: str, problem: str | None) -> None:
+    found = problem_of(next(commands_of(command)))
+    assert found is None if problem is None else str(found).startswith(problem)
+
+
+def printed_by(name: str, folder: Path, modules: tuple[str, ...] = MODULES) -> str:
+    """What the commands of a page print, run in a folder that looks like the checkout."""
+    for part in ("configs", "examples"):
+        (folder / part).symlink_to(ROOT / part)
+    (folder / "bin").mkdir()
+    programs = {"beam-prep": "-m beam_prep.cli", "python": "", "torchrun": "-m torch.distributed.run"}
+    for program, arguments in programs.items():
+        (folder / "bin" / program).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
+        (folder / "bin" / program).chmod(0o755)
+    there = [each for each in modules if importlib.util.find_spec(each)]
+    commands = [param.values[0] for param in blocks("sh", name)]
+    script = "\n".join(block.text for block in commands if {*block.needs} <= {*there})
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    done = subprocess.run(["bash", "-e"], input=script, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.replace(f"{folder}/", "")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if name != "docs/training.md" and blocks("sh", name)], ids=lambda name: name
+)
+def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
+    """Without those that need torch: see `IN_ONE_PIECE`."""
+    printed = printed_by(name, tmp_path, modules=())
+    if name == "docs/quickstart.md":
+        for shown in texts("text", name):
+            assert shown in printed
+
+
+# Messages.
+
+
+@functools.cache
+def strings_of_the_code() -> list[str]:
+    """Every text of the package, … for what is put into it."""
+    found = []
+    for path in (ROOT / "beam_prep").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.append("".join(str(part) for part in parts))
+    return found
+
+
+MESSAGES = re.findall(r"^\*\*(`+)(.*?)\1\*\*$", page("docs/troubleshooting.md"), re.M)
+
+
+@pytest.mark.parametrize("message", [message.strip() for _, message in MESSAGES])
+def test_messages_in_the_docs_are_in_the_code(message: str) -> None:
+    parts = [part.strip() for part in message.split("…")]
+    assert sum(map(len, parts)) >= 10, "too short to be found"
+    pattern = re.compile(".*".join(map(re.escape, parts)), re.S)
+    assert any(pattern.search(text) for text in strings_of_the_code())
+
+
+# All pages.
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_lines_have_at_most_120_characters(name: str) -> None:
     """Without targets of links; tables, code, and what a benchmark wrote may be wider."""
     written = re.sub(r"^<!-- (\w+): begin -->.*?^<!-- \1: end -->|^ *```.*?^ *```", "", page(name), flags=re.M | re.S)
@@ -284,7 +487,7 @@ def test_lines_have_at_most_120_characters(name: str) -> None:
     assert [line for line in lines if len(line) > 120] == []
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
+@pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)]*)\)", page(name)):
         path, _, heading = target.partition("#")
@@ -295,7 +498,7 @@ def test_links_lead_somewhere(name: str) -> None:
             assert heading in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles], target
 
 
-@pytest.mark.parametrize("name", sorted(name for name in PAGES if re.match("docs/(decisions/|adding)", name)))
+@pytest.mark.parametrize("name", [name for name in PAGES if re.match("docs/(decisions/|adding)", name)])
 def test_the_files_that_these_pages_name_are_there(name: str) -> None:
     text = re.sub(r"^```.*?^```$|<!-- house: begin -->.*?<!-- house: end -->", "", page(name), flags=re.M | re.S)
     for path in re.findall(r"`((?:\w+/)*\w+(?:\.py|/))`", text):

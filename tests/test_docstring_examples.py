@@ -8,6 +8,7 @@ An example runs as a user would type it in the root of the project, after `impor
 """
 
 import doctest
+import pydoc
 from pathlib import Path
 
 import apache_beam as beam
@@ -32,14 +33,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", bp.__all__)
+@pytest.mark.parametrize("name", [*bp.__all__, "inspect.picture.picture"])
 def test_the_example_of_a_public_name_gives_what_it_says(
     name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout)
     names = {"beam": beam, "bp": bp, "np": np}
     # The docstring of the name itself comes first, those of its methods and functions follow.
-    tests = doctest.DocTestFinder().find(getattr(bp, name), name, globs=names)
+    tests = doctest.DocTestFinder().find(pydoc.locate(f"beam_prep.{name}"), name, globs=names)
     own, *_ = sorted(tests, key=lambda test: test.name)
     assert own.name == name
     assert own.examples, f"bp.{name} has no >>> example in its docstring"

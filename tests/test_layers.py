@@ -71,6 +71,7 @@ MAY_IMPORT = {
         "config",
         "errors",
         "formats",
+        "patches",
         "progress",
         "recipe",
         "runners",
@@ -195,7 +196,9 @@ def test_no_beam_where_none_is_needed(part: str) -> None:
 def test_nothing_of_the_package_imports_launchers_or_tests() -> None:
     for path in PACKAGE.rglob("*.py"):
         for line, module in imports(path):
-            assert module.split(".")[0] not in ("pipelines", "tests", "examples", "benchmarks"), place(path, line)
+            assert module.split(".")[0] not in ("pipelines", "tests", "examples", "benchmarks", "tools"), place(
+                path, line
+            )
 
 
 @pytest.mark.parametrize("part", SEEN_BY_BEAM)

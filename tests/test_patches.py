@@ -7,6 +7,8 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -97,6 +99,20 @@ def test_beam_still_has_what_is_patched() -> None:
     """Else `beam_prep/patches.py` is the place to look at."""
     assert "sampling_period_ms" in inspect.signature(StateSampler.__init__).parameters
     assert worker_handlers.ControlConnection()._futures_by_id == {}
+
+
+def test_a_job_runs_in_a_notebook(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beam would import pandas there, which may be absent or too new, for the labels of the steps."""
+    from apache_beam import pipeline
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    monkeypatch.setitem(sys.modules, "apache_beam.runners.interactive", None)
+    original = pipeline.alter_label_if_ipython
+    with pytest.raises(ImportError):
+        original(None, None)
+    config = {"input": {"sections": [{"field": "text", "action": "train"}]}}
+    assert run(config, [{"text": "Hello. " * 20}]).manifest["totals"]["rows"] == 1
+    assert pipeline.alter_label_if_ipython is original
 
 
 def test_requests_to_a_worker_that_is_gone_end_with_an_error() -> None:

@@ -26,7 +26,7 @@ OUT = Path("out") / "flink-demo"
 
 def _run(output: Path, options: Sequence[str]) -> str:
     """Runs the demo job from the command line, which is shown; gives the sha256 of its manifest."""
-    job = ["examples/data/chat.jsonl", "-o", str(output), "-c", "configs/sft_chat.json"]
+    job = ["examples/data/chat.jsonl", "-o", str(output), "-c", "configs/sft_conversation.json"]
     words = ["run", *job, "--tokenizer_path", "examples/tokenizer", *options]
     print(f"\n$ beam-prep {shlex.join(words)}", flush=True)
     subprocess.run([sys.executable, "-m", "beam_prep.cli", *words], cwd=ROOT, check=True)

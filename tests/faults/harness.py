@@ -126,7 +126,7 @@ def _wait_for_group(group: int) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Path -> sha256 of the files below a folder, links followed; without `run.json` and `report.html`: they tell times."""
+    """Path -> sha256 of the files below a folder, links followed; not of what tells times."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

@@ -1,0 +1,142 @@
+"""Pictures of rows: they show every token, mark what is trained in two ways, and are those in the docs."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+import beam_prep as bp
+from beam_prep.errors import BeamPrepError
+from beam_prep.inspect.picture import DARK, LIGHT, lines_of, picture
+from beam_prep.inspect.screen import VISIBLE
+from beam_prep.inspect.sequences import TokenSequence
+from tests.conftest import ROOT
+from tools import notebook, pictures
+
+SVG = "{http://www.w3.org/2000/svg}"
+CHAT = {
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+    "mask": {"assistant": "train"},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> bp.Tokenizer:
+    return bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
+
+
+def texts_of(svg: str, kind: str | None = None) -> list[str]:
+    found = ElementTree.fromstring(svg).iter(f"{SVG}text")
+    return [each.text or "" for each in found if kind is None or each.get("class") == kind]
+
+
+def test_the_pictures_in_the_docs_are_those_of_the_sample_data(tmp_path: Path) -> None:
+    made = pictures.pictures(tmp_path)
+    kept = {path.name: path.read_text(encoding="utf-8") for path in pictures.FOLDER.iterdir()}
+    assert kept == made, "make pictures"
+
+
+def test_the_notebook_holds_what_its_cells_give(tmp_path: Path) -> None:
+    pytest.importorskip("nbclient", reason="no nbclient here: pip install '.[dev]'")
+    pytest.importorskip("ipykernel", reason="no ipykernel here: pip install '.[dev]'")
+    assert notebook.NOTEBOOK.read_text(encoding="utf-8") == notebook.executed(notebook.NOTEBOOK, tmp_path)
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), max_size=120),
+    drawn=st.randoms(use_true_random=False),
+    columns=st.integers(8, 40),
+)
+def test_lines_hold_every_character_and_what_is_trained(
+    tokenizer: bp.Tokenizer, text: str, drawn: Any, columns: int
+) -> None:
+    ids = tokenizer.encode([text], add_special_tokens=False).flat
+    trained = np.array([drawn.random() < 0.5 for _ in ids], bool)
+    lines = lines_of(TokenSequence("ids", ids, trained, len(ids)), tokenizer, columns)
+    assert all(sum(cell_len(run.text) for run in line) <= columns for line in lines)
+
+    def shown(pieces: list[str]) -> str:
+        return "".join(pieces).translate(VISIBLE).replace("\t", "    ").replace("\n", "").replace("↵", "")
+
+    pieces = tokenizer.pieces(ids.tolist())
+    for wanted in (True, False):
+        runs = "".join(run.text for line in lines for run in line if run.trained == wanted).replace("↵", "")
+        expected = shown([piece for piece, is_trained in zip(pieces, trained, strict=True) if is_trained == wanted])
+        assert runs == expected.replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
+
+
+def test_texts_of_the_data_cannot_break_the_picture(run: Callable[..., Any]) -> None:
+    odd = "</text><script>alert(1)</script> & \x00\x1b[31m \u202e \ufffe \t <|im_end|> ]]>"
+    messages = [{"role": "user", "content": odd}, {"role": "assistant", "content": f"{odd}\n\n"}]
+    svg = picture(bp.open(run(CHAT, [{"messages": messages}]).output), 0)
+    assert [each.tag for each in ElementTree.fromstring(svg).iter() if "script" in each.tag] == []
+    assert "<script>alert(1)</script>" in "".join(texts_of(svg, "trained"))
+
+
+def test_trained_text_is_told_by_colour_weight_and_line(run: Callable[..., Any]) -> None:
+    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
+    svg = picture(bp.open(run(CHAT, [{"messages": messages}]).output), 0)
+    assert texts_of(svg, "trained") == ["Because.", "<|im_end|>", "trained"]  # the last is the legend's
+    shapes = [each.get("class") for each in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
+    assert shapes.count("marker") == shapes.count("below") == 3
+    assert ".trained,.beam-prep .title{font-weight:bold}" in svg
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_texts_can_be_read_on_their_backgrounds(colours: dict[str, str]) -> None:
+    """The contrast that WCAG 2 asks for: 4.5 for text, 3 for lines."""
+    for text, ground, wanted in (("ink", "paper", 4.5), ("trained", "marker", 4.5), ("line", "paper", 3)):
+        low, high = sorted(luminance(colours[name]) for name in (text, ground))
+        assert (high + 0.05) / (low + 0.05) >= wanted, (text, ground)
+
+
+def test_long_rows_are_cut_and_the_rest_is_counted(run: Callable[..., Any]) -> None:
+    text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "output": {"columns": "labels"}}
+    dataset = bp.open(run(text, [{"text": "a line\n" * 100}]).output)
+    assert "... 80 more lines" in texts_of(picture(dataset, 0, lines=20))
+
+
+def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> None:
+    text = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"packing_strategy": "bfd", "max_packed_len": 512, "min_chars": 1},
+        "output": {"columns": "labels"},
+    }
+    dataset = bp.open(run(text, [{"text": f"number {number}"} for number in range(90)]).output)
+    shown = texts_of(picture(dataset, 0, lines=20))
+    documents = len(dataset[0]["seq_lens"])
+    assert documents > 20
+    assert f"... {documents - 20} more lines" in shown
+    assert len(shown) == 1 + 20 * 2 + 1 + 3  # the title, each document with its caption, what is left out, the legend
+
+
+def test_what_cannot_be_shown_is_an_error(run: Callable[..., Any]) -> None:
+    dataset = bp.open(
+        run(CHAT, [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}]).output
+    )
+    with pytest.raises(BeamPrepError, match="columns is 2 and lines is 60, wanted at least 8 and 1"):
+        picture(dataset, 0, columns=2)
+    with pytest.raises(IndexError):
+        picture(dataset, 1)
+
+
+def test_the_notebook_is_small_and_has_pictures() -> None:
+    text = notebook.NOTEBOOK.read_text(encoding="utf-8")
+    outputs = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
+    assert sum("image/svg+xml" in output["data"] for output in outputs) == 2
+    assert len(text) < 40_000
+    assert re.search(r"/tmp/|/home/|/work/", text) is None
