@@ -44,6 +44,21 @@ examples:
   beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 """
 
+AUDIT_EXAMPLE = """\
+example:
+  beam-prep audit 'data/*.jsonl' -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
+
+Looks at a sample of all files, and writes nothing. Exit code 0: nothing found; 1: findings; 2 and more: a run with
+these arguments would not begin.
+"""
+
+INIT_EXAMPLE = """\
+example:
+  beam-prep init 'data/*.jsonl' --tokenizer_path path/to/tokenizer
+
+Writes the config, and beside it, with the ending .md, why it is so. Then prints what to type next.
+"""
+
 
 class _UsageError(Exception):
     """The command line cannot be understood."""
@@ -113,6 +128,31 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
     inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
     inspect.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config")
+    audit = commands.add_parser(
+        "audit",
+        help="look for faults of data, config and tokenizer before a run, on a sample",
+        epilog=AUDIT_EXAMPLE,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    audit.add_argument("inputs", nargs="+", metavar="FILE", help="JSONL files or quoted globs, as for a run")
+    audit.add_argument("-c", "--config", required=True, metavar="FILE", help="the config of the run")
+    audit.add_argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run")
+    audit.add_argument("--sample", type=int, metavar="N", help="records to look at (default: 2000)")
+    audit.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    init = commands.add_parser(
+        "init",
+        help="look at files, and write the config that fits them",
+        epilog=INIT_EXAMPLE,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    init.add_argument("inputs", nargs="+", metavar="FILE", help="JSONL files or quoted globs, as for a run")
+    init.add_argument(
+        "-o", "--output", default="config.json", metavar="FILE", help="the config to write (default: config.json)"
+    )
+    init.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, so that lengths and template fit")
+    init.add_argument("--overwrite", action="store_true", help="replace a config that is there")
     cat = commands.add_parser("cat", help="print rows of an output as JSON lines")
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
@@ -518,6 +558,25 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
     return None
 
 
+def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
+    from beam_prep.audit.audit import SAMPLE, audit
+    from beam_prep.audit.text import as_json, as_lines
+
+    found = audit(given.inputs, given.config, given.tokenizer_path, SAMPLE if given.sample is None else given.sample)
+    for line in [json.dumps(as_json(found))] if given.json else as_lines(found):
+        print(line)
+    return int(bool(found.findings))
+
+
+def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
+    from beam_prep.starter.write import start
+
+    print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
+    return 0
+
+
 def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.inspect import cat
 
@@ -647,6 +706,8 @@ _COMMANDS = {
     "replay": _replay,
     "gc": _gc,
     "inspect": _inspect,
+    "audit": _audit,
+    "init": _init,
     "cat": _cat,
     "report": _report,
     "verify": _verify,

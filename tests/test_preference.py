@@ -36,6 +36,19 @@ def test_sides_that_are_equal_or_missing_are_rejected(run: Callable[..., Any]) -
     assert (found[2], found[4]) == ("equal_sides", "no_prompt")
 
 
+def test_a_prompt_of_messages_that_nothing_follows_is_rejected(run: Callable[..., Any], way: None) -> None:
+    good = pair("Four.", "Five.")
+    ask = good["chosen"][:1]
+    bare = [
+        {"prompt": ask},
+        {"prompt": ask, "chosen": [], "rejected": []},
+        {"prompt": ask, "chosen": good["chosen"][1:]},
+    ]
+    done = run(DPO, [good, *bare], max_reject_rate=1)
+    assert len(bp.open(done.output)) == 1
+    assert rejects(Path(done.output)) == {2: "no_answer", 3: "no_answer", 4: "no_answer"}
+
+
 def test_a_prompt_that_is_text_beside_conversations_is_the_one_they_begin_with(run: Callable[..., Any]) -> None:
     without = pair("Four.", "Five.")
     beside = {"prompt": "What is two and two?", **without}  # as UltraFeedback has it

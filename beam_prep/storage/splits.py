@@ -103,6 +103,40 @@ def records_at(source: InputFile, file: int, start: int, size: int) -> Records |
     return None if raw is None else _block(Split(file, source, start, start + size), raw, size, None)
 
 
+def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int) -> tuple[list[Records], int, bool]:
+    """Blocks of a file that has no places to read from: compressed, or a list in a `.json` file.
+
+    It is read once, from its beginning, and only the blocks that are drawn are kept and parsed: always the same ones.
+
+    Args:
+        source: the file.
+        file: its number.
+        size: bytes of a block.
+        count: of blocks, at most.
+        most: bytes of content that are read, at most.
+
+    Returns:
+        the records of the blocks, in order; the bytes of content that were read; whether that is the entire file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    chance, kept, seen, end = np.random.default_rng(0), dict[int, RawBlock](), 0, 0
+    complete = True
+    with open_input(source) as stream:
+        for raw in read_blocks(stream, 0, -1, size):
+            if end >= most:
+                complete = False
+                break
+            place = seen if seen < count else int(chance.integers(seen + 1))
+            if place < count:
+                kept[place] = raw
+            seen, end = seen + 1, raw.start + raw.size
+    split = Split(file, source, 0, -1)
+    raws = sorted(kept.values(), key=lambda raw: raw.start)
+    return [_block(split, raw, size, None) for raw in raws], end, complete
+
+
 def _block(
     split: Split,
     raw: RawBlock,

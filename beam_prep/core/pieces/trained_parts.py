@@ -44,6 +44,8 @@ class TrainedParts:
             return None
         if masked == 0:
             raise Reject("no_prompt", "no message comes before the answer, wanted at least one")
+        if masked == len(messages):
+            raise Reject("no_answer", "no message comes after the prompt, wanted at least one")
         return masked
 
     def segments(

@@ -27,7 +27,7 @@ def check_rates(max_reject_rate: float, max_drop_rate: float) -> None:
 CUT_SHARE = 0.05
 """A larger share of tokens that are cut off is worth a warning."""
 
-_OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
+OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
 _ALIASES = {
     "assistant": ("ai", "answer", "bot", "chatbot", "chatgpt", "gpt", "model", "response"),
     "user": ("human", "person", "prompter", "question"),
@@ -180,7 +180,7 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         if config.fields:
             text += f"; the config asks for {_names(config.fields)}"
         others = [other for other in fields if other not in config.fields]
-        near = {name: _near(name, others) or _alike(name, others) for name in missing}
+        near = {name: near_name(name, others) or _alike(name, others) for name in missing}
         if missing:
             text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
             text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
@@ -200,7 +200,12 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_FIELDS])) + more
 
 
-def _near(name: str, known: Iterable[str]) -> str | None:
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, or None.
+
+    >>> near_name("gpt", ["user", "assistant"]), near_name("asistant", ["user", "assistant"]), near_name("x", ["user"])
+    ('assistant', 'assistant', None)
+    """
     by_lower = {other.lower(): other for other in known}
     alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
     near = [alias] if alias else difflib.get_close_matches(name.lower(), by_lower, n=1)
@@ -222,13 +227,13 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     warnings = []
     for role, rule in config.mask.items():
         if role not in roles:
-            near = _near(role, [other for other in roles if other not in config.mask])
+            near = near_name(role, [other for other in roles if other not in config.mask])
             hint = f": did you mean {near!r}?" if near else ""
             warnings.append(f"`mask` names the role {role!r} ({rule}), which no message has{hint}; found: {found}")
-    strange = [each for each in _by_messages(roles) if each[0] not in config.mask and not _is_usual(each[0], config)]
+    strange = [each for each in _by_messages(roles) if each[0] not in config.mask and not is_usual(each[0], config)]
     for role, counts in strange[:_ROLES]:
-        known = [*_OFTEN_MASKED, "assistant"]
-        near = None if role in known else _near(role, dict.fromkeys([*known, *config.mask]))
+        known = [*OFTEN_MASKED, "assistant"]
+        near = None if role in known else near_name(role, dict.fromkeys([*known, *config.mask]))
         hint = f"; did you mean {near!r}?" if near else ""
         warnings.append(
             f"{_messages(counts['messages'])} with the role {role!r}, which `mask` does not name: mask_default is "
@@ -239,9 +244,9 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     return warnings
 
 
-def _is_usual(role: str, config: ConfigView) -> bool:
+def is_usual(role: str, config: ConfigView) -> bool:
     """True if most configs leave this role to `mask_default`."""
-    return role in _OFTEN_MASKED if config.mask_default == "mask" else role == "assistant"
+    return role in OFTEN_MASKED if config.mask_default == "mask" else role == "assistant"
 
 
 def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:

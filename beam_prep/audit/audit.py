@@ -1,0 +1,118 @@
+"""`audit`: the checks, in one list, on one sample."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from beam_prep.audit import of_records, of_template, of_tokens
+from beam_prep.audit.draw import draw
+from beam_prep.audit.finding import Finding
+from beam_prep.audit.sample import Sample
+from beam_prep.config import PipelineConfig
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.errors import BeamPrepError, InputError
+from beam_prep.recipe import read_config
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.tokenizers import load_tokenizer
+
+SAMPLE = 2000
+"""Records that are looked at: what one record in a hundred has is seen with a chance of all but 2 in a billion."""
+
+CHECKS: tuple[Callable[[Sample], Iterable[Finding]], ...] = (
+    *of_records.CHECKS,
+    *of_tokens.CHECKS,
+    *of_template.CHECKS,
+)
+"""All checks. A new one is a function `Sample -> findings`, its line in the list of its module, and its paragraph in
+docs/audit.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        sample: the records, and what became of them.
+        findings: those with the most tokens at stake first.
+        notes: what is no fault, and good to know.
+    """
+
+    sample: Sample
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+def audit(
+    inputs: Sequence[str] | str,
+    config: PipelineConfig | str | os.PathLike[str],
+    tokenizer_path: str | os.PathLike[str],
+    count: int = SAMPLE,
+) -> Audit:
+    """Looks for faults of records, config and tokenizer, on a sample of all files. Writes nothing.
+
+    Args:
+        inputs: paths and globs of JSONL files, as for a run.
+        config: a config, or the path of its JSON file.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
+        count: records of the sample; if there are no more, all are looked at.
+
+    Raises:
+        ConfigError, InputError, TokenizerError: if a run with these arguments would raise them.
+
+    >>> found = audit("examples/data/chat.jsonl", "configs/sft_conversation.json", "examples/tokenizer")
+    >>> found.sample.count, found.findings
+    (260, ())
+    """
+    if count < 1:
+        raise BeamPrepError(f"--sample is {count}, wanted 1 or more records")
+    if not isinstance(config, PipelineConfig):
+        config = read_config(config)
+    files = list_inputs([inputs] if isinstance(inputs, str) else list(inputs))
+    tokenizer = load_tokenizer(tokenizer_path)
+    config.check_vocabulary(tokenizer.max_id)
+    return audit_files(files, config, tokenizer, count)
+
+
+def audit_files(files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer, count: int) -> Audit:
+    """The same, of files that are listed, and a tokenizer that is loaded."""
+    drawn = draw(files, count)
+    if not drawn.count:
+        raise InputError(f"the input has no record: {', '.join(repr(file.path) for file in files[:3])}")
+    config, today = _with_date(config, tokenizer)
+    sample = Sample.of(drawn, config, tokenizer, files)
+    found = [finding for check in CHECKS for finding in check(sample)]
+    if today is not None:
+        found.append(_wants_date(sample, today))
+    found.sort(key=lambda finding: (-finding.tokens, finding.name))
+    return Audit(sample, tuple(found), tuple(_notes(sample)))
+
+
+def _with_date(config: PipelineConfig, tokenizer: Tokenizer) -> tuple[PipelineConfig, str | None]:
+    """(the config with a date, that date) if the template asks for one and the config has none; else (config, None)."""
+    source = config.input.chat_template or tokenizer.chat_template or ""
+    templated = any(spec.has_template for spec in config.outputs())
+    if not templated or config.input.date is not None or not of_template.asks_for_date(source):
+        return config, None
+    today = date.today().isoformat()
+    return config.model_copy(update={"input": config.input.model_copy(update={"date": today})}), today
+
+
+def _wants_date(sample: Sample, today: str) -> Finding:
+    says = "the chat template writes today's date (strftime_now): another day would give other bytes, so no run begins"
+    mend = f'"input": {{"date": "{today}"}}'
+    return Finding("date_wanted", says, 1, "templates", sample.count, sample.tokens, mend)
+
+
+def _notes(sample: Sample) -> Iterable[str]:
+    if names := of_records.unread(sample):
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        yield f"fields that the config does not read: {', '.join(map(repr, names[:12]))}{more}"
+    date = sample.config.input.date
+    if date is not None and of_template.asks_for_date(sample.template_source):
+        yield f"the chat template writes a date, and the config says which: {date} in every row"
+    if any(s.template == "message" and s.action != "mask" for spec in sample.config.outputs() for s in spec.sections):
+        yield 'headers of trained messages are trained, too, with "template": true; "conversation" leaves them out'
+    for path in sample.drawn.unread[:3]:
+        yield f"{path} is compressed: only its beginning was read"

@@ -1,0 +1,191 @@
+"""Records drawn from all files: always the same ones."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from beam_prep.core.data.block import ALIVE, InputFile
+from beam_prep.core.data.drawn import drawn
+from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.reading.json_list import is_json_file
+from beam_prep.core.reading.records import Records
+from beam_prep.storage.splits import blocks_drawn, records_at
+
+NOT_DRAWN = "not_drawn"
+"""The reason that stands in the ledgers of drawn records at lines that were read and not drawn."""
+
+_FILES = 256  # looked into: each is a request to a store
+_PLACES = 128  # at least, if there are so many: records beside each other are alike
+_MOST_PLACES = 1024  # 64 MB, where records are so long that few begin at a place
+_STREAM_BYTES = 1 << 28  # of content that are read of all compressed files: 256 MB take a few seconds
+_SAMPLE_BYTES = 1 << 25  # of records, at most: to encode 32 MB takes some 20 seconds
+_UNPACKED = 4  # bytes of content that a compressed byte stands for, about
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Records of a sample.
+
+    Attributes:
+        blocks: where they are from; other lines of these blocks are dropped as `NOT_DRAWN`.
+        count: lines that were drawn, without blank ones.
+        about: lines of the input, about.
+        all: True if these are all lines.
+        files: files that were looked into.
+        unread: files of which only the beginning was read, as they are compressed and large.
+    """
+
+    blocks: tuple[Records, ...]
+    count: int
+    about: int
+    all: bool
+    files: int
+    unread: tuple[str, ...]
+
+
+def draw(files: Sequence[InputFile], count: int) -> Drawn:
+    """`count` records of all files, in order; fewer where so many are more than `_SAMPLE_BYTES`.
+
+    Plain files are read at places that are drawn; compressed files, and lists in `.json` files, from their beginning.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    some = drawn(len(files), _FILES, first=True).tolist()
+    streams = [index for index in some if _is_stream(files[index])]
+    plain = [index for index in some if index not in set(streams)]
+    weight = {index: files[index].size * (1 if files[index].compression is None else _UNPACKED) for index in some}
+    total = max(1, sum(weight.values()))
+    strata, unread = [], []
+    complete = len(some) == len(files)
+    for index in streams:
+        places = max(1, round(_MOST_PLACES * weight[index] / total))
+        most = max(CHUNK, _STREAM_BYTES // len(streams))
+        found, end, whole = blocks_drawn(files[index], index, CHUNK, places, most)
+        strata.append(_Stratum(found, end if whole else max(end, weight[index])))
+        complete &= whole and strata[-1].read == end
+        if not whole:
+            unread.append(files[index].path)
+    lines, held = sum(part.lines for part in strata), sum(part.held for part in strata)
+    beside = _Stratum([], sum(files[index].size for index in plain))
+    for number, (index, start) in enumerate(_cells([(index, files[index].size) for index in plain])):
+        enough = lines >= count or held >= _SAMPLE_BYTES
+        if number >= _MOST_PLACES or (enough and number >= max(_PLACES, len(plain))) or held >= _STREAM_BYTES:
+            complete = False
+            break
+        beside.read += min(CHUNK, files[index].size - start)
+        block = records_at(files[index], index, start, CHUNK)
+        if block is not None:
+            beside.add(block)
+            lines += _lines(block)
+            held += len(block.ledger.raw)
+    strata.append(beside)
+    if held > _SAMPLE_BYTES:
+        count = min(count, max(1, lines * _SAMPLE_BYTES // held))
+    taken = [block for part, quota in zip(strata, _quotas(strata, count), strict=True) for block in part.take(quota)]
+    taken.sort(key=lambda block: (block.origin.file, block.origin.start))
+    about = lines if complete else round(sum(part.about for part in strata) * len(files) / max(1, len(some)))
+    return Drawn(tuple(taken), min(lines, count), about, complete and lines <= count, len(some), tuple(unread))
+
+
+@dataclass(slots=True)
+class _Stratum:
+    """A part of the input from which blocks were drawn evenly: a stream, or all plain files together.
+
+    Attributes:
+        blocks: what was read.
+        size: bytes of its content, about.
+        read: of these, bytes that were read.
+        lines: that are not blank, in the blocks.
+        held: bytes of the blocks.
+    """
+
+    blocks: list[Records]
+    size: int
+    read: int = 0
+    lines: int = 0
+    held: int = 0
+
+    def __post_init__(self) -> None:
+        self.read = sum(block.origin.size for block in self.blocks)
+        self.lines = sum(map(_lines, self.blocks))
+        self.held = sum(len(block.ledger.raw) for block in self.blocks)
+
+    def add(self, block: Records) -> None:
+        """Adds a block; `read` counts what was asked for, with records in it or not."""
+        self.blocks.append(block)
+        self.lines += _lines(block)
+        self.held += len(block.ledger.raw)
+
+    @property
+    def about(self) -> float:
+        """Its lines, about."""
+        return self.lines * self.size / self.read if self.read else 0.0
+
+    def take(self, count: int) -> Iterator[Records]:
+        """The blocks, with that many of their lines."""
+        self.blocks.sort(key=lambda block: (block.origin.file, block.origin.start))
+        return _take(self.blocks, self.lines, count)
+
+
+def _quotas(strata: Sequence[_Stratum], count: int) -> list[int]:
+    """How many lines each stratum gives: by its share of the input, as far as it has them."""
+    total = sum(part.about for part in strata) or 1.0
+    quotas = [min(part.lines, int(count * part.about / total)) for part in strata]
+    for place in sorted(range(len(strata)), key=lambda place: -strata[place].about):
+        more = min(strata[place].lines - quotas[place], count - sum(quotas))
+        quotas[place] += max(0, more)
+    return quotas
+
+
+def _is_stream(file: InputFile) -> bool:
+    return file.compression is not None or is_json_file(file.path)
+
+
+def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """(file, offset) of all parts of plain files, in the order in which they are read: first one of each file."""
+    sizes = np.array([-(-size // CHUNK) for _, size in files], np.int64)
+    if not sizes.sum():
+        return
+    chance = np.random.default_rng(0)
+    first = {place: int(chance.integers(cells)) for place, cells in enumerate(sizes.tolist()) if cells}
+    for place, cell in first.items():
+        yield files[place][0], cell * CHUNK
+    ends = np.cumsum(sizes)
+    # More than are ever read; a permutation of a terabyte's parts would take memory.
+    for number in chance.permutation(drawn(int(ends[-1]), 2 * _MOST_PLACES)).tolist():
+        place = int(np.searchsorted(ends, number, side="right"))
+        cell = number - int(ends[place] - sizes[place])
+        if first[place] != cell:
+            yield files[place][0], cell * CHUNK
+
+
+def _lines(block: Records) -> int:
+    """Lines that are not blank."""
+    return len(block.ledger.starts) - sum(
+        int((block.ledger.status == code).sum())
+        for code, (kind, _) in enumerate(block.ledger.outcomes, start=1)
+        if kind == "blank"
+    )
+
+
+def _take(blocks: Sequence[Records], lines: int, count: int) -> Iterator[Records]:
+    """The blocks with `count` of their lines."""
+    picked = np.zeros(lines, bool)
+    picked[drawn(lines, count)] = True
+    start = 0
+    for block in blocks:
+        blank = [code for code, (kind, _) in enumerate(block.ledger.outcomes, start=1) if kind == "blank"]
+        filled = np.flatnonzero(~np.isin(block.ledger.status, blank))
+        left_out = filled[~picked[start : start + len(filled)]]
+        start += len(filled)
+        if not len(left_out):
+            yield block
+            continue
+        ledger = block.ledger.copy()
+        ledger.drop(left_out, NOT_DRAWN)
+        for line in left_out.tolist():
+            ledger.messages.pop(line, None)
+        rows = np.flatnonzero(ledger.status[block.line] == ALIVE)
+        yield replace(block, ledger=ledger, line=block.line[rows], rows=[block.rows[row] for row in rows.tolist()])

@@ -1,0 +1,318 @@
+"""Checks of the records: what is left out, what is not read, what their texts hold."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from beam_prep.audit.finding import Finding, Hits
+from beam_prep.audit.sample import Conversation, Sample, text_of
+from beam_prep.core.reading.drops import LOST
+from beam_prep.core.shards.report import lost_causes
+
+_RARE = 0.01
+"""What a text of the web may hold here and there (a control character, a copy): below this share it is no finding."""
+
+_ASKED_FOR = 0.05
+"""Drops that the config asks for (`too_short`, `too_long`): the share at which a run fails for other drops."""
+
+_MEND_REJECTS = {
+    "bad_json": "write one JSON object on each line (json.dumps), and nothing else",
+    "duplicate_key": "write each key once in an object",
+    "invalid_utf8": "convert the file: iconv -f LATIN1 -t UTF-8 (or whatever it is in)",
+    "not_an_object": "write one JSON object on each line",
+    "wrong_type": 'give the field the type that the message names, or change "template" or "field" of its section',
+    "bad_message": 'give every message "role" and "content" (ShareGPT\'s from/value: "input": {"adapter": "sharegpt"})',
+    "missing_source": "complete the records, or take them out",
+    "template_error": "mend what the template refuses (unknown roles, tools or calls of another form), or "
+    'give another template: "input": {"chat_template": ...}',
+    "unknown_role": '"input": {"adapter": {"name": "sharegpt", "roles": {"<their name>": "assistant"}}}',
+    "last_not_assistant": 'end these conversations with an answer, or use "action": "$role"',
+    "equal_sides": "take out the pairs whose sides are equal",
+    "control_token": '"preprocessing": {"control_tokens": "escape"}',
+    "line_too_long": "run with a larger --max_line_bytes",
+    "template_limit": "take out the record that makes so much text",
+}
+
+
+def left_out(sample: Sample) -> Iterator[Finding]:
+    """Records that are rejected, or dropped with nothing to train on; those that the config drops, if many."""
+    found: dict[tuple[str, str], Hits] = {}
+    for kind, reason, part, line in sample.left_out():
+        if reason == "spans_unproven":
+            continue  # of_template says why
+        if reason == "untrained" and sample.trained_before_cutting(part, line):
+            reason = "cut"
+        message = part.rows.ledger.messages.get(line, "")
+        found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))
+    causes = [text for text in lost_causes(sample.drops(), sample.view) if "not there" in text or " hold" in text]
+    for (kind, reason), hits in found.items():
+        step = sample.config.preprocessing
+        if kind == "rejected":
+            mend = _MEND_REJECTS.get(reason, "mend these records as the message says, or take them out")
+            yield from hits.finding(f"rejected_{reason}", f"{hits.told} cannot be used: rejected", mend)
+        elif reason == "cut":
+            says = f"all that is trained of {hits.told} is cut off: dropped as untrained"
+            mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {sample.longest or step.max_seq_len:,}'
+            yield from hits.finding("dropped_untrained", says, mend)
+        elif reason in LOST:
+            says = f"there is nothing to train on in {hits.told}: dropped as {reason}"
+            cause = next((text for text in causes if f"first {reason} record" in text), None)
+            mend = 'the "field" of the sections, as the records have it; or take these records out'
+            if cause is not None:
+                says += f"; {cause}"
+            elif reason == "untrained" and sample.view.mask is not None:
+                mend = '"mask": {"<role of the answers>": "train"}; or take these records out'
+            yield from hits.finding(f"dropped_{reason}", says, mend)
+        else:
+            mend = {
+                "too_short": f'"preprocessing": {{"min_chars": ...}}, now {step.min_chars:,}',
+                "too_long": f'"preprocessing": {{"max_seq_len": ...}}, now {step.max_seq_len:,} (max_chars: '
+                f"{step.max_chars:,})",
+            }.get(reason, "change what drops them")
+            says = f"the config drops {hits.told} as {reason}"
+            yield from hits.finding(f"dropped_{reason}", says, mend, _ASKED_FOR)
+
+
+_PARTS_OF_PROMPTS = {
+    *("system", "system_prompt", "instruction", "instructions", "input", "context", "history", "question", "query"),
+    *("prompt", "messages", "conversations", "conversation", "tools", "functions", "reasoning", "reasoning_content"),
+    *("thinking", "completion", "response", "responses", "output", "answer", "chosen", "rejected", "text", "content"),
+}
+"""Fields that usually hold what a model reads or says. Others (ids, sources, scores) are metadata."""
+
+_ANSWERS_FOR_JUDGES = {"answer", "ground_truth", "solution"}
+"""Beside sampled responses they are for a verifier, and are not trained."""
+
+_READ_BY_ITSELF = {"tools", "chat_template_kwargs"}
+"""Fields that conversations read without a section."""
+
+
+def fields_not_read(sample: Sample) -> Iterator[Finding]:
+    """Fields with texts or messages of a prompt or an answer that no section reads, and that no read field repeats."""
+    read = _read_fields(sample)
+    sampled = any(spec.kind == "list" for spec in sample.config.outputs()) or sample.config.input.rollouts is not None
+    known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
+    found: dict[str, Hits] = {}
+    for part, line, record in sample.originals():
+        others = [name for name in record if name in known and name not in read and _holds_text(record[name])]
+        if not others:
+            continue
+        told = _squeezed(json.dumps([record.get(name) for name in read], ensure_ascii=False))
+        for name in others:
+            if all(_squeezed(json.dumps(text, ensure_ascii=False)[1:-1]) in told for text in _texts_in(record[name])):
+                continue  # UltraChat's `prompt` is its first message again
+            size = len(json.dumps(record[name], ensure_ascii=False))
+            hits = found.setdefault(name, Hits(sample))
+            hits.add(part, line, f"{name}: {_short(record[name])}", size * sample.tokens_per_character)
+    for name, hits in found.items():
+        says = f"the config does not read the field {name!r}, which has text in {hits.told}"
+        yield from hits.finding("field_not_read", says, _mend_unread(sample, name), _RARE)
+
+
+def _mend_unread(sample: Sample, name: str) -> str:
+    if name in ("tools", "functions"):
+        return 'give "template": "conversation" to the section of the messages; the field must be called \'tools\''
+    if name.startswith("system") and sample.conversations:
+        return 'put it into the messages, as the first one: {"role": "system", "content": ...}'
+    return f'a section of its own: {{"field": {json.dumps(name)}, "action": "mask"}} (or "train"); or take it out'
+
+
+def unread(sample: Sample) -> list[str]:
+    """All fields that the config does not read, the most frequent first."""
+    read = {*_read_fields(sample), sample.config.output.domain_key}
+    counts: Counter[str] = Counter()
+    for _, _, record in sample.originals():
+        counts.update(name for name in record if name not in read)
+    return [name for name, _ in counts.most_common()]
+
+
+def _read_fields(sample: Sample) -> list[str]:
+    given = sample.config.input
+    read = list(sample.view.fields)
+    if given.adapter is not None:
+        read += [section.field for spec in sample.config.outputs() for section in spec.sections]
+        options = given.adapter.build() if given.adapter.name != "tokenized" else None
+        names = ("instruction", "input", "output", "system", "history")
+        read += [getattr(options, name) for name in names if hasattr(options, name)]
+        if given.adapter.name == "sharegpt":
+            read.append("system")
+        if given.adapter.name == "tokenized":
+            read += ["labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"]
+    if sample.config.output.loss_weights:
+        read.append("weight")
+    conversational = any(spec.has_template for spec in sample.config.outputs())
+    return [*dict.fromkeys(read), *(sorted(_READ_BY_ITSELF) if conversational else ())]
+
+
+def _holds_text(value: Any) -> bool:
+    return any(text.strip() for text in _texts_in(value))
+
+
+def _texts_in(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in values for text in _texts_in(each)]
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def duplicates(sample: Sample) -> Iterator[Finding]:
+    """Records whose read fields are equal.
+
+    Of n records drawn from m, both of a pair are drawn with the chance (n / m) ** 2. So a pair that is found stands
+    for m / n pairs. A record of which three or more copies are drawn is frequent, and its share of the sample is that
+    of the input. One pair may be chance, hence at least two.
+    """
+    read = _read_fields(sample)
+    drawn: Counter[bytes] = Counter()
+    hits = Hits(sample)
+    for part, line, record in sample.originals():
+        told = {name: record[name] for name in read if name in record}
+        if not any(told.values()):
+            continue  # nothing is equal to nothing: a finding of its own
+        text = json.dumps(told, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        key = hashlib.blake2b(text, digest_size=16).digest()
+        if key in drawn:
+            hits.add(part, line)
+        drawn[key] += 1
+    grow = max(1.0, sample.drawn.about / max(1, sample.count))
+    copies = sum(grow if count == 2 else count - 1 for count in drawn.values() if count > 1)
+    share = min(1.0, copies / max(1, sample.count))
+    if hits.count >= 2 and share > _RARE:
+        says = f"{hits.told} of the sample are copies of others in it; that is {_share(share)} of the input, about"
+        yield from hits.finding("duplicates", says, "take out the copies before the run (sort -u, for equal lines)")
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%}" if share < 0.995 else "nearly all"
+
+
+def empty_turns(sample: Sample) -> Iterator[Finding]:
+    """Messages that say nothing: no text, no reasoning, no tool call."""
+    hits, roles = Hits(sample, "messages"), Counter[str]()
+    for chat, place, message in _messages(sample):
+        calls = any(message.get(key) for key in ("tool_calls", "function_call", "reasoning_content", "thinking"))
+        if not text_of(message).strip() and not calls:
+            hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({message.get('role')}) is empty")
+            roles[str(message.get("role"))] += 1
+    told = ", ".join(f"{count:,} of {role!r}" for role, count in roles.most_common(4))
+    says = f"empty messages: {told}; a model learns to say nothing, or to answer nothing"
+    yield from hits.finding("empty_turns", says, "take out these records")
+
+
+def repeated_turns(sample: Sample) -> Iterator[Finding]:
+    """Messages that say the same as the one before of the same role, or question and answer that come again at once."""
+    hits = Hits(sample, "messages")
+    for chat in sample.conversations:
+        said = [(message.get("role"), text_of(message).strip()) for message in chat.messages]
+        for place, (role, text) in enumerate(said):
+            twice = place > 0 and said[place - 1] == (role, text)
+            pair = place > 2 and said[place - 1 : place + 1] == said[place - 3 : place - 1]
+            if text and (twice or pair):
+                where = f"{chat.field}[{place}] ({role}) repeats: {text}"
+                hits.add(chat.part, chat.line, where, len(text) * sample.tokens_per_character)
+    says = f"what was said just before is repeated in {hits.told}: a model learns to repeat itself"
+    # Of 17,193 real dialogues, not one does so.
+    yield from hits.finding("repeated_turns", says, "take out the repeated messages", 0.002)
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+"""Characters without a shape. Not among them: tab, line ends, the joiners and marks that scripts and emoji need."""
+
+_BROKEN = re.compile("\ufffd|Ã[\x80-\xbf]|â€[\x80-\xbf™œ\x9d“”˜¦]|[\x80-\xbf]Ã")
+"""The replacement character, and UTF-8 that was read as Latin-1 or Windows-1252."""
+
+
+def control_characters(sample: Sample) -> Iterator[Finding]:
+    """Texts with characters that nobody sees: of terminals, of width zero, of direction."""
+    hits = _matches(sample, _CONTROL, lambda match: f"U+{ord(match[0]):04X}")
+    says = f"control characters, or characters of width zero, are in {hits.told}"
+    yield from hits.finding("control_characters", says, "take these characters out of the texts", _RARE)
+
+
+def broken_characters(sample: Sample) -> Iterator[Finding]:
+    """Texts that were decoded wrongly before."""
+    hits = _matches(sample, _BROKEN, lambda match: match[0])
+    says = f"characters that were decoded wrongly (U+FFFD, or UTF-8 read as Latin-1) are in {hits.told}"
+    yield from hits.finding("broken_characters", says, "read the source again, in its own encoding", _RARE)
+
+
+_MARKUP = re.compile(
+    r"<\|(?:im_start|im_end|im_sep|eot_id|start_header_id|end_header_id|begin_of_text|end_of_text|endoftext|eom_id|"
+    r"user|assistant|system|end|endofprompt|start|channel|return)\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|"
+    r"<｜(?:User|Assistant|end▁of▁sentence)｜>|\n\n(?:Human|Assistant): |### (?:Instruction|Response|Human|Assistant):"
+)
+"""What chat formats write around messages."""
+
+
+def markup_of_chats(sample: Sample) -> Iterator[Finding]:
+    """Messages that hold the markup of a chat format: they were rendered once already, by another template."""
+    controls = set(sample.tokenizer.controls)
+    hits = Hits(sample, "messages")
+    for chat, place, message in _messages(sample):
+        match = next((match for match in _MARKUP.finditer(text_of(message)) if match[0] not in controls), None)
+        if match is not None:
+            hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {_around(match)}")
+    says = f"the markup of another chat format than the tokenizer's is in {hits.told}: rendered twice?"
+    mend = "take the markup out of the messages: the template writes its own"
+    yield from hits.finding("markup_in_text", says, mend, 0.002)
+
+
+def control_tokens(sample: Sample) -> Iterator[Finding]:
+    """Texts that hold the text of a special token, which becomes the token."""
+    if sample.config.preprocessing.control_tokens != "keep" or not sample.tokenizer.controls:
+        return
+    pattern = re.compile("|".join(map(re.escape, sample.tokenizer.controls)))
+    eos = sample.tokenizer.special_tokens.get("eos_token", "")
+    hits = Hits(sample, "texts")
+    for part, line, text in sample.texts():
+        # Texts of prompt and completion may end with their EOS.
+        match = pattern.search(text.removesuffix(eos) if eos and sample.template is None else text)
+        if match is not None:
+            hits.add(part, line, _around(match))
+    says = f"the text of a special token, which becomes the token itself, is in {hits.told}"
+    mend = '"preprocessing": {"control_tokens": "escape"} (or "reject"), or take it out of the texts'
+    yield from hits.finding("control_tokens", says, mend)
+
+
+def _matches(sample: Sample, pattern: re.Pattern[str], shown: Any) -> Hits:
+    hits = Hits(sample, "texts")
+    for part, line, text in sample.texts():
+        if (match := pattern.search(text)) is not None:
+            hits.add(part, line, f"{shown(match)} in {_around(match)}")
+    return hits
+
+
+def _around(match: re.Match[str]) -> str:
+    """The match with the text on both sides."""
+    start = max(0, match.start() - 40)
+    return f"{'... ' * (start > 0)}{match.string[start : match.end() + 40]}"
+
+
+def _messages(sample: Sample) -> Iterator[tuple[Conversation, int, Mapping[str, Any]]]:
+    for chat in sample.conversations:
+        for place, message in enumerate(chat.messages):
+            yield chat, place, message
+
+
+CHECKS: Sequence[Any] = (
+    left_out,
+    fields_not_read,
+    duplicates,
+    empty_turns,
+    repeated_turns,
+    control_characters,
+    broken_characters,
+    markup_of_chats,
+    control_tokens,
+)

@@ -1,0 +1,412 @@
+"""Checks of ids and masks: what is trained, what begins and ends a row, what is cut."""
+
+import unicodedata
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from beam_prep.audit.finding import Finding, Hits
+from beam_prep.audit.sample import Conversation, Sample, text_of
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
+
+_FEW = 0.01
+"""A share of the rows that is worth a finding where a few of them are no fault: a long one is cut, two tokens merge."""
+
+_LITTLE = 0.02
+"""A smaller share of trained tokens is little: fifty are read for one that is learnt from."""
+
+_END = 3
+"""Tokens at the end of an answer among which its end token is: ChatML writes a line end after it."""
+
+
+def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
+    """Roles that `mask` trains, and that no message has."""
+    view = sample.view
+    roles = {str(m.get("role")) for chat in sample.conversations for m in chat.messages}
+    if view.mask is None or not roles:
+        return
+    for role, rule in view.mask.items():
+        if role in roles or rule == "mask":
+            continue  # a rule that masks nothing does no harm
+        near = near_name(role, [other for other in sorted(roles) if other not in (view.mask or ())])
+        found = ", ".join(map(repr, sorted(roles)[:8]))
+        says = f"`mask` trains the role {role!r}, which no message has; found: {found}"
+        mend = f'"mask": {{"{near or sorted(roles)[0]}": "{rule}"}}, in place of {role!r}'
+        tokens = sample.roles.get(near or "", {}).get("tokens", 0) or sample.tokens
+        yield Finding("role_not_in_data", says, 1, "roles", sample.count, tokens, mend)
+
+
+def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
+    """Roles of messages that `mask` does not name, and that are not usually left to `mask_default`."""
+    view = sample.view
+    if view.mask is None:
+        return
+    found: dict[str, Hits] = {}
+    for chat in sample.conversations:
+        for place, message in enumerate(chat.messages):
+            role = message.get("role")
+            if isinstance(role, str) and role not in view.mask and not is_usual(role, view):
+                text = text_of(message)
+                hits = found.setdefault(role, Hits(sample, "messages"))
+                where = f"{chat.field}[{place}]: {text}"
+                hits.add(chat.part, chat.line, where, len(text) * sample.tokens_per_character)
+    known = [*OFTEN_MASKED, "assistant"]
+    for role, hits in sorted(found.items(), key=lambda entry: -entry[1].tokens)[:8]:
+        near = None if role in known else near_name(role, dict.fromkeys([*known, *view.mask]))
+        done = "trained" if view.mask_default == "train" else "not trained"
+        says = f"`mask` does not name the role {role!r}, of {hits.told}: {done}"
+        says += f"; did you mean {near!r}?" if near else ""
+        other = "mask" if view.mask_default == "train" else "train"
+        yield from hits.finding("role_not_in_mask", says, f'"mask": {{"{role}": "{other}"}}')
+
+
+def answers_not_trained(sample: Sample) -> Iterator[Finding]:
+    """The assistant's messages are not trained at all, and others are."""
+    counts = sample.roles.get("assistant")
+    others = sum(said["trained"] for role, said in sample.roles.items() if role != "assistant")
+    if counts is not None and counts["tokens"] and not counts["trained"] and others:
+        told = ", ".join(repr(role) for role, said in sample.roles.items() if said["trained"])
+        says = f"nothing that 'assistant' says is trained; trained: {told}"
+        mend = '"mask": {"assistant": "train"}'
+        messages = counts["messages"]
+        yield Finding("answers_not_trained", says, messages, "messages", sample.count, counts["tokens"], mend)
+
+
+def little_trained(sample: Sample) -> Iterator[Finding]:
+    """A very small share of the tokens is trained."""
+    rows, tokens, trained = sample.kept
+    if rows and trained and trained < _LITTLE * tokens:
+        says = f"{trained / tokens:.2%} of the tokens are trained: {tokens:,} are read to learn from {trained:,}"
+        mend = '"mask": {"assistant": "train"} in place of "last", or "action": "$role" in place of "$last"'
+        yield Finding("little_trained", says, rows, "rows", sample.count, tokens - trained, mend)
+
+
+def config_warnings(sample: Sample) -> Iterator[Finding]:
+    """Settings that are allowed but probably not meant, as the run warns of them."""
+    for text in sample.config.warnings:
+        yield Finding("config", text, 1, "settings", sample.count, sample.tokens, "as it says")
+
+
+# What begins and ends a row.
+
+
+def double_bos(sample: Sample) -> Iterator[Finding]:
+    """Sequences that begin with two BOS tokens."""
+    bos = sample.tokenizer.bos_id
+    hits = Hits(sample, "rows")
+    if bos is None:
+        return
+    for part, _, rows, _, lines in sample.sequences():
+        for row in np.flatnonzero(_first(rows, 0) == bos).tolist():
+            if len(rows[row]) > 1 and rows[row][1] == bos:
+                hits.add(part, int(lines[row]), _start_of(sample, rows, row))
+    says = f"two BOS tokens are at the beginning of {hits.told}"
+    if sample.template is not None:
+        mend = '"preprocessing": {"bos": "strip"} or "tokenizer", or a template that writes it once'
+    else:
+        mend = 'take it out of the texts, or "add_special_tokens": false for the first section'
+    yield from hits.finding("double_bos", says, mend)
+
+
+def no_bos(sample: Sample) -> Iterator[Finding]:
+    """Sequences without the BOS that the tokenizer puts in front of any text by itself."""
+    bos = sample.tokenizer.bos_id
+    given = sample.config
+    if bos is None or given.input.tokenized or given.preprocessing.bos == "strip":
+        return
+    if sample.tokenizer.encode(["a"], add_special_tokens=True).flat[0] != bos:
+        return  # models of such tokenizers are trained without
+    lists = {name for name, output in sample.outputs.items() if output.kind == "list"}
+    hits = Hits(sample, "rows")
+    for part, name, rows, _, lines in sample.sequences():
+        if name not in lists:  # elements of lists follow a prompt
+            for row in np.flatnonzero((_first(rows, -1) != bos) & (rows.lengths > 0)).tolist():
+                hits.add(part, int(lines[row]), _start_of(sample, rows, row))
+    says = f"the BOS token, which this tokenizer puts in front of every text, is missing in {hits.told}"
+    if sample.template is not None:
+        mend = '"preprocessing": {"bos": "tokenizer"}'
+    else:
+        mend = '"add_special_tokens": true for the first section'
+    yield from hits.finding("no_bos", says, mend)
+
+
+def no_end(sample: Sample) -> Iterator[Finding]:
+    """Answers and texts after which no end token is trained: a model never learns to stop."""
+    given = sample.config
+    options = given.mask_options
+    if given.input.tokenized or (options is not None and options.eos == "mask"):
+        return
+    special = _special_ids(sample)
+    hits, seen = Hits(sample, "rows"), 0
+    chats = lists = False
+    for part, name, rows, mask, lines in sample.sequences():
+        if not sample.outputs[name].trains:
+            continue
+        trained = np.ones(len(rows.flat), np.uint8) if mask is None else mask
+        ends = np.isin(rows.flat, special) & (trained == 1)
+        row_of = np.repeat(np.arange(len(rows)), rows.lengths)
+        last = _last_trained(rows, trained)
+        near = np.zeros(len(rows), bool)
+        # Somewhere in the row a run of trained tokens ends with a special token.
+        stop = np.flatnonzero((trained == 1) & (np.append(trained[1:], 0) == 0) | (np.append(np.diff(row_of), 1) > 0))
+        for back in range(_END):
+            at = stop - back
+            good = (at >= 0) & (row_of[np.maximum(at, 0)] == row_of[stop])
+            near[row_of[stop[good]][ends[at[good]]]] = True
+        chats |= sample.outputs[name].has_template
+        lists |= sample.outputs[name].kind == "list"
+        seen += int((last >= 0).sum())
+        for row in np.flatnonzero((last >= 0) & ~near).tolist():
+            hits.add(part, int(lines[row]), _end_of(sample, rows, row, int(last[row])))
+    if hits.count <= _FEW * seen:
+        return
+    says = f"no end token is trained in {hits.told} of {seen:,}: a model never learns to stop"
+    if lists:
+        mend = "end the texts of the lists with the EOS token's text: preprocessing.eos does not reach lists"
+    elif chats:
+        mend = 'a template that writes an end token after each answer: "input": {"chat_template": ...}'
+    elif sample.tokenizer.id_of("eos_token") is None:
+        mend = 'name an eos_token in the tokenizer, then "preprocessing": {"eos": "if_missing"}'
+    else:
+        mend = '"preprocessing": {"eos": "if_missing"}'
+    yield from hits.finding("no_end", says, mend)
+
+
+def double_end(sample: Sample) -> Iterator[Finding]:
+    """The same special token twice in a row, but for a BOS at the beginning."""
+    # Unknown tokens and pads may follow each other; they end nothing.
+    others = {sample.tokenizer.id_of(name) for name in ("unk_token", "pad_token")} - {
+        sample.tokenizer.id_of("eos_token")
+    }
+    special = [token for token in _special_ids(sample).tolist() if token not in others]
+    hits = Hits(sample, "places")
+    for part, _, rows, _, lines in sample.sequences() if not sample.config.input.tokenized else ():
+        flat = rows.flat
+        same = np.flatnonzero((flat[1:] == flat[:-1]) & np.isin(flat[1:], special)) if len(flat) else flat
+        row = np.searchsorted(rows.offsets, same, side="right") - 1
+        inside = (same + 1 < rows.offsets[row + 1]) & (
+            (same > rows.offsets[row]) | (flat[same] != sample.tokenizer.bos_id)
+        )
+        for place, at in zip(same[inside].tolist(), row[inside].tolist(), strict=True):
+            hits.add(part, int(lines[at]), _end_of(sample, rows, at, place + 1 - int(rows.offsets[at])))
+    says = f"the same special token stands twice, one after the other, at {hits.told}"
+    mend = "take the token out of the texts, or out of the template"
+    if sample.template is None and sample.config.preprocessing.eos != "never":
+        ends = sample.tokenizer.encode(["a"], add_special_tokens=True).flat[-1] == sample.tokenizer.id_of("eos_token")
+        mend = (
+            '"preprocessing": {"eos": "never"}: this tokenizer adds its EOS by itself'
+            if ends
+            else '"preprocessing": {"eos": "if_missing"}, in place of "always"'
+        )
+    yield from hits.finding("double_end", says, mend)
+
+
+# What is cut.
+
+
+def cut_off(sample: Sample) -> Iterator[Finding]:
+    """A large share of the tokens is cut off; or the run would end at the first long row."""
+    hits = Hits(sample, "rows")
+    longest = sample.longest
+    if longest is None:
+        return
+    for part, _, rows, _, lines in sample.sequences():
+        for row in np.flatnonzero(rows.lengths > longest).tolist():
+            text = f"{rows.lengths[row]:,} tokens, {rows.lengths[row] - longest:,} more than {sample.view.limit}"
+            hits.add(part, int(lines[row]), text, float(rows.lengths[row] - longest))
+    fails = sample.config.preprocessing.truncation_mode == "error" and hits.count > 0
+    if sample.config.preprocessing.truncation_mode == "drop" or (
+        not fails and hits.tokens <= CUT_SHARE * sample.tokens
+    ):
+        return  # dropped ones are a finding of their own
+    share = hits.tokens / max(1, sample.tokens)
+    what = "the run ends at the first of them" if fails else f"{share:.1%} of all tokens are cut off"
+    says = f"longer than {sample.view.limit}, {longest:,}, are {hits.told}: {what}"
+    mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}'
+    if sample.view.packs:
+        mend += ', or "truncation_mode": "chunk"'
+    yield from hits.finding("cut_off", says, mend)
+
+
+def answers_cut(sample: Sample) -> Iterator[Finding]:
+    """Answers of which only a part is left: the cut is between two trained tokens."""
+    longest, mode = sample.longest, sample.config.preprocessing.truncation_mode
+    chats = {name for name, output in sample.outputs.items() if output.has_template or len(output.sections) > 1}
+    if longest is None or mode == "drop":
+        return
+    hits = Hits(sample, "rows")
+    for part, name, rows, mask, lines in sample.sequences():
+        if mask is None or name not in chats:
+            continue  # a text is no answer
+        for row in np.flatnonzero(rows.lengths > longest).tolist():
+            own = mask[rows.offsets[row] : rows.offsets[row + 1]]
+            border = len(own) - longest if mode == "keep_end" else longest
+            if own[border - 1] and own[border]:
+                lost = own[:border] if mode == "keep_end" else own[border:]
+                run = int(np.argmin(np.append(lost[::-1] if mode == "keep_end" else lost, 0)))
+                left = "end" if mode == "keep_end" else "beginning"
+                hits.add(part, int(lines[row]), f"of an answer only the {left} is left, {run:,} tokens are cut", run)
+    rows_in_all = sum(len(part.masked) for part in sample.parts)
+    says = f"{sample.view.limit}, {longest:,}, cuts through an answer, which is trained in part, in {hits.told}"
+    mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}, or "truncation_mode": "drop"'
+    if hits.count > _FEW * rows_in_all:
+        yield from hits.finding("answers_cut", says, mend)
+
+
+def _enough(sample: Sample) -> int:
+    """The smallest power of two, above the length now, that cuts off hardly a token."""
+    sizes = np.concatenate([rows.lengths for _, _, rows, _, _ in sample.sequences()])
+    enough = 1 << (sample.longest or 1).bit_length()
+    while np.maximum(sizes - enough, 0).sum() > _FEW * sizes.sum():
+        enough *= 2
+    return enough
+
+
+def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
+    """Rows in which a token reaches over the border of prompt and answer."""
+    hits = Hits(sample, "rows")
+    for part in sample.parts:
+        counts = part.masked.counters.get("prompt_not_prefix")
+        for row in np.flatnonzero(counts).tolist() if counts is not None else ():
+            hits.add(part, int(part.masked.line[row]), "", 1)
+    says = f"a token reaches over the border of prompt and answer, and is not trained, in {hits.told}"
+    mend = "put the space that is between them at the beginning of the answer, not at the end of the prompt"
+    if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
+        yield from hits.finding("prompt_not_prefix", says, mend)
+
+
+_COMPARED = 400
+"""Rows that are decoded: it is slow, and a template does the same with all."""
+
+
+def answers_in_part(sample: Sample) -> Iterator[Finding]:
+    """Answers that the rendering holds, and of which not all is trained: `{% generation %}` around a part of them."""
+    if sample.template is None or sample.config.mask_options is not None:
+        return
+    hits, compared = Hits(sample, "messages"), 0
+    trained = _trained_texts(sample)
+    for chat in sample.conversations:
+        if (found := trained(chat)) is None:
+            continue
+        text, whole = found
+        for place, message in enumerate(chat.messages):
+            said = _plain(text_of(message))
+            if not said or not _is_trained(sample, chat, message) or said not in whole:
+                continue
+            compared += 1
+            if said not in text:
+                said_size = len(text_of(message)) * sample.tokens_per_character
+                hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text_of(message)}", said_size)
+        if compared > _COMPARED:
+            break
+    says = f"not all words are trained in {hits.told} of the assistant, of {compared:,} that were compared"
+    mend = "{% generation %} in the chat template must hold all that the assistant says, and its end token"
+    if hits.count > _FEW * compared:
+        yield from hits.finding("answers_in_part", says, mend)
+
+
+def _is_trained(sample: Sample, chat: Conversation, message: object) -> bool:
+    """Whether the config trains all messages of this role."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or message.get("train") is False or message.get("weight") == 0:
+        return False
+    if chat.actions != {"$role"} or role != "assistant":
+        return False
+    return sample.config.mask.get(role, sample.config.mask_default) == "train"
+
+
+def _trained_texts(sample: Sample) -> Callable[[Conversation], tuple[str, str] | None]:
+    """conversation -> (its trained text, its entire text), decoded, without white space; None: it is no row."""
+    rows = {part.number: (ids, mask) for part, _, ids, mask, _ in sample.sequences() if mask is not None}
+
+    def of(chat: Conversation) -> tuple[str, str] | None:
+        row = sample.row_of(chat.part, chat.line)
+        if row is None or chat.part.number not in rows:
+            return None
+        ids, mask = rows[chat.part.number]
+        own = slice(int(ids.offsets[row]), int(ids.offsets[row + 1]))
+        flat, kept = ids.flat[own], mask[own] == 1
+        runs = np.split(flat[kept], np.flatnonzero(np.diff(np.flatnonzero(kept)) > 1) + 1)
+        decode = sample.tokenizer.decode
+        # What is not trained becomes a border, over which no answer is found.
+        return "\0".join(_plain(decode(run.tolist())) for run in runs), _plain(decode(flat.tolist()))
+
+    return of
+
+
+def _plain(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+_UNKNOWN = 0.001
+"""Tokens of a thousand that are unknown: a tokenizer that fits has none."""
+
+
+def unknown_tokens(sample: Sample) -> Iterator[Finding]:
+    """Characters that the tokenizer does not know."""
+    unknown = sample.tokenizer.id_of("unk_token")
+    if unknown is None or sample.config.input.tokenized or unknown == sample.tokenizer.id_of("eos_token"):
+        return
+    hits = Hits(sample, "tokens")
+    total = 0
+    for part, _, rows, _, lines in sample.sequences():
+        total += len(rows.flat)
+        each = rows.sums(rows.flat == unknown)
+        for row in np.flatnonzero(each).tolist():
+            hits.add(part, int(lines[row]), "", float(each[row]))
+    if hits.tokens > _UNKNOWN * total:
+        says = (
+            f"{hits.tokens:,.0f} tokens are unknown ({hits.tokens / total:.1%}): the tokenizer lacks these characters"
+        )
+        yield from hits.finding("unknown_tokens", says, "--tokenizer_path of a tokenizer for these languages")
+
+
+def _special_ids(sample: Sample) -> Array:
+    added = sample.tokenizer.reference.get_added_tokens_decoder().items()
+    named = [sample.tokenizer.id_of("eos_token")]
+    return np.array(sorted({i for i, t in added if t.special} | {i for i in named if i is not None}), np.int64)
+
+
+def _first(rows: Ragged, default: int) -> Array:
+    """int64 [rows]: the first token of each; `default - 1` of empty ones."""
+    first = np.full(len(rows), default - 1, np.int64)
+    filled = rows.lengths > 0
+    first[filled] = rows.flat[rows.offsets[:-1][filled]]
+    return first
+
+
+def _last_trained(rows: Ragged, trained: Array) -> Array:
+    """int64 [rows]: the place of the last trained token in its row; -1: none."""
+    last = np.full(len(rows), -1, np.int64)
+    places = np.flatnonzero(trained)
+    row = np.searchsorted(rows.offsets, places, side="right") - 1
+    last[row] = places - rows.offsets[row]
+    return last
+
+
+def _start_of(sample: Sample, rows: Ragged, row: int) -> str:
+    return f"it begins: {sample.tokenizer.decode(np.asarray(rows[row])[:24].tolist())}"
+
+
+def _end_of(sample: Sample, rows: Ragged, row: int, place: int) -> str:
+    ids = np.asarray(rows[row])[max(0, place - 20) : place + 1].tolist()
+    return f"it ends: {sample.tokenizer.decode(ids)}"
+
+
+CHECKS = (
+    roles_not_in_data,
+    roles_not_in_mask,
+    answers_not_trained,
+    little_trained,
+    config_warnings,
+    double_bos,
+    no_bos,
+    no_end,
+    double_end,
+    cut_off,
+    answers_cut,
+    prompt_not_prefix,
+    answers_in_part,
+    unknown_tokens,
+)

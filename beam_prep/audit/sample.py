@@ -1,0 +1,365 @@
+"""The sample of an audit: drawn records, and what each step of a run makes of them."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from beam_prep.audit.draw import NOT_DRAWN, Drawn
+from beam_prep.audit.finding import TEXT_LIMIT, Example
+from beam_prep.config import PipelineConfig
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.block import InputFile, count_outcomes
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import CUTTING, Output
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.core.reading.drops import LOST, drops
+from beam_prep.core.reading.records import Record, Records
+from beam_prep.core.shards.plan import Dropped
+from beam_prep.core.shards.receipts import ROLE_COUNTS
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.mask import trained_tokens
+from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block of the sample after each step.
+
+    Attributes:
+        number: its place in the sample.
+        records: as they are in the file.
+        read: after the adapter and the limits of characters.
+        rendered: as texts; None: they are ids already.
+        masked: as ids with masks, uncut.
+        rows: as a run spools them.
+    """
+
+    number: int
+    records: Records
+    read: Records
+    rendered: Rendered | None
+    masked: Batch
+    rows: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A list of messages of a record.
+
+    Attributes:
+        part, line: the record.
+        field: where it was.
+        messages: its messages.
+        actions: the actions of the sections that read it.
+    """
+
+    part: Part
+    line: int
+    field: str
+    messages: Sequence[Mapping[str, Any]]
+    actions: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Records of the input, and what a run makes of them. No check changes it.
+
+    Attributes:
+        config: the config. Where the run would end at the first long sequence (`truncation_mode: "error"`), rows are
+            cut here.
+        tokenizer: the tokenizer.
+        files: all of the input.
+        drawn: the records.
+        parts: what became of them.
+    """
+
+    config: PipelineConfig
+    tokenizer: Tokenizer
+    files: Sequence[InputFile]
+    drawn: Drawn
+    parts: Sequence[Part]
+
+    @classmethod
+    def of(cls, drawn: Drawn, config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]) -> "Sample":
+        """Runs the steps of a config on drawn records.
+
+        Raises:
+            BeamPrepError: the config asks for what the tokenizer does not have.
+        """
+        # Without the check by sample: blocks are so small here that it would render every record three times.
+        steps = mask_steps(config, tokenizer, render="auto")
+        cutting = config
+        if config.preprocessing.truncation_mode == "error":
+            step = config.preprocessing.model_copy(update={"truncation_mode": "keep_start"})
+            cutting = config.model_copy(update={"preprocessing": step})
+        after, packing = row_steps(cutting, tokenizer), layout(cutting, tokenizer)
+        parts = []
+        for number, records in enumerate(drawn.blocks):
+            block: Any = records
+            read, rendered = records, None
+            for step_ in steps:
+                block = step_.step()(block)
+                if isinstance(block, Records):
+                    read = block
+                elif isinstance(block, Rendered):
+                    rendered = block
+            rows = packing.spooled(
+                run_steps(after, block),
+                tokenizer.id_of("eos_token"),
+                config.preprocessing.untrained,
+                config.columns(),
+            )
+            parts.append(Part(number, records, read, rendered, block, rows))
+        return cls(config, tokenizer, files, drawn, tuple(parts))
+
+    @property
+    def count(self) -> int:
+        """Records of the sample."""
+        return self.drawn.count
+
+    @functools.cached_property
+    def outputs(self) -> dict[str, Output]:
+        """What each row consists of, by the names of its columns before labels are made."""
+        return {output.name: output for part in self.parts[:1] for output in part.masked.outputs}
+
+    @functools.cached_property
+    def view(self) -> ConfigView:
+        """The part of the config that reports depend on."""
+        return ConfigView.of(self.config.canonical())
+
+    @functools.cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template; None: no section has one."""
+        if not any(spec.has_template for spec in self.config.outputs()):
+            return None
+        return self.tokenizer.template(self.config.input.chat_template, date=self.config.input.date)
+
+    @functools.cached_property
+    def template_source(self) -> str:
+        """Its text; "" without one."""
+        if self.template is None:
+            return ""
+        return self.config.input.chat_template or self.tokenizer.chat_template or ""
+
+    # Tokens.
+
+    @functools.cached_property
+    def tokens(self) -> int:
+        """Tokens of all rows before they are cut, and about as many for each character of what became no row."""
+        encoded = sum(int(_tokens(part.masked).sum()) for part in self.parts)
+        return encoded + round(
+            sum(
+                self.tokens_of(part, line)
+                for part in self.parts
+                for line in np.flatnonzero(part.masked.ledger.status > 0).tolist()
+                if part.masked.ledger.outcomes[part.masked.ledger.status[line] - 1] not in _NO_RECORDS
+            )
+        )
+
+    @functools.cached_property
+    def _tokens_per_byte(self) -> float:
+        tokens = size = 0
+        for part in self.parts:
+            ledger, lines = part.masked.ledger, part.masked.line
+            tokens += int(_tokens(part.masked).sum())
+            size += int((ledger.ends[lines] - ledger.starts[lines]).sum())
+        return tokens / size if tokens else 0.25
+
+    @functools.cached_property
+    def tokens_per_character(self) -> float:
+        """Of the texts of the sample."""
+        tokens = characters = 0
+        for part in self.parts:
+            if part.rendered is not None:
+                tokens += int(_tokens(part.masked).sum())
+                characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
+        return tokens / characters if tokens and characters else 0.25
+
+    @functools.cached_property
+    def _row_of(self) -> list[dict[int, int]]:
+        return [{line: row for row, line in enumerate(part.masked.line.tolist())} for part in self.parts]
+
+    @functools.cached_property
+    def _sizes(self) -> list[Array]:
+        return [_tokens(part.masked) for part in self.parts]
+
+    def row_of(self, part: Part, line: int) -> int | None:
+        """The row of `part.masked` that a line became; None: none."""
+        return self._row_of[part.number].get(line)
+
+    def tokens_of(self, part: Part, line: int) -> float:
+        """Tokens of a record; about, where it became no row."""
+        row = self.row_of(part, line)
+        if row is not None:
+            return float(self._sizes[part.number][row])
+        ledger = part.records.ledger
+        return float(ledger.ends[line] - ledger.starts[line]) * self._tokens_per_byte
+
+    @functools.cached_property
+    def roles(self) -> dict[str, dict[str, int]]:
+        """role -> {"messages": n, "tokens": n, "trained": n}, of kept rows, as in the manifest."""
+        found: dict[str, Counter[str]] = {}
+        for part in self.parts:
+            counts = part.rows.roles.count(part.rows.line, len(part.rows.ledger.status))
+            for role, said in counts.sums().items():
+                found.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
+        return {role: dict(counts) for role, counts in found.items()}
+
+    @functools.cached_property
+    def kept(self) -> tuple[int, int, int]:
+        """(rows, tokens, trained tokens) that a run would write, before packing and padding."""
+        rows = sum(len(part.rows) for part in self.parts)
+        tokens = sum(int(_tokens(part.rows).sum()) for part in self.parts)
+        trained = sum(int(each.sum()) for part in self.parts for each in trained_tokens(part.rows).values())
+        for part in self.parts:
+            masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
+            for column, output in self.outputs.items():
+                if output.trains and column in part.rows.columns and column not in masked:
+                    trained += int(part.rows[column].flat_lengths.sum())  # all of it, so there is no mask
+        return rows, tokens, trained
+
+    def trained_before_cutting(self, part: Part, line: int) -> bool:
+        """True if something of a record is trained, cut off or not."""
+        row = self.row_of(part, line)
+        return row is not None and any(per_row[row] > 0 for per_row in trained_tokens(part.masked).values())
+
+    # Records.
+
+    def example(self, part: Part, line: int, text: str = "") -> Example:
+        """A record as an example; without a text, with its beginning."""
+        ledger = part.records.ledger
+        shown = text or ledger.text(line, TEXT_LIMIT + 1)
+        shown = shown if len(shown) <= TEXT_LIMIT else f"{shown[:TEXT_LIMIT]} ..."
+        origin = part.records.origin
+        return Example(origin.source.path, origin.first_byte + int(ledger.starts[line]), shown)
+
+    def left_out(self) -> Iterator[tuple[str, str, Part, int]]:
+        """(dropped or rejected, reason, part, line) of every record that becomes no row."""
+        for part in self.parts:
+            ledger = part.rows.ledger
+            for line in np.flatnonzero(ledger.status).tolist():
+                kind, reason = outcome = ledger.outcomes[ledger.status[line] - 1]
+                if outcome not in _NO_RECORDS:
+                    yield kind, reason, part, line
+
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """How many records were dropped and rejected, by reason."""
+        found = {"dropped": Counter[str](), "rejected": Counter[str]()}
+        for part in self.parts:
+            counts = count_outcomes(part.rows.ledger.status, part.rows.ledger.outcomes)
+            for kind, reasons in found.items():
+                reasons.update({reason: count for reason, count in counts[kind].items() if reason != NOT_DRAWN})
+        return {kind: dict(sorted(reasons.items())) for kind, reasons in found.items()}
+
+    @functools.cached_property
+    def failure(self) -> str | None:
+        """Why a run on these records would fail, or None."""
+        found = self.outcomes()
+        rejected = sum(found["rejected"].values()) / max(1, self.count)
+        if rejected > MAX_REJECT_RATE:
+            return f"{rejected:.1%} of the records are rejected, more than --max_reject_rate {MAX_REJECT_RATE}"
+        lost = sum(found["dropped"].get(reason, 0) for reason in LOST) / max(1, self.count)
+        if lost > MAX_DROP_RATE:
+            return f"{lost:.1%} have nothing to train on, more than --max_drop_rate {MAX_DROP_RATE}"
+        return None if self.kept[0] else "no record is kept"
+
+    def drops(self) -> list[Dropped]:
+        """The first records that were dropped: see `lost_causes`."""
+        return [
+            Dropped(part.rows.origin.source.path, part.rows.origin.first_byte + drop.offset, drop.line + 1, drop)
+            for part in self.parts
+            for drop in drops(part.rows.ledger, TEXT_LIMIT)
+        ]
+
+    def originals(self) -> Iterator[tuple[Part, int, Record]]:
+        """(part, line, record as in its file)."""
+        for part in self.parts:
+            for line, record in zip(part.records.line.tolist(), part.records.rows, strict=True):
+                yield part, line, record
+
+    def texts(self) -> Iterator[tuple[Part, int, str]]:
+        """(part, line, text) of every text that sections read: contents of messages, and fields."""
+        for conversation in self.conversations:
+            for message in conversation.messages:
+                if text := text_of(message):
+                    yield conversation.part, conversation.line, text
+        plain = {s.field for spec in self.config.outputs() for s in spec.sections if not s.template}
+        for part in self.parts if not self.config.input.tokenized else ():
+            for line, record in zip(part.read.line.tolist(), part.read.rows, strict=True):
+                for name in sorted(plain):
+                    value = record.get(name)
+                    for each in value if isinstance(value, list) else (value,):
+                        if isinstance(each, str) and each:
+                            yield part, line, each
+
+    @functools.cached_property
+    def conversations(self) -> list[Conversation]:
+        """The lists of messages that sections read, each once."""
+        actions: dict[str, set[str]] = {}
+        for spec in self.config.outputs() if not self.config.input.tokenized else ():
+            for section in spec.sections:
+                if section.template:
+                    actions.setdefault(section.field, set()).add(section.action)
+        return [
+            Conversation(part, line, name, record[name], frozenset(given))
+            for part in self.parts
+            if actions
+            for line, record in zip(part.read.line.tolist(), part.read.rows, strict=True)
+            for name, given in actions.items()
+            if isinstance(record.get(name), list) and all(isinstance(item, dict) for item in record[name])
+        ]
+
+    # Rows.
+
+    def sequences(self) -> Iterator[tuple[Part, str, Ragged, Array | None, Array]]:
+        """For each part and output of ids: (part, output, ids, mask, line of each sequence), uncut.
+
+        ids: one row a sequence; a list has several a record. mask: uint8, as long as `ids.flat`; None: it has none.
+        """
+        for part in self.parts:
+            batch = part.masked
+            masks = {column.of: batch[name] for name, column in batch.schema.items() if column.role == "mask"}
+            for name, column in batch.schema.items():
+                if column.role != "ids":
+                    continue
+                rows, lines = batch[name], batch.line
+                if isinstance(rows.values, Ragged):
+                    lines = np.repeat(lines, np.diff(rows.offsets))
+                    rows = rows.values
+                yield part, name, rows, None if name not in masks else masks[name].flat, lines
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest row that is not cut; None: nothing is cut."""
+        step = self.config.preprocessing
+        if step.truncation_mode == "chunk":
+            return None
+        packed = step.max_packed_len if step.packing_strategy in CUTTING else None
+        return min(step.max_seq_len, packed or step.max_seq_len)
+
+
+_NO_RECORDS = (("blank", "blank"), ("dropped", NOT_DRAWN))
+
+
+def _tokens(batch: Batch) -> Array:
+    """int64 [rows]: tokens of all outputs of ids."""
+    found = np.zeros(len(batch), np.int64)
+    for name, column in batch.schema.items():
+        if column.role == "ids":
+            found += batch[name].flat_lengths
+    return found
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """What a message says; the texts of its parts together."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,160 @@
+"""The shapes of records that configs are known for, and which of them a record has."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal[
+    "rollouts", "prompts", "tokenized", "preference", "sampled", "messages", "sharegpt", "completion", "pair", "text"
+]
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A shape of records: equal for all records that one config fits.
+
+    Attributes:
+        kind: which of the shapes of docs/which_config.md.
+        fields: the fields that make it, in the order that the kind gives them.
+        detail: what else the config depends on: "text", "messages" or "sharegpt" for the values of the fields;
+            "grouped" for rollouts with lists of responses.
+    """
+
+    kind: Kind
+    fields: tuple[str, ...]
+    detail: str = ""
+
+    def __str__(self) -> str:
+        names = " and ".join(map(repr, self.fields))
+        return _SAYS[self.kind].format(names=names, detail=_DETAILS.get(self.detail, self.detail))
+
+
+_DETAILS = {"text": "texts", "messages": "messages", "sharegpt": "items of from and value", "grouped": "lists"}
+_SAYS: Mapping[Kind, str] = {
+    "rollouts": "ids of prompts and sampled responses in {names}",
+    "prompts": "ids of prompts in {names}",
+    "tokenized": "ids in {names}: tokenised already",
+    "preference": "preference pairs in {names}, {detail}",
+    "sampled": "a prompt ({detail}) and sampled responses in {names}",
+    "messages": "conversations in {names}: messages of role and content",
+    "sharegpt": "conversations in {names}: items of from and value (ShareGPT)",
+    "completion": "messages of a prompt and of what follows it in {names}",
+    "pair": "a question and its answer in {names}, texts",
+    "text": "texts in {names}",
+}
+
+_PAIRS = (
+    ("instruction", "output"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "response"),
+    ("question", "answer"), ("query", "response"), ("question", "response"), ("problem", "solution"),
+    ("prompt", "answer"), ("input", "output"), ("source", "target"), ("inputs", "targets"),
+)  # fmt: skip
+"""(question, answer), the more telling names first."""
+
+_TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
+_CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
+_RESPONSES = ("responses", "completions", "samples", "generations")
+_LONG_TEXT = 100  # characters of a text field of an unknown name, from which it is taken for the text
+
+
+def shapes_of(record: Record) -> Iterator[Shape]:
+    """The shapes that fit a record, the most telling first.
+
+    >>> [str(shape) for shape in shapes_of({"prompt": "1 + 1 =", "completion": " 2", "text": "1 + 1 = 2"})]
+    ["a question and its answer in 'prompt' and 'completion', texts", "texts in 'text'"]
+    """
+    if _is_ids(record.get("prompt_ids")):
+        responses = record.get("response_ids")
+        if isinstance(responses, list):
+            grouped = any(isinstance(each, list) for each in responses)
+            yield Shape("rollouts", ("prompt_ids", "response_ids"), "grouped" if grouped else "")
+        else:
+            yield Shape("prompts", ("prompt_ids",))
+    if _is_ids(record.get("input_ids")):
+        yield Shape("tokenized", ("input_ids",))
+    kinds = {_kind(record.get(name)) for name in ("chosen", "rejected")}
+    if len(kinds) == 1 and (kind := kinds.pop()) is not None:
+        yield Shape("preference", ("chosen", "rejected"), kind)
+    for name in _RESPONSES:
+        if _is_texts(record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
+            yield Shape("sampled", ("prompt", name), kind)
+    if _kind(record.get("prompt")) == _kind(record.get("completion")) == "messages":
+        yield Shape("completion", ("prompt", "completion"))
+    sides = {"chosen", "rejected", "prompt", "completion"}
+    names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in sides)]
+    for wanted in ("messages", "sharegpt"):
+        for name in names:
+            if _kind(record.get(name)) == wanted:
+                yield Shape("messages" if wanted == "messages" else "sharegpt", (name,))
+    for pair in _PAIRS:
+        if all(isinstance(record.get(name), str) for name in pair):
+            yield Shape("pair", pair)
+            break
+    yield from (Shape("text", (name,)) for name in _TEXTS if isinstance(record.get(name), str))
+
+
+def _guesses(record: Record) -> Iterator[Shape]:
+    """For a record without any known shape: its only long text, whatever its name."""
+    long = [name for name, value in record.items() if isinstance(value, str) and len(value) >= _LONG_TEXT]
+    if len(long) == 1:
+        yield Shape("text", (long[0],))
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and type(value[0]) is int
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+
+
+def _kind(value: Any) -> str | None:
+    """What a field holds: `text`, `messages`, `sharegpt`, or None."""
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        return None
+    if all(isinstance(item.get("role"), str) for item in value):
+        return "messages"
+    return "sharegpt" if all(isinstance(item.get("from"), str) for item in value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found in records.
+
+    Attributes:
+        shape: the one that is chosen.
+        records: those that have it.
+        looked_at: all that were looked at.
+        others: other shape -> records that have it and not the chosen one.
+        besides: other shape -> records that have it beside the chosen one.
+    """
+
+    shape: Shape
+    records: Sequence[Record]
+    looked_at: int
+    others: Mapping[Shape, int]
+    besides: Mapping[Shape, int]
+
+
+def find_shape(records: Sequence[Record]) -> Found | None:
+    """The shape that most records have as their most telling one; None if no known shape fits any."""
+    first: dict[Shape, int] = {}
+    each = [list(shapes_of(record)) or list(_guesses(record)) for record in records]
+    for shapes in each:
+        if shapes:
+            first[shapes[0]] = first.get(shapes[0], 0) + 1
+    if not first:
+        return None
+    chosen = max(first, key=first.__getitem__)
+    others: dict[Shape, int] = {}
+    besides: dict[Shape, int] = {}
+    for shapes in each:
+        if chosen not in shapes and shapes:
+            others[shapes[0]] = others.get(shapes[0], 0) + 1
+        for shape in shapes if chosen in shapes else ():
+            if shape != chosen:
+                besides[shape] = besides.get(shape, 0) + 1
+    fitting = [record for record, shapes in zip(records, each, strict=True) if chosen in shapes]
+    return Found(chosen, fitting, len(records), others, besides)

@@ -1,0 +1,225 @@
+"""`start`: records -> a config file, the reasons beside it, and what to type next."""
+
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beam_prep.audit.audit import Audit, audit_files
+from beam_prep.audit.draw import Drawn, draw
+from beam_prep.audit.sample import Sample
+from beam_prep.config import PipelineConfig
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.errors import InputError, OutputError
+from beam_prep.inspect.screen import VISIBLE
+from beam_prep.starter.draft import Draft, draft, folders
+from beam_prep.starter.shapes import Found, find_shape
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.tokenizers import load_tokenizer
+
+RECORDS = 500
+"""That are looked at: shapes and lengths, unlike rare faults, show in a few hundred."""
+
+_CUT = 0.01
+"""Of the tokens, at most, that the length of a row may cut off."""
+_SHORTEST, _LONGEST, _CHUNK = 512, 32_768, 2_048
+"""Tokens of a row: the least and the most that is proposed, and the length of a chunk."""
+_CHARACTERS = 3
+"""To a token, where there is no tokenizer: fewer than most have in English, so that rows are rather too long."""
+
+
+def start(
+    inputs: Sequence[str], path: str | os.PathLike[str], tokenizer_path: str | None = None, overwrite: bool = False
+) -> list[str]:
+    """Writes the config that fits records, and beside it, with the ending `.md`, why.
+
+    Args:
+        inputs: paths and globs of JSONL files.
+        path: the config to write.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub; with it, lengths are counted, the
+            template is looked at, and the config is tried.
+        overwrite: replace files that are there.
+
+    Returns:
+        lines for a person: what was found, what was written, what to type next.
+
+    Raises:
+        InputError: there is no record, or none of a known shape.
+        OutputError: a file is there already.
+        TokenizerError: there is no such tokenizer.
+    """
+    target = Path(path)
+    reasons = target.with_suffix(".md")
+    if target == reasons:
+        raise OutputError(f"-o is {target}, and the reasons are written there: give a name that ends in .json")
+    for file in (target, reasons):
+        if file.exists() and not overwrite:
+            raise OutputError(f"{file} is there already: pass --overwrite to replace it, or choose another -o")
+    files = list_inputs(list(inputs))
+    if {str(file.resolve()) for file in (target, reasons)} & {
+        os.path.realpath(file.place or file.path) for file in files
+    }:
+        raise OutputError(f"-o is {target}, and that is an input: choose another -o")
+    drawn = draw(files, RECORDS)
+    records = [record for block in drawn.blocks for record in block.rows]
+    found = find_shape(records)
+    if found is None:
+        raise InputError(_unknown(files, drawn, records))
+    tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
+    made = draft(found, tokenizer)
+    _set_length(made, found, drawn, tokenizer, files)
+    config = PipelineConfig.from_dict(made.config, str(target))
+    tried = None if tokenizer is None else audit_files(files, config, tokenizer, RECORDS)
+    made.open += folders(found.records)
+    name = tokenizer_path or "TOKENIZER"
+    commands = _commands(inputs, target, name)
+    _write(target, _json(_in_order(made.config)) + "\n", overwrite)
+    _write(reasons, "\n".join(_page(made, found, drawn, files, target, tried, commands)) + "\n", overwrite)
+    told = _told(made, found, drawn, files, target, reasons, tried, commands)
+    return [line.translate(VISIBLE) for line in told]  # texts of records must not control the terminal
+
+
+def _set_length(
+    made: Draft, found: Found, drawn: Drawn, tokenizer: Tokenizer | None, files: Sequence[InputFile]
+) -> None:
+    """Sets `max_seq_len`, from the lengths of the sample."""
+    step = made.config.get("preprocessing", {})
+    if step.get("truncation_mode") == "chunk":
+        made.set("preprocessing", "max_seq_len", _CHUNK, "tokens of a row: set it to what your model is trained with")
+        return
+    if tokenizer is None:
+        sizes = np.array([len(json.dumps(record, ensure_ascii=False)) // _CHARACTERS for record in found.records])
+        how = "estimated by characters, as no tokenizer was given"
+    else:
+        unlimited = {**made.config, "preprocessing": {**step, "max_seq_len": 1 << 22}}
+        sample = Sample.of(drawn, PipelineConfig.from_dict(unlimited), tokenizer, files)
+        lengths = [rows.lengths for _, _, rows, _, _ in sample.sequences()]
+        sizes = np.concatenate([np.zeros(0, np.int64), *lengths])
+        how = "counted with the tokenizer"
+    longest, length = int(sizes.max(initial=0)), _SHORTEST
+    while length < _LONGEST and np.maximum(sizes - length, 0).sum() > _CUT * sizes.sum():
+        length *= 2
+    cut = np.maximum(sizes - length, 0).sum() / max(1, sizes.sum())
+    why = f"the longest row of the sample has {longest:,} tokens ({how}); at {length:,}, {cut:.1%} of all are cut off"
+    made.set("preprocessing", "max_seq_len", length, why)
+
+
+def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -> str:
+    if not records:
+        outcomes = [reason for block in drawn.blocks for kind, reason in block.ledger.outcomes if kind == "rejected"]
+        why = f": its lines are rejected as {outcomes[0]}" if outcomes else ""
+        return f"{files[0].path} has no record that can be read{why}; wanted one JSON object on each line"
+    names = {name: type(value).__name__ for record in records for name, value in record.items()}
+    told = ", ".join(f"{name!r} ({kind})" for name, kind in list(names.items())[:12])
+    return (
+        f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Write the sections "
+        "yourself: docs/which_config.md lists the shapes, docs/config.md the fields of a config"
+    )
+
+
+def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:
+    with_config = f"-c {shlex.quote(str(target))} --tokenizer_path {shlex.quote(tokenizer)}"
+    given = " ".join(map(shlex.quote, inputs))
+    return [
+        f"beam-prep audit {given} {with_config}",
+        f"beam-prep inspect {given} {with_config}",
+        f"beam-prep run {given} -o out {with_config}",
+    ]
+
+
+def _what(drawn: Drawn, files: Sequence[InputFile]) -> str:
+    all_of = "all" if drawn.all else f"of about {drawn.about:,}"
+    return f"{drawn.count:,} records looked at ({all_of}), in {len(files):,} file{'s' * (len(files) != 1)}"
+
+
+def _tried(tried: Audit | None) -> list[str]:
+    if tried is None:
+        return []
+    rows, tokens, trained = tried.sample.kept
+    share = f", {trained / tokens:.0%} of the tokens trained" if tokens and trained else ""
+    lines = [f"tried on {tried.sample.count:,} records: {rows:,} kept{share}"]
+    if tried.sample.failure is not None:
+        lines.append(f"  a run would fail: {tried.sample.failure}")
+    for finding in tried.findings:
+        lines.append(f"  {finding.name}: {' '.join(finding.says.split())}")
+        if finding.example is not None and finding.name.startswith("rejected"):
+            lines.append(f"    {finding.example.text}")
+        lines.append(f"    mend: {finding.mend}")
+    return lines
+
+
+def _told(
+    made: Draft,
+    found: Found,
+    drawn: Drawn,
+    files: Sequence[InputFile],
+    target: Path,
+    reasons: Path,
+    tried: Audit | None,
+    commands: Sequence[str],
+) -> list[str]:
+    lines = [_what(drawn, files), f"chosen: {found.shape} ({len(found.records):,} records)"]
+    lines += [f"to decide: {text}" for text in made.open]
+    lines += _tried(tried)
+    return [*lines, f"wrote {target}, and why it is so: {reasons}", "next:", *(f"  {line}" for line in commands)]
+
+
+def _page(
+    made: Draft,
+    found: Found,
+    drawn: Drawn,
+    files: Sequence[InputFile],
+    target: Path,
+    tried: Audit | None,
+    commands: Sequence[str],
+) -> list[str]:
+    lines = [
+        f"# Why {target.name} is so",
+        "",
+        f"{_what(drawn, files)}. Chosen: {found.shape} ({len(found.records):,} records).",
+    ]
+    lines += ["", "| field | why |", "|---|---|", *(f"| `{place}` | {_cell(why)} |" for place, why in made.why)]
+    if made.open:
+        lines += ["", "To decide:", "", *(f"* {text}" for text in made.open)]
+    if tried is not None:
+        lines += ["", "```text", *_tried(tried), "```"]
+    return [*lines, "", "What to type:", "", "```", *commands, "```"]
+
+
+_PARTS = ("input", "mask", "preprocessing", "output")
+_WIDTH = 100
+
+
+def _in_order(config: dict[str, Any]) -> dict[str, Any]:
+    return {part: config[part] for part in _PARTS if part in config}
+
+
+def _json(value: Any, indent: str = "") -> str:
+    """JSON in which what fits a line stands on one."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or (indent and len(indent) + len(line) <= _WIDTH):
+        return line
+    inner = indent + "  "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(name, ensure_ascii=False)}: {_json(each, inner)}" for name, each in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _json(each, inner) for each in value) + f"\n{indent}]"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _write(path: Path, text: str, overwrite: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            stream = stack.enter_context(open(path, "w" if overwrite else "x", encoding="utf-8"))
+        except FileExistsError:
+            raise OutputError(f"{path} is there already: pass --overwrite to replace it") from None
+        stream.write(text)

@@ -1,0 +1,295 @@
+"""Faults to plant: each changes records, or the config, and has the finding that must name it."""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Record = dict[str, Any]
+
+TEMPLATE = (
+    "{{- bos_token -}}\n"
+    "{%- if tools -%}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}{%- endif -%}\n"
+    "{%- for message in messages -%}\n"
+    "{{- '<|im_start|>' + message.role + '\\n' -}}\n"
+    "{{- message.content or '' -}}\n"
+    "{%- for call in message.tool_calls or [] -%}{{- call | tojson -}}{%- endfor -%}\n"
+    "{{- '<|im_end|>' -}}\n"
+    "{{- '\\n' -}}\n"
+    "{%- endfor -%}\n"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
+)
+CONTENT = "{{- message.content or '' -}}\n"
+END = "{{- '<|im_end|>' -}}\n{{- '\\n' -}}\n"
+TOOLS = [{"type": "function", "function": {"name": "find_train", "parameters": {"type": "object", "properties": {}}}}]
+CALL = [{"type": "function", "function": {"name": "find_train", "arguments": {"to": "Ghent"}}}]
+
+
+def config(**parts: Any) -> dict[str, Any]:
+    """The config of the clean corpus, with other values in some parts; `mask` and `template` replace theirs."""
+    made: dict[str, Any] = {
+        "input": {
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+            "chat_template": parts.pop("template", TEMPLATE),
+        },
+        "mask": {"assistant": "train"},
+        "preprocessing": {"max_seq_len": 4096},
+        "output": {"columns": "labels"},
+    }
+    for part, values in parts.items():
+        made[part] = {**made.get(part, {}), **values} if part not in ("mask", "mask_default") else values
+    return made
+
+
+Plant = Callable[[Record, np.random.Generator], Record | str]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    Attributes:
+        name: of the case.
+        finding: that must be there.
+        plant: changes a record; a text becomes the line itself.
+        share: of the records that are changed.
+        config: of the run.
+        says: what the finding's sentence, example or advice must hold.
+    """
+
+    name: str
+    finding: str
+    plant: Plant | None = None
+    share: float = 0.03
+    config: dict[str, Any] = field(default_factory=config)
+    says: str = ""
+
+
+def _in(role: str, change: Callable[[str], Any]) -> Plant:
+    """Changes the first message of a role."""
+
+    def plant(record: Record, chance: np.random.Generator) -> Record:
+        message = next(each for each in record["messages"] if each["role"] == role)
+        message["content"] = change(message["content"])
+        return record
+
+    return plant
+
+
+def _gpt(record: Record, chance: np.random.Generator) -> Record:
+    for message in record["messages"]:
+        message["role"] = "gpt" if message["role"] == "assistant" else message["role"]
+    return record
+
+
+def _other_field(record: Record, chance: np.random.Generator) -> Record:
+    record["message"] = record.pop("messages")
+    return record
+
+
+def _system_field(record: Record, chance: np.random.Generator) -> Record:
+    return {**record, "system": "Answer in one sentence, and name the place."}
+
+
+def _repeat(record: Record, chance: np.random.Generator) -> Record:
+    messages = record["messages"]
+    last = next(place for place in range(len(messages) - 1, -1, -1) if messages[place]["role"] == "assistant")
+    messages.insert(last, dict(messages[last]))
+    return record
+
+
+def _repeat_pair(record: Record, chance: np.random.Generator) -> Record:
+    first = next(place for place, message in enumerate(record["messages"]) if message["role"] == "user")
+    pair = copy.deepcopy(record["messages"][first : first + 2])
+    record["messages"][first:first] = pair
+    return record
+
+
+def _long(record: Record, chance: np.random.Generator) -> Record:
+    words = " ".join(f"stop {number}" for number in range(1500))
+    record["messages"][-1]["content"] += f" {words}"
+    return record
+
+
+def _end_with_answer(record: Record, chance: np.random.Generator) -> Record:
+    while record["messages"][-1]["role"] != "assistant":
+        record["messages"].pop()
+    return _long(record, chance)
+
+
+def _with_tools(record: Record, chance: np.random.Generator) -> Record:
+    return {**record, "tools": TOOLS}
+
+
+def _with_call(record: Record, chance: np.random.Generator) -> Record:
+    message = next(each for each in record["messages"] if each["role"] == "assistant")
+    message.update(content="", tool_calls=copy.deepcopy(CALL))
+    return record
+
+
+def _reasoning(record: Record, chance: np.random.Generator) -> Record:
+    record["messages"][-1]["reasoning_content"] = "They ask for a place, so I look at the map first."
+    return record
+
+
+def _developer(record: Record, chance: np.random.Generator) -> Record:
+    first = {"role": "developer", "content": "You know all the trains of Belgium."}
+    return {**record, "messages": [first, *record["messages"]]}
+
+
+def _cut_json(record: Record, chance: np.random.Generator) -> str:
+    return json.dumps(record)[:-2]
+
+
+def _same_key(record: Record, chance: np.random.Generator) -> str:
+    return '{"id": 0, ' + json.dumps(record)[1:]
+
+
+def _no_role(record: Record, chance: np.random.Generator) -> Record:
+    del record["messages"][0]["role"]
+    return record
+
+
+def _weights(record: Record, chance: np.random.Generator) -> Record:
+    record["messages"][-1]["weight"] = 0.5
+    return record
+
+
+_REFUSING = TEMPLATE.replace(
+    CONTENT, CONTENT + "{%- if message.role == 'developer' -%}{{- raise_exception('who?') -}}{%- endif -%}\n"
+)
+
+FAULTS: Sequence[Fault] = (
+    Fault("a role of the mask that is misspelt", "role_not_in_data", config=config(mask={"asistant": "train"})),
+    Fault("half of the answers have another role", "role_not_in_mask", _gpt, 0.5, says="'gpt'"),
+    Fault("users are trained by default", "role_not_in_mask", config=config(mask={}, mask_default="train")),
+    Fault("users alone are trained", "answers_not_trained", config=config(mask={"user": "train"})),
+    Fault("a third has its messages elsewhere", "dropped_empty", _other_field, 0.33, says="did you mean 'message'"),
+    Fault("lines that are cut", "rejected_bad_json", _cut_json),
+    Fault("keys that are there twice", "rejected_duplicate_key", _same_key),
+    Fault("contents that are numbers", "rejected_wrong_type", _in("user", lambda text: 7)),
+    Fault("messages without a role", "rejected_bad_message", _no_role),
+    Fault("weights that are no 0 or 1", "rejected_bad_weight", _weights),
+    Fault("a template that refuses a role", "rejected_template_error", _developer, config=config(template=_REFUSING)),
+    Fault("a system prompt in a field of its own", "field_not_read", _system_field, says="'system'"),
+    Fault("BOS twice", "double_bos", config=config(template="{{- bos_token -}}" + TEMPLATE), says='"bos"'),
+    Fault("no BOS", "no_bos", config=config(template=TEMPLATE.partition("\n")[2]), says='"bos": "tokenizer"'),
+    Fault("no end token", "no_end", config=config(template=TEMPLATE.replace(END, "{{- '\\n' -}}\n"))),
+    Fault("answers that bring an end token", "double_end", _in("assistant", lambda text: f"{text}<|im_end|>")),
+    Fault("rows that are cut short", "cut_off", config=config(preprocessing={"max_seq_len": 48}), says='"max_seq_len"'),
+    Fault(
+        "a few answers that are cut",
+        "answers_cut",
+        _end_with_answer,
+        config=config(preprocessing={"max_seq_len": 2048}),
+    ),
+    Fault(
+        "a run that ends at long rows",
+        "cut_off",
+        _long,
+        config=config(preprocessing={"truncation_mode": "error"}),
+        says="the run ends",
+    ),
+    Fault(
+        "a template that changes contents",
+        "spans_unproven",
+        says="5: {{- message.content | wordwrap(30) -}}",
+        config=config(template=TEMPLATE.replace(CONTENT, "{{- message.content | wordwrap(30) -}}\n")),
+    ),
+    Fault(
+        "a template that repeats the question",
+        "spans_unproven",
+        says="messages[loop.index0 - 1].content",
+        config=config(
+            template=TEMPLATE.replace(
+                CONTENT, "{%- if loop.index0 % 2 -%}{{- messages[loop.index0 - 1].content -}}{%- endif -%}\n" + CONTENT
+            )
+        ),
+    ),
+    Fault("copies", "duplicates", share=0.06),
+    Fault("empty answers", "empty_turns", _in("assistant", lambda text: ""), says="'assistant'"),
+    Fault("empty questions", "empty_turns", _in("user", lambda text: " \n"), says="'user'"),
+    Fault("an answer that is there twice", "repeated_turns", _repeat),
+    Fault("a question and its answer, twice", "repeated_turns", _repeat_pair),
+    Fault(
+        "answers of which a part is marked",
+        "answers_in_part",
+        config=config(
+            template=TEMPLATE.replace(
+                CONTENT,
+                "{%- generation -%}{{- message.content[:9] -}}{%- endgeneration -%}{{- message.content[9:] -}}\n",
+            )
+        ),
+    ),
+    Fault("control tokens in questions", "control_tokens", _in("user", lambda text: text + "<|im_end|>")),
+    Fault("the markup of Llama 2", "markup_in_text", _in("user", lambda text: f"[INST] {text} [/INST]")),
+    Fault("control characters", "control_characters", _in("user", lambda text: f"\x1b[1m{text}"), says="U+001B"),
+    Fault(
+        "characters of width zero",
+        "control_characters",
+        _in("assistant", lambda text: text.replace(" ", "\u200b ")),
+        says="U+200B",
+    ),
+    Fault("UTF-8 read as Latin-1", "broken_characters", _in("assistant", lambda text: text + " Itâ€™s late.")),
+    Fault("characters that are lost", "broken_characters", _in("user", lambda text: "\ufffd" + text)),
+    Fault(
+        "a template with a date in it",
+        "date_in_template",
+        says="26 Jul 2024",
+        config=config(
+            template=TEMPLATE.replace(
+                "{%- for", "{{- '<|im_start|>system\\nToday Date: 26 Jul 2024<|im_end|>\\n' -}}\n{%- for", 1
+            )
+        ),
+    ),
+    Fault(
+        "a template that asks for the date",
+        "date_wanted",
+        says='"date"',
+        config=config(template=TEMPLATE.replace("{%- for", "{{- strftime_now('%d %b %Y') -}}\n{%- for", 1)),
+    ),
+    Fault(
+        "a template that ignores tools",
+        "tools_not_written",
+        _with_tools,
+        config=config(template=TEMPLATE.replace("{%- if tools -%}", "{%- if false -%}")),
+        says="find_train",
+    ),
+    Fault(
+        "a template that ignores calls",
+        "calls_not_written",
+        _with_call,
+        config=config(template=TEMPLATE.replace("message.tool_calls or []", "[]")),
+    ),
+    Fault(
+        "a template that ignores a role",
+        "text_not_written",
+        _developer,
+        says="'developer'",
+        config=config(
+            template=TEMPLATE.replace(
+                "{%- for message in messages -%}", "{%- for message in messages if message.role != 'developer' -%}"
+            )
+        ),
+    ),
+    Fault("a template that ignores reasoning", "text_not_written", _reasoning, says="reasoning"),
+)
+
+
+def planted(fault: Fault, records: Sequence[Record]) -> tuple[list[str], set[int]]:
+    """(lines, the numbers of those with the fault) of clean records."""
+    chance = np.random.default_rng(1)
+    lines, changed = [], set[int]()
+    for number, record in enumerate(records):
+        made: Record | str = record
+        if (fault.plant is not None or fault.finding == "duplicates") and chance.random() < fault.share:
+            changed.add(number)
+            if fault.finding == "duplicates":
+                made = records[int(chance.integers(len(records)))]
+            elif fault.plant is not None:
+                made = fault.plant(copy.deepcopy(record), chance)
+        lines.append(made if isinstance(made, str) else json.dumps(made, ensure_ascii=False))
+    return lines, changed

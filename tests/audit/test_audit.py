@@ -1,0 +1,251 @@
+"""What an audit says of the project's own data, of texts and pairs, and how the command ends."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.audit.audit import CHECKS, Audit, audit
+from beam_prep.audit.of_template import template_lines
+from beam_prep.audit.text import as_json, as_lines
+from beam_prep.cli import main
+from beam_prep.config import PipelineConfig
+from tests.audit.faults import FAULTS
+from tests.conftest import ROOT, shared
+
+CHATS = "examples/data/chat.jsonl"
+OWN = {
+    "sft_conversation": (CHATS, set()),
+    "sft_chat": (CHATS, set()),
+    "sft_packed": (CHATS, set()),
+    "sft_padded": (CHATS, set()),
+    "sft_last_turn_shifted": (CHATS, set()),
+    "sharegpt": ("examples/data/more/sharegpt.jsonl", set()),
+    "tools": ("examples/data/more/tools.jsonl", set()),
+    "pretrain_chunks": ("examples/data/text.jsonl", set()),
+    "sft_prompt_completion": ("examples/data/more/prompt_completion.jsonl", set()),
+    "dpo": ("examples/data/preference.jsonl", set()),
+    "dpo_conversation": ("examples/data/preference.jsonl", set()),
+    "grpo_tokens": ("examples/data/more/rollout_tokens.jsonl", set()),
+    "rlvr": ("examples/data/more/rlvr.jsonl", set()),
+    # These write no EOS: docs/which_config.md says so.
+    "pretrain": ("examples/data/text.jsonl", {"no_end"}),
+    "sft_instruction": ("examples/data/instruction.jsonl", {"no_end", "config"}),
+    "grpo": ("examples/data/rollouts.jsonl", {"no_end"}),
+}
+
+
+def names(found: Audit) -> set[str]:
+    return {finding.name for finding in found.findings}
+
+
+def of_records(folder: Path, records: list[Any], config: dict[str, Any], tokenizer: str = "") -> Audit:
+    path = folder / "input.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    tokenizer = tokenizer or str(ROOT / "examples" / "tokenizer")
+    return audit(str(path), PipelineConfig.from_dict(config), tokenizer)
+
+
+def texts(**parts: Any) -> dict[str, Any]:
+    return {"input": {"sections": [{"field": "text", "action": "train"}]}, **parts}
+
+
+def test_every_config_of_the_project_has_its_sample() -> None:
+    assert OWN.keys() == {path.stem for path in (ROOT / "configs").glob("*.json")}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_nothing_wrong_is_said_of_the_projects_own_data(name: str, tokenizer_path: str) -> None:
+    data, expected = OWN[name]
+    found = audit(str(ROOT / data), ROOT / "configs" / f"{name}.json", tokenizer_path)
+    assert names(found) == expected
+
+
+# Thresholds have this share of a real data set in mind; a finding here is true, and was looked at.
+REAL = {
+    ("sft_conversation", "qwen2.5", "chat_messages_gsm8k_system.jsonl"): set(),
+    ("sft_conversation", "mistral-v1", "chat_messages_gsm8k_system.jsonl"): set(),
+    ("sft_conversation", "gpt2", "chat_messages_sgd.jsonl.gz"): {"empty_turns"},
+    ("sharegpt", "qwen2.5", "sharegpt_vicuna_dummy.jsonl"): set(),
+    ("tools", "qwen2.5", "tool_messages_glaive_en.jsonl"): {"duplicates", "dropped_untrained"},
+    ("dpo_conversation", "qwen2.5", "dpo_hh_messages.jsonl"): {"empty_turns"},
+    ("pretrain_chunks", "qwen2.5", "text_python_docs_en.jsonl.gz"): set(),
+    ("pretrain_chunks", "qwen2.5", "text_libreoffice_help_zh-cn.jsonl.gz"): set(),
+    ("pretrain_chunks", "mistral-v1", "text_libreoffice_help_ru.jsonl.gz"): set(),
+    ("pretrain_chunks", "t5-small", "text_libreoffice_help_ru.jsonl.gz"): {"double_end", "unknown_tokens"},
+    ("pretrain", "gpt2", "text_python_docs_en.jsonl.gz"): {"no_end", "cut_off"},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("config", "tokenizer", "data"), REAL)
+def test_of_real_data_only_what_is_true_is_said(config: str, tokenizer: str, data: str) -> None:
+    path = shared("data", data)
+    found = audit(str(path), ROOT / "configs" / f"{config}.json", shared("tokenizers", tokenizer))
+    assert names(found) == REAL[config, tokenizer, data]
+
+
+# Texts and pairs.
+
+
+def test_a_text_without_eos_and_a_doubled_one(tmp_path: Path) -> None:
+    records = [{"text": f"Page {number} is about the sea, the wind and the {number} ships."} for number in range(40)]
+    assert names(of_records(tmp_path, records, texts())) == {"no_end"}
+    assert names(of_records(tmp_path, records, texts(preprocessing={"eos": "if_missing"}))) == set()
+    ended = [{"text": record["text"] + "<|im_end|>"} for record in records]
+    (found,) = of_records(tmp_path, ended, texts(preprocessing={"eos": "always"})).findings
+    assert (found.name, found.count) == ("double_end", 40)
+    assert '"eos": "if_missing"' in found.mend
+
+
+def test_a_bos_in_the_text_that_the_tokenizer_adds_again(tmp_path: Path, with_bos: str) -> None:
+    records = [{"text": f"<|bos|>Page {number} is about the sea and the wind and the ships."} for number in range(9)]
+    config = texts(preprocessing={"eos": "if_missing"})
+    assert {"double_bos", "control_tokens"} == names(of_records(tmp_path, records, config, with_bos))
+    sections = [{"field": "text", "action": "train", "add_special_tokens": False}]
+    bare = [{"text": record["text"].removeprefix("<|bos|>")} for record in records]
+    config = {**config, "input": {"sections": sections}}
+    (found,) = of_records(tmp_path, bare, config, with_bos).findings
+    assert found.name == "no_bos"
+
+
+def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Path) -> None:
+    records = [
+        {"prompt": f"Question {number}: what is it?\nAnswer: ", "completion": f"word {number}"} for number in range(9)
+    ]
+    config = PipelineConfig.from_json(ROOT / "configs" / "sft_prompt_completion.json")
+    path = tmp_path / "input.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (found,) = audit(str(path), config, str(ROOT / "examples" / "tokenizer")).findings
+    assert found.name == "prompt_not_prefix"
+    assert "beginning of the answer" in found.mend
+
+
+def test_what_the_config_drops_is_a_finding_if_it_is_much(tmp_path: Path) -> None:
+    long = "A text about the sea, the wind, and the ships that come home, number "
+    records: list[Any] = [{"text": f"{long}{number}"} for number in range(90)] + [{"text": "short"}] * 10
+    config = texts(preprocessing={"eos": "if_missing"})
+    found = of_records(tmp_path, records, config)
+    assert names(found) == {"dropped_too_short", "duplicates"}
+    records = records[:90] + [{"text": f"short {number}"} for number in range(4)]
+    assert names(of_records(tmp_path, records, config)) == set()
+
+
+@pytest.mark.parametrize(("pairs", "frequent", "share"), [(600, 0, 0.06), (0, 600, 0.06), (20, 20, 0.0)])
+def test_the_share_of_copies_is_that_of_the_input(pairs: int, frequent: int, share: float, tmp_path: Path) -> None:
+    written = [f"Page {number} is about the sea, the wind and the {number} ships." for number in range(10_000)]
+    written[:pairs] = written[5000 : 5000 + pairs]
+    written[2000 : 2000 + frequent] = ["This page has moved. Go to the new address, please."] * frequent
+    texts_of = [written[number * 7919 % 10_000] for number in range(10_000)]  # in no order
+    found = of_records(tmp_path, [{"text": text} for text in texts_of], texts(preprocessing={"eos": "if_missing"}))
+    assert names(found) == ({"duplicates"} if share else set())
+    if share:
+        said = re.search(r"that is ([\d.]+)% of the input", found.findings[0].says)
+        assert said is not None
+        assert float(said[1]) / 100 == pytest.approx(share, rel=0.4)
+
+
+def test_unread_fields_that_repeat_what_is_read_are_no_finding(tmp_path: Path) -> None:
+    chats = [json.loads(line) for line in (ROOT / CHATS).read_text("utf-8").splitlines()]
+    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    for chat in chats:
+        chat["prompt"] = next(message["content"] for message in chat["messages"] if message["role"] == "user")
+    found = of_records(tmp_path, chats, config)
+    assert found.findings == ()
+    assert "'prompt'" in found.notes[0]
+
+
+def test_findings_are_ranked_by_tokens(tmp_path: Path) -> None:
+    chats = [json.loads(line) for line in (ROOT / CHATS).read_text("utf-8").splitlines()]
+    chats[7]["messages"][-1]["content"] = " "
+    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    found = of_records(tmp_path, chats, {**config, "mask": {"asistant": "train", "user": "train"}})
+    at_stake = [finding.tokens for finding in found.findings]
+    assert at_stake == sorted(at_stake, reverse=True)
+    assert found.findings[-1].name == "empty_turns"
+    assert {"role_not_in_mask", "role_not_in_data", "answers_not_trained"} < names(found)
+
+
+def test_thousands_of_roles_and_odd_texts_are_no_trouble(tmp_path: Path) -> None:
+    odd = ["<b>&amp;</b>\x1b[31m", "\u202eright to left", "a" * 20_000, "\n" * 50, "🙂" * 9]
+    records = [
+        {"messages": [{"role": f"r{number}", "content": odd[number % 5]}, {"role": "assistant", "content": "ok"}]}
+        for number in range(1000)
+    ]
+    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
+    found = of_records(tmp_path, records, config)
+    text = "\n".join(as_lines(found))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert len(text) < 20_000
+    json.dumps(as_json(found))
+
+
+# The command.
+
+
+def test_the_exit_code_says_whether_something_was_found(
+    capsys: pytest.CaptureFixture[str], tokenizer_path: str
+) -> None:
+    good = ["audit", str(ROOT / CHATS), "-c", str(ROOT / "configs/sft_conversation.json")]
+    assert main([*good, "--tokenizer_path", tokenizer_path]) == 0
+    assert capsys.readouterr().out.endswith("nothing found\n")
+    bad = ["audit", str(ROOT / "examples/data/text.jsonl"), "-c", str(ROOT / "configs/pretrain.json")]
+    assert main([*bad, "--tokenizer_path", tokenizer_path]) == 1
+    assert "1. no_end: " in capsys.readouterr().out
+    assert main([*bad, "--tokenizer_path", tokenizer_path, "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["name"] == "no_end"
+    assert finding["example"]["offset"] == 0
+    assert finding["share_of_tokens"] > 0.9
+    assert main([*good, "--tokenizer_path", tokenizer_path, "--sample", "0"]) == 2
+    assert main(["audit", "nowhere.jsonl", *good[2:], "--tokenizer_path", tokenizer_path]) == 3
+    assert main([*good, "--tokenizer_path", str(ROOT / "docs")]) == 2
+
+
+def test_a_smaller_sample_is_looked_at_if_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tokenizer_path: str
+) -> None:
+    given = ["audit", str(ROOT / CHATS), "-c", str(ROOT / "configs/sft_conversation.json")]
+    assert main([*given, "--tokenizer_path", tokenizer_path, "--sample", "20", "--json"]) == 0
+    sample = json.loads(capsys.readouterr().out)["sample"]
+    assert (sample["records"], sample["all"], sample["of_about"]) == (20, False, 260)
+
+
+def test_a_pipe_that_is_closed_early_is_no_error(tokenizer_path: str) -> None:
+    command = [sys.executable, "-m", "beam_prep.cli", "audit", CHATS, "-c", "configs/sft_chat.json"]
+    command += ["--tokenizer_path", tokenizer_path]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+    assert "Traceback" not in errors
+
+
+def test_the_lines_of_a_template_that_change_what_is_said() -> None:
+    source = (
+        "{%- for m in messages -%}\n"
+        "{{- '<|im_start|>' + m.role + '\\n' -}}\n"
+        "{{- m.content | trim -}}\n"
+        "{{- m.content.split('x')[0] -}}\n"
+        "{{- m['content'] | upper -}}\n"
+        "{{- m.content[2:] -}}\n"
+        "{%- endfor -%}"
+    )
+    assert [number for number, _ in template_lines(source, None)] == [4, 5, 6]
+    plain = "\n".join(source.splitlines()[:3]) + "\n{%- endfor -%}"
+    assert [number for number, _ in template_lines(plain, None)] == [3]
+
+
+def test_the_docs_name_every_finding_and_every_check_is_tested() -> None:
+    page = (ROOT / "docs" / "audit.md").read_text("utf-8")
+    for name in {fault.finding for fault in FAULTS} | {name for _, expected in OWN.values() for name in expected}:
+        shown = "rejected_<reason>" if name.startswith("rejected_") else name
+        assert f"`{shown}`" in page or f"`{shown.replace('dropped_empty', 'dropped_<reason>')}`" in page, name
+    assert len({fault.finding for fault in FAULTS}) >= 25
+    assert len(CHECKS) == len(set(CHECKS))

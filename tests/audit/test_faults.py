@@ -1,0 +1,74 @@
+"""An audit finds each planted fault, names a record that has it, and finds nothing in the clean corpus."""
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.audit.audit import Audit, audit
+from beam_prep.config import PipelineConfig
+from tests.audit.conftest import own_records, real_records, write
+from tests.audit.faults import FAULTS, Fault, config, planted
+
+small, large = cache(own_records), cache(real_records)
+
+
+def run(folder: Path, tokenizer: str, lines: list[str], given: dict[str, Any]) -> Audit:
+    return audit(write(folder, lines), PipelineConfig.from_dict(given), tokenizer)
+
+
+def line_at(path: str, offset: int) -> str:
+    data = Path(path).read_bytes()
+    data = gzip.decompress(data) if path.endswith(".gz") else data
+    assert offset == 0 or data[offset - 1 : offset] == b"\n"
+    return data[offset : data.index(b"\n", offset)].decode("utf-8")
+
+
+def check(fault: Fault, records: list[dict[str, Any]], folder: Path, tokenizer: str) -> None:
+    lines, changed = planted(fault, records)
+    found = run(folder, tokenizer, lines, fault.config)
+    named = [finding for finding in found.findings if finding.name == fault.finding]
+    assert named, [finding.name for finding in found.findings]
+    example = named[0].example
+    assert fault.says in f"{named[0].says} {named[0].mend} {'' if example is None else example.text}"
+    assert named[0].mend
+    assert named[0].tokens > 0
+    if changed and fault.finding != "duplicates":
+        assert example is not None
+        assert line_at(example.file, example.offset) in {lines[number] for number in changed}
+        # The sample's share of the fault is that of the corpus: within 5 standard deviations.
+        expected = len(changed) / len(lines)
+        spread = 5 * (expected / found.sample.count) ** 0.5 if found.sample.count < len(lines) else 0
+        if fault.finding not in ("answers_cut", "dropped_empty", "cut_off"):
+            assert abs(named[0].records / found.sample.count - expected) <= spread + 1e-9
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path, with_bos: str) -> None:
+    check(fault, small(), tmp_path, with_bos)
+
+
+def test_nothing_is_found_in_a_clean_corpus(tmp_path: Path, with_bos: str) -> None:
+    found = run(tmp_path, with_bos, [json.dumps(record) for record in small()], config())
+    assert found.findings == ()
+    assert found.sample.count == len(small())
+    assert found.sample.drawn.all
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_among_20_000_real_records(fault: Fault, tmp_path: Path, with_bos: str) -> None:
+    records = large()
+    assert len(records) == 20_000
+    check(fault, records, tmp_path, with_bos)
+
+
+@pytest.mark.long
+def test_nothing_is_found_among_20_000_clean_real_records(tmp_path: Path, with_bos: str) -> None:
+    found = run(tmp_path, with_bos, [json.dumps(record) for record in large()], config())
+    assert [(finding.name, finding.example) for finding in found.findings] == []
+    assert found.sample.count == 2000
+    assert 17_000 < found.sample.drawn.about < 23_000

@@ -1,0 +1,342 @@
+"""`beam-prep init` writes a config with which records run, whatever shape they have, and replaces nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.audit.audit import audit
+from beam_prep.cli import main
+from beam_prep.config import PipelineConfig
+from beam_prep.pipeline import Pipeline
+from beam_prep.starter.draft import PLAIN_TEMPLATE
+from tests.conftest import ROOT, shared
+
+Start = Callable[..., tuple[dict[str, Any], str, str]]
+DATA = ROOT / "examples" / "data"
+
+
+@pytest.fixture
+def start(tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer_path: str) -> Start:
+    """Runs the command on records or a file; gives (config, reasons, what it printed)."""
+
+    def _start(records: Any, *options: str, tokenizer: str | None = tokenizer_path) -> tuple[dict[str, Any], str, str]:
+        path = records
+        if isinstance(records, list):
+            path = tmp_path / "input.jsonl"
+            path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+        given = [] if tokenizer is None else ["--tokenizer_path", tokenizer]
+        target = tmp_path / "made.json"
+        assert main(["init", str(path), "-o", str(target), *given, *options]) == 0
+        reasons = (tmp_path / "made.md").read_text("utf-8")
+        return json.loads(target.read_text("utf-8")), reasons, capsys.readouterr().out
+
+    return _start
+
+
+def says(**said: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in said.items()]
+
+
+def items(**said: str) -> list[dict[str, str]]:
+    return [{"from": role, "value": text} for role, text in said.items()]
+
+
+def kept(folder: Path, path: Path, config: dict[str, Any], tokenizer: str) -> dict[str, Any]:
+    """The manifest of a run with the config."""
+    job = Pipeline(PipelineConfig.from_dict(config), [str(path)], output_dir=folder / "out", tokenizer_path=tokenizer)
+    manifest: dict[str, Any] = job.run(["--runner=FnApiRunner"]).manifest or {}
+    return manifest
+
+
+SAMPLES = [
+    "chat.jsonl",
+    "instruction.jsonl",
+    "text.jsonl",
+    "preference.jsonl",
+    "rollouts.jsonl",
+    "more/prompt_completion.jsonl",
+    "more/rlvr.jsonl",
+    "more/rollout_tokens.jsonl",
+    "more/sharegpt.jsonl",
+]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_sample_of_the_project_gets_a_config_that_runs(
+    name: str, start: Start, tmp_path: Path, tokenizer_path: str
+) -> None:
+    config, reasons, told = start(DATA / name)
+    manifest = kept(tmp_path, DATA / name, config, tokenizer_path)
+    ledger = manifest["ledger"]
+    assert ledger["rejected"] == {}
+    assert ledger["kept"] >= 0.95 * ledger["read"]
+    for part in ("input", "preprocessing", "output"):
+        for field in config.get(part, {}):
+            assert f"`{part}.{field}`" in reasons  # each line has its reason
+    assert f"beam-prep run {DATA / name} -o out -c" in told
+
+
+def test_a_template_that_cannot_write_calls_of_tools_is_said(start: Start) -> None:
+    _, reasons, told = start(DATA / "more" / "tools.jsonl")
+    for text in (told, reasons):
+        assert "22 records cannot be used: rejected" in text
+        assert "configs/tools.jinja" in text
+
+
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "messages under another name": (
+        {"dialog": says(user="Where is {n}?", assistant="At {n}.")},
+        {"sections": [{"field": "dialog", "action": "$role", "template": "conversation"}]},
+    ),
+    "ShareGPT under another name": (
+        {"talk": items(human="Where is {n}?", gpt="At {n}.")},
+        {
+            "adapter": {"name": "sharegpt", "field": "talk"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
+    "ShareGPT with other speakers": (
+        {"conversations": items(human="Where is {n}?", bing="At {n}.")},
+        {
+            "adapter": {"name": "sharegpt", "roles": {"bing": "assistant"}},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
+    "Alpaca": (
+        {"instruction": "Where is {n}?", "input": "", "output": "At {n}."},
+        {
+            "adapter": "alpaca",
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
+    "a question and an answer": (
+        {"question": "Where is {n}?", "answer": "At {n}."},
+        {
+            "adapter": {"name": "alpaca", "instruction": "question", "output": "answer"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
+    "an input and an output": (
+        {"input": "Where is {n}?", "output": "At {n}."},
+        {
+            "adapter": {"name": "alpaca", "instruction": "input", "output": "output", "input": "instruction"},
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        },
+    ),
+    "a prompt and its completion, separated": (
+        {"prompt": "Where is {n}?", "completion": " At {n}."},
+        {"sections": [{"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}]},
+    ),
+    "messages of a prompt and of its completion": (
+        {"prompt": says(user="Where is {n}?"), "completion": says(assistant="At {n}.")},
+        {
+            "sections": [
+                {"field": "prompt", "action": "mask", "template": "conversation"},
+                {"field": "completion", "action": "train", "template": "conversation"},
+            ]
+        },
+    ),
+    "a text under another name": ({"page_text": "At {n} there is a long page of text, " * 5}, {
+        "sections": [{"field": "page_text", "action": "train"}],
+    }),
+    "ids": ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "note": "{n}"}, {"adapter": "tokenized"}),
+    "a rollout a record": (
+        {"prompt_ids": [5, 6], "response_ids": [7, 2], "rewards": 1.0, "note": "{n}"},
+        {
+            "rollouts": {
+                "prompt_ids": "prompt_ids",
+                "response_ids": "response_ids",
+                "rewards": "rewards",
+                "grouped": False,
+            }
+        },
+    ),
+    "preference of texts with a prompt": (
+        {"prompt": "Where is {n}?", "chosen": " At {n}.", "rejected": " No."},
+        {
+            "sources": {
+                side: {"sections": [{"field": "prompt", "action": "mask"}, {"field": side, "action": "train"}]}
+                for side in ("chosen", "rejected")
+            }
+        },
+    ),
+    "preference with a prompt of text": (
+        {
+            "prompt": "Where is {n}?",
+            "chosen": says(user="Where is {n}?", assistant="At {n}."),
+            "rejected": says(user="Where is {n}?", assistant="No."),
+        },
+        {
+            "sources": {
+                side: {
+                    "sections": [
+                        {"field": "prompt", "action": "mask", "template": "conversation"},
+                        {"field": side, "action": "train", "template": "conversation"},
+                    ]
+                }
+                for side in ("chosen", "rejected")
+            },
+            "implicit_prompt": True,
+        },
+    ),
+}  # fmt: skip
+
+
+def numbered(value: Any, number: int) -> Any:
+    """A record with `{n}` filled in."""
+    return json.loads(json.dumps(value).replace("{n}", f"place {number}"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
+    shape: str, start: Start, tmp_path: Path, tokenizer_path: str
+) -> None:
+    record, expected = SHAPES[shape]
+    records = [numbered(record, number) for number in range(40)]
+    config, _, _ = start(records)
+    assert config["input"] == expected
+    found = audit(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(config), tokenizer_path)
+    assert found.sample.outcomes() == {"dropped": {}, "rejected": {}}
+    assert found.sample.kept[2] > 0
+    made = PipelineConfig.from_dict(start(records, "--overwrite", tokenizer=None)[0])
+    assert made.input == PipelineConfig.from_dict(config).input
+
+
+def test_records_of_two_shapes_are_said(start: Start) -> None:
+    chats = [{"messages": says(user=f"Where is {n}?", assistant=f"At {n}."), "text": "More."} for n in range(30)]
+    texts = [{"text": f"A page about {n}."} for n in range(10)]
+    config, reasons, told = start(chats + texts)
+    assert config["input"]["sections"][0]["field"] == "messages"
+    for text in (told, reasons):
+        assert "10 of 40 records have another shape: texts in 'text'" in text
+        assert "30 records have texts in 'text', too" in text
+
+
+def test_a_stranger_among_known_speakers_is_not_trained(start: Start) -> None:
+    talks = [{"conversations": items(human=f"Where is {n}?", narrator="Rain.", gpt=f"At {n}.")} for n in range(9)]
+    config, _, told = start(talks)
+    assert config["input"]["adapter"]["roles"] == {"narrator": "user"}
+    assert "'narrator'" in told
+
+
+def test_a_role_that_no_template_knows_is_said(start: Start) -> None:
+    config, _, told = start([{"messages": says(user=f"Where is {n}?", gpt=f"At {n}.")} for n in range(9)])
+    assert config["mask"] == {"gpt": "train"}
+    assert "answers have the role 'gpt', not 'assistant'" in told
+
+
+def test_a_tokenizer_without_a_template_gets_one_that_can_be_proven(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((ROOT / "examples" / "tokenizer" / name).read_bytes())
+    config, reasons, told = start(DATA / "chat.jsonl", tokenizer=str(folder))
+    assert config["input"]["chat_template"] == PLAIN_TEMPLATE
+    assert "the tokenizer has no chat template" in reasons
+    assert "tried on 260 records: 260 kept" in told
+
+
+def test_a_template_that_asks_for_the_date_gets_one(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "dated"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((ROOT / "examples" / "tokenizer" / name).read_bytes())
+    (folder / "chat_template.jinja").write_text("{{- strftime_now('%Y') -}}" + PLAIN_TEMPLATE)
+    config, reasons, _ = start(DATA / "chat.jsonl", tokenizer=str(folder))
+    assert len(config["input"]["date"]) == 10
+    assert "`input.date`" in reasons
+
+
+def test_lengths_are_those_of_the_records(start: Start) -> None:
+    long = [
+        {"messages": says(user=f"Count from {n}.", assistant=" ".join(map(str, range(n, n + 700))))} for n in range(9)
+    ]
+    config, reasons, _ = start(long)
+    assert config["preprocessing"]["max_seq_len"] == 4096
+    assert "0.0% of all are cut off" in reasons
+
+
+def test_odd_records_among_good_ones_are_no_trouble(start: Start, tmp_path: Path) -> None:
+    good = [{"messages": says(user=f"Where is {n}?", assistant=f"At {n}.")} for n in range(20)]
+    odd: list[dict[str, Any]] = [{"messages": value} for value in (None, 7, "text", [], [1], [{"role": 3}], {"a": 1})]
+    odd += [
+        {},
+        {"chosen": "a", "rejected": []},
+        {"prompt_ids": [True]},
+        {f"name {n}": says(user="x") for n in range(9)},
+    ]
+    (tmp_path / "input.jsonl").write_bytes(
+        b"".join(json.dumps(record).encode() + b"\n" for record in [*good, *odd]) + b'{"messages": "\x1b[31m'
+    )
+    config, reasons, told = start(tmp_path / "input.jsonl")
+    assert config["input"]["sections"][0]["field"] == "messages"
+    assert "a run would fail: " in told
+    assert "\x1b" not in told
+    assert len(reasons) < 6000
+
+
+# Files.
+
+
+def test_nothing_is_replaced_without_overwrite(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("made.json", "made.md"):
+        (tmp_path / name).write_text("mine")
+        assert main(["init", str(DATA / "chat.jsonl"), "-o", str(tmp_path / "made.json")]) == 4
+        assert f"{name} is there already: pass --overwrite" in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "made.json").write_text("mine")
+    config, _, _ = start(DATA / "chat.jsonl", "--overwrite")
+    assert config["mask"] == {"assistant": "train"}
+
+
+def test_neither_the_reasons_nor_an_input_are_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "A page about the sea."}\n')
+    for target, said in ((data, "is an input"), (tmp_path / "c.md", "ends in .json")):
+        assert main(["init", str(data), "-o", str(target), "--overwrite"]) == 4
+        assert said in capsys.readouterr().err
+    assert data.read_text() == '{"text": "A page about the sea."}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"a": 1, "b": [2]}\n', "no known shape fits"),
+        ("a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
+        ("", "has no record"),
+    ],
+)
+def test_records_of_no_known_shape_are_told(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.jsonl").write_text(content)
+    assert main(["init", str(tmp_path / "x.jsonl"), "-o", str(tmp_path / "c.json")]) == 3
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "c.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("data", "tokenizer"),
+    [
+        ("chat_messages_sgd.jsonl.gz", "qwen2.5"),
+        ("prompt_response_gsm8k_train.jsonl", "mistral-v1"),
+        ("sharegpt_vicuna_dummy.jsonl", "gpt2"),
+        ("tool_messages_glaive_en.jsonl", "minimind"),
+        ("dpo_hh_messages.jsonl", "qwen2.5"),
+        ("grpo_gsm8k.jsonl", "qwen2.5"),
+        ("text_libreoffice_help_ru.jsonl.gz", "mistral-v1"),
+    ],
+)
+def test_real_data_run_with_the_config_that_is_written(data: str, tokenizer: str, start: Start, tmp_path: Path) -> None:
+    path, name = shared("data", data), str(shared("tokenizers", tokenizer))
+    config, _, _ = start(path, tokenizer=name)
+    ledger = kept(tmp_path, path, config, name)["ledger"]
+    assert ledger["kept"] >= 0.99 * ledger["read"]
