@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo docs pictures test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo docs pictures screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-profile release clean
 
 # setuptools warns of every editable installation.
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
@@ -96,6 +96,10 @@ docs: $(VENV)/.docs
 pictures: $(VENV)/.installed
 	@$(BIN)/python -m tools.pictures
 	@$(BIN)/python -m tools.notebook
+
+# Needs Chromium: see test-browser.
+screenshots: $(VENV)/.browser
+	@$(BIN)/python -m tools.screenshots
 
 # What is made from beam_prep/options.py: the form of the Dataflow template, its Terraform variables, the table in the docs.
 template: $(VENV)/.installed

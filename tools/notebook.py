@@ -20,7 +20,7 @@ def executed(notebook: Path, folder: Path) -> str:
 
     for name in ("configs", "examples"):
         (folder / name).symlink_to(ROOT / name)
-    run = nbformat.read(notebook, as_version=4)
+    run = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     for number, cell in enumerate(run.cells):
         cell.id = f"cell-{number}"
     nbclient.NotebookClient(run, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()

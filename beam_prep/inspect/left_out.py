@@ -32,11 +32,18 @@ class LeftOut:
     @classmethod
     def of_reject(cls, reject: Mapping[str, Any]) -> "LeftOut":
         """From a line of an output's rejects."""
-        place = f"{reject['file']}, line {reject['line']:,}"
-        message, text = str(reject["message"] or ""), reject["text"]
-        if text is None or text == "":
-            text = "(its text is not kept: --reject_text 0)"
-        return cls(place, "rejected", str(reject["reason"]), message, str(text))
+        return cls._of(reject, "rejected", str(reject["message"] or ""))
+
+    @classmethod
+    def of_drop(cls, drop: Mapping[str, Any]) -> "LeftOut":
+        """From the drops of an output: see `Dataset.drops`."""
+        return cls._of(drop, "dropped", "")
+
+    @classmethod
+    def _of(cls, record: Mapping[str, Any], kind: str, message: str) -> "LeftOut":
+        place = f"{record['file']}, line {record['line']:,}"
+        text = record["text"] or "(its text is not kept: --reject_text 0)"
+        return cls(place, kind, str(record["reason"]), message, str(text))
 
 
 def left_out_text(record: LeftOut) -> Text:

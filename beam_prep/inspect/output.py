@@ -147,14 +147,13 @@ def _chosen(rows: Dataset, selection: Selection) -> Iterable[tuple[int, str]]:
 
 
 def _left_out_texts(dataset: Dataset, selection: Selection) -> Iterable[Text]:
-    """The rejects that are asked for as texts, and what is known of drops."""
+    """The rejects and drops that are asked for as texts, and what is known of other drops."""
     counts = _counts_of_reason(dataset, selection)
-    texts = map(left_out_text, _rejects(dataset, selection))
-    found = texts if selection.grep is None else or_nothing(texts, f"{counts['rejected']:,} rejects", selection)
+    texts = map(left_out_text, _left_out(dataset, selection))
+    found = texts if selection.grep is None else or_nothing(texts, f"{sum(counts.values()):,} records", selection)
     if not counts["dropped"]:
         return found
-    drops = Text(_about_drops(dataset, selection).translate(VISIBLE))
-    return itertools.chain(found if counts["rejected"] else [], [drops])
+    return itertools.chain(found, [Text(_about_drops(dataset, selection).translate(VISIBLE))])
 
 
 def _counts_of_reason(dataset: Dataset, selection: Selection) -> dict[str, int]:
@@ -191,8 +190,8 @@ def _about_drops(dataset: Dataset, selection: Selection) -> str:
     inputs = [str(each["path"]) for each in dataset.manifest.get("inputs", [])]
     files = shlex.join(inputs) if 0 < len(inputs) <= _INPUTS_SHOWN else "FILES"
     return (
-        f"dropped: {found}; an output counts dropped records, and keeps nothing else of them. To see such records "
-        f"with their text, among the first ones and at places farther on, type: beam-prep inspect {files} -c CONFIG "
+        f"dropped: {found}; an output keeps the first {LEFT_OUT} of each reason. To see others, "
+        f"among the first records and at places farther on, type: beam-prep inspect {files} -c CONFIG "
         f"--tokenizer_path TOKENIZER --reason {shlex.quote(str(selection.reason))}"
     )
 
@@ -200,12 +199,14 @@ def _about_drops(dataset: Dataset, selection: Selection) -> str:
 _INPUTS_SHOWN = 3
 
 
-def _rejects(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
+def _left_out(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
+    """Rejects, then drops, of the reason that is asked for."""
+    records = itertools.chain(map(LeftOut.of_reject, dataset.rejects()), map(LeftOut.of_drop, dataset.drops()))
     found = (
-        LeftOut.of_reject(reject)
-        for reject in dataset.rejects()
-        if selection.says("rejected", reject["reason"])
-        and (selection.pattern is None or selection.pattern.search(reject["text"] or ""))
+        record
+        for record in records
+        if selection.says(record.kind, record.reason)
+        and (selection.pattern is None or selection.pattern.search(record.text))
     )
     return itertools.islice(found, selection.count)
 
@@ -215,10 +216,10 @@ def _entries(dataset: Dataset, selection: Selection) -> tuple[Iterable[ShownRow 
     if selection.reason is not None:
         counts = _counts_of_reason(dataset, selection)
         limit = ROWS if selection.count is None else selection.count
-        words = f"{counts['rejected']:,} rejected records ({selection.reason}), {limit:,} at most"
+        words = f"{sum(counts.values()):,} records that were left out ({selection.reason}), {limit:,} at most"
         if counts["dropped"]:
             words += f"; {_about_drops(dataset, selection)}"
-        return _rejects(dataset, dataclasses.replace(selection, count=limit)), words
+        return _left_out(dataset, dataclasses.replace(selection, count=limit)), words
     rows = _view(dataset, selection)
     words = f"{len(rows):,} row{'s' * (len(rows) != 1)}" + (
         f" of domain {selection.domain!r}" if selection.domain is not None else ""
@@ -227,15 +228,15 @@ def _entries(dataset: Dataset, selection: Selection) -> tuple[Iterable[ShownRow 
         if selection.pattern is not None and selection.count is None:
             selection = dataclasses.replace(selection, count=ROWS)
         return _rows(rows, selection), f"{words}: {_in_words(selection)}"
-    first = list(itertools.islice(_first_rejects(dataset), ROWS)) if selection.domain is None else []
+    first = list(itertools.islice(_first_left_out(dataset), ROWS)) if selection.domain is None else []
     if len(rows) > ROWS:
         selection = dataclasses.replace(selection, random=ROWS, seed=0)
         words += f": {_in_words(selection)}"
     else:
         selection = dataclasses.replace(selection, count=ROWS)
-    total = sum(dataset.manifest["ledger"]["rejected"].values())
+    total = sum(sum(dataset.manifest["ledger"][kind].values()) for kind in ("rejected", "dropped"))
     if first:
-        words += f", and {len(first):,} of {total:,} rejected records: of each reason the first {LEFT_OUT}"
+        words += f", and {len(first):,} of {total:,} records that were left out: of each reason the first {LEFT_OUT}"
     return itertools.chain(_rows(rows, selection), first), words
 
 
@@ -250,8 +251,13 @@ def _in_words(selection: Selection) -> str:
     return f"the first {count:,}" + (f" with {selection.grep!r}" if selection.grep is not None else "")
 
 
+def _first_left_out(dataset: Dataset) -> Iterator[LeftOut]:
+    """The first rejects and drops of each reason. Files are read as far as it takes."""
+    yield from _first_rejects(dataset)
+    yield from map(LeftOut.of_drop, dataset.drops())
+
+
 def _first_rejects(dataset: Dataset) -> Iterator[LeftOut]:
-    """The first rejects of each reason. Files are read as far as it takes."""
     left = {reason: min(count, LEFT_OUT) for reason, count in dataset.manifest["ledger"]["rejected"].items()}
     if not left:
         return

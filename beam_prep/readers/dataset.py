@@ -307,6 +307,18 @@ class Dataset:
         """
         return self._output.rejects()
 
+    def drops(self) -> list[dict[str, Any]]:
+        """The first records of each reason that were dropped, in order: `file`, `offset` (bytes), `line` (from 1),
+        `reason`, and `text`, the beginning of the line. Of an output of an earlier version: none.
+
+        >>> bp.open("out/chat").drops()
+        []
+
+        Raises:
+            FormatError: `run.json` is damaged.
+        """
+        return self._output.drops()
+
     def _in_shard(self, shard: int) -> range:
         """The rows of this view that are in a shard."""
         return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))

@@ -14,7 +14,7 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
 from beam_prep.formats.generation import ReaderLease
-from beam_prep.formats.manifest import MANIFEST, TOKENIZER, is_outside, output_columns
+from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, is_outside, output_columns
 from beam_prep.readers.cache import hold
 from beam_prep.readers.shards import OpenShard, OpenShards
 from beam_prep.readers.stored import Stored, StoredLease
@@ -140,6 +140,17 @@ class OpenOutput:
                 raise FormatError(f"{path} is missing, though {MANIFEST} lists it: make the output again") from None
             except ValueError as error:
                 raise FormatError(f"{path} is damaged ({error}): make the output again") from None
+
+    def drops(self) -> list[dict[str, Any]]:
+        """See `Dataset.drops`."""
+        try:
+            text = self._files.bytes_of(RUN) if isinstance(self._files, Stored) else (self._files / RUN).read_bytes()
+            found: list[dict[str, Any]] = json.loads(text).get("report", {}).get("dropped", [])
+        except FileNotFoundError:
+            return []
+        except ValueError as error:
+            raise FormatError(f"{self.path}/{RUN} is damaged ({error})") from None
+        return found
 
     def row(self, number: int) -> Row:
         """A copy of a row."""

@@ -45,6 +45,17 @@ class Stored:
         """See `Cache.fetched`."""
         return self._cache.fetched(files, inside, self._fetch)
 
+    def bytes_of(self, name: str) -> bytes:
+        """The content of a file that is not in the manifest; it is not kept.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        from beam_prep.storage.stores.reader import read_bytes
+
+        self._given[2].activate()
+        return read_bytes(f"{self.url}/{name}")
+
     def _fetch(self, file: Mapping[str, Any], path: Path) -> None:
         from beam_prep.storage.stores import objects
         from beam_prep.storage.stores.client import Changed
