@@ -521,7 +521,7 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
     names = ("random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
     chosen = {name: getattr(given, name) for name in names}
     if given.config is None:
-        from beam_prep.inspect import inspect
+        from beam_prep.inspect.output import inspect
 
         inspect(given.paths[0], given.record, given.count, given.domain, **chosen, pager=not given.no_pager)
         return 0
@@ -578,7 +578,7 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.inspect import cat
+    from beam_prep.inspect.output import cat
 
     cat(given.output, given.count, given.domain)
     return 0

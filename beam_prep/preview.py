@@ -32,10 +32,11 @@ from beam_prep.inspect.left_out import LeftOut, left_out_text
 from beam_prep.inspect.output import columns_line, no_reason, or_nothing, rows_to_show
 from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
 from beam_prep.inspect.rows import ShownRow
-from beam_prep.inspect.screen import VISIBLE, Screen, legend
+from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.sequences import RowDisplay, role_key
 from beam_prep.inspect.text import percent
+from beam_prep.inspect.visible import VISIBLE
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.foreign import advice_on

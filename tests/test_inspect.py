@@ -23,7 +23,9 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards import report
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError, RunError, TokenizerError
 from beam_prep.formats import FORMATS
-from beam_prep.inspect import RowDisplay, cat, inspect, render, render_row
+from beam_prep.inspect.output import cat, inspect
+from beam_prep.inspect.rows import render, render_row
+from beam_prep.inspect.sequences import RowDisplay
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset

@@ -16,7 +16,7 @@ import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.core.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
-from beam_prep.inspect import render
+from beam_prep.inspect.rows import render
 from tests.conftest import ROOT, tree
 
 TALKS = [

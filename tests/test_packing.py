@@ -145,7 +145,7 @@ def test_strategies_that_keep_every_token_count_rows_without_a_trained_one(
     assert sorted(chain(*documents(result.output))) == sorted(pairs(rows[0]) + pairs(rows[1]))
     assert result.manifest["totals"]["packing"]["packs_untrained"] == 1
     bp.open(result.output).verify()
-    from beam_prep.inspect import inspect
+    from beam_prep.inspect.output import inspect
 
     inspect(result.output, count=0)
     assert ", 1 row without a trained token\n" in capsys.readouterr().out

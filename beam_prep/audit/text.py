@@ -5,7 +5,7 @@ from typing import Any
 
 from beam_prep.audit.audit import Audit
 from beam_prep.core.shards.report import Findings, lines
-from beam_prep.inspect.screen import VISIBLE
+from beam_prep.inspect.visible import VISIBLE
 
 
 def as_lines(audit: Audit) -> Iterator[str]:

@@ -4,9 +4,3 @@ Trained tokens are bold green, the others dim, special tokens reversed. Without 
 trained tokens are between `⟦` and `⟧`. Packed rows are shown document by document, padding as a count, preference
 pairs side by side if the line is long enough. `beam_prep.preview` shows rows before a run.
 """
-
-from beam_prep.inspect.output import cat, inspect
-from beam_prep.inspect.rows import render, render_row
-from beam_prep.inspect.sequences import RowDisplay
-
-__all__ = ["RowDisplay", "cat", "inspect", "render", "render_row"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from beam_prep.inspect.screen import VISIBLE
+from beam_prep.inspect.visible import VISIBLE
 
 TEXT = 200
 """Characters of a record that are shown in a terminal."""

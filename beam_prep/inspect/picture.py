@@ -13,9 +13,9 @@ from rich.cells import cell_len
 
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.screen import VISIBLE
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence, parts_of
 from beam_prep.inspect.text import counts_of
+from beam_prep.inspect.visible import VISIBLE
 from beam_prep.readers.dataset import Dataset
 
 LIGHT = {"paper": "#ffffff", "ink": "#59636e", "trained": "#0a3069", "marker": "#cfe3ff", "line": "#0969da"}

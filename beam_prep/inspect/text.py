@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.text import Text
 
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.inspect.screen import CAPTION, CLOSE, OPEN, TRAINED, UNTRAINED, VISIBLE
+from beam_prep.inspect.screen import CAPTION, CLOSE, OPEN, TRAINED, UNTRAINED
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence
+from beam_prep.inspect.visible import VISIBLE
 
 
 def percent(part: int, total: int) -> str:

@@ -13,7 +13,7 @@ from jinja2 import Environment
 from beam_prep.core.data.lengths import BORDERS, quantile
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.report import how_made
-from beam_prep.inspect.screen import VISIBLE
+from beam_prep.inspect.visible import VISIBLE
 from beam_prep.report_page import charts
 from beam_prep.report_page.samples import shown_rows
 

@@ -12,8 +12,8 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.inspect.screen import VISIBLE
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence, parts_of
+from beam_prep.inspect.visible import VISIBLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import InputError, OutputError
-from beam_prep.inspect.screen import VISIBLE
+from beam_prep.inspect.visible import VISIBLE
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
 from beam_prep.storage.files import list_inputs

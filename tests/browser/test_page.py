@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.inspect import inspect
+from beam_prep.inspect.output import inspect
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, shared
