@@ -53,7 +53,9 @@ def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
     """Opens a file in a tab of its own; in the end, none may have complained."""
     tabs: list[Opened] = []
 
-    def _opened(path: Path, scheme: str = "light", width: int = 1300, height: int = 900) -> Any:
+    def _opened(
+        path: Path, scheme: str = "light", width: int = 1300, height: int = 900, ready: str = "html[data-ready=true]"
+    ) -> Any:
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
         tab = Opened(context.new_page())
         tabs.append(tab)
@@ -62,7 +64,7 @@ def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
         tab.page.on("request", lambda request: tab.problems.extend({request.url} - {path.as_uri()}))
         tab.page.on("requestfailed", lambda request: tab.problems.append(f"failed: {request.url}"))
         tab.page.goto(path.as_uri())
-        tab.page.wait_for_selector("html[data-ready=true]")
+        tab.page.wait_for_selector(ready)
         return tab.page
 
     yield _opened

@@ -17,4 +17,6 @@ def test_prism_gives_the_same_bytes(job: Job, tmp_path: Path) -> None:
         job.config, source, tmp_path / "prism", ["--runner=PrismRunner", f"--prism_location={built('prism') / 'prism'}"]
     )
     assert digests(tmp_path / "prism") == digests(tmp_path / "here")
-    assert json.loads((tmp_path / "prism" / "run.json").read_text())["how"] == "runner: PrismRunner"
+    here, there = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("here", "prism"))
+    assert there["how"] == "runner: PrismRunner"
+    assert there["report"] == here["report"]
