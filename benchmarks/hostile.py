@@ -153,9 +153,7 @@ def brackets(folder: Path, scale: float) -> Case:
 
 def utf16(folder: Path, _: float) -> Case:
     lines = b"".join(GOOD).decode().encode("utf-16")
-    return Case(
-        [write(folder / "utf16.jsonl", [lines]), write(folder / "a.jsonl", GOOD)], TEXT, ["--max_reject_rate=1"]
-    )
+    return Case([write(folder / "utf16.jsonl", [lines]), write(folder / "a.jsonl", GOOD)], TEXT, refused=True)
 
 
 def empty_files(folder: Path, scale: float) -> Case:
