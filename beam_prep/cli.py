@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
     report = commands.add_parser("report", help="write the report of an output again, with charts")
-    report.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
+    report.add_argument("output", help="an output directory, local or on gs:// or s3://")
     report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
     verify = commands.add_parser("verify", help="check every file, count and row of an output against its manifest")
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
@@ -645,40 +645,26 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.formats.manifest import MANIFEST, REPORT, RUN, TOKENIZER, load
+    from beam_prep.formats.manifest import REPORT
     from beam_prep.readers.open import open_dataset
     from beam_prep.report_page.charts import can_draw
     from beam_prep.report_page.page import page
-    from beam_prep.storage.files import join, write_file
-    from beam_prep.storage.stores.reader import read_bytes
-    from beam_prep.storage.tokenizers import load_tokenizer
 
-    if problem := unknown_beam_options(beam_options, "report"):
-        print(f"beam-prep report: {problem}", file=sys.stderr)
-        return 2
-    target = given.to
-    if "://" not in given.output:
-        output = str(open_dataset(given.output).path)
-        target = target or join(output, REPORT)
-    elif target is None:
+    if "://" in given.output and given.to is None:
         print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
         return 2
-    else:
-        _import_beam()
-        from apache_beam.io.filesystems import FileSystems
-        from apache_beam.options.pipeline_options import PipelineOptions
-
-        from beam_prep.storage.generations import Generations
-
-        FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
-        latest = Generations(given.output).latest()
-        output = given.output if latest is None else join(given.output, latest)
-    manifest = load(read_bytes(join(output, MANIFEST)), join(output, MANIFEST))
-    run = json.loads(read_bytes(join(output, RUN)))
-    kept = any(file["path"].startswith(f"{TOKENIZER}/") for file in manifest["files"])
-    tokenizer = load_tokenizer(join(output, TOKENIZER)) if kept else None
+    rows = open_dataset(given.output)
+    target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(given.output.rstrip("/"))
-    write_file(target, page(manifest, run, tokenizer, title, draw=can_draw()))
+    text = page(rows.manifest, rows.run, rows.tokenizer, title, draw=can_draw())
+    made = f"{target}.{os.getpid()}"
+    try:
+        with open(made, "wb") as file:
+            file.write(text)
+        os.replace(made, target)  # whoever looks at the page sees the old one or the new one
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(made)
     advice = "" if can_draw() else "; charts need matplotlib: pip install 'beam-prep[report]'"
     print(f"{target}: open it in a browser{advice}")
     return 0
@@ -714,7 +700,7 @@ _COMMANDS = {
     "presets": _presets,
     "schema": _schema,
 }
-_TAKE_BEAM_OPTIONS = ("run", "replay", "verify", "gc", "report")
+_TAKE_BEAM_OPTIONS = ("run", "replay", "verify", "gc")
 
 
 if __name__ == "__main__":

@@ -317,7 +317,13 @@ class Dataset:
         Raises:
             FormatError: `run.json` is damaged.
         """
-        return self._output.drops()
+        found: list[dict[str, Any]] = self.run.get("report", {}).get("dropped", [])
+        return found
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The content of `run.json`: how and when the output was made; {} if there is none."""
+        return self._output.run()
 
     def _in_shard(self, shard: int) -> range:
         """The rows of this view that are in a shard."""

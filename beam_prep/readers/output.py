@@ -141,13 +141,13 @@ class OpenOutput:
             except ValueError as error:
                 raise FormatError(f"{path} is damaged ({error}): make the output again") from None
 
-    def drops(self) -> list[dict[str, Any]]:
-        """See `Dataset.drops`."""
+    def run(self) -> dict[str, Any]:
+        """See `Dataset.run`."""
         try:
             text = self._files.bytes_of(RUN) if isinstance(self._files, Stored) else (self._files / RUN).read_bytes()
-            found: list[dict[str, Any]] = json.loads(text).get("report", {}).get("dropped", [])
+            found: dict[str, Any] = json.loads(text)
         except FileNotFoundError:
-            return []
+            return {}
         except ValueError as error:
             raise FormatError(f"{self.path}/{RUN} is damaged ({error})") from None
         return found
