@@ -42,7 +42,7 @@ from beam_prep.stopping import Stopped, received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, list_inputs, total_size
-from beam_prep.storage.foreign import advice_on
+from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
@@ -362,6 +362,7 @@ class Pipeline:
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in ignored:
             log.warning("warning: %s", warning)
+        check_heads(self.inputs)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         for warning in config_warnings:
             log.warning("%s", warning)

@@ -487,3 +487,14 @@ def test_a_misspelt_role_of_the_mask_is_a_warning_with_the_role_that_is_meant(ca
     said = caplog.text
     assert "warning: `mask` names the role 'asistant' (train), which no message has: did you mean 'assistant'?" in said
     assert "with the role 'assistant', which `mask` does not name" in said
+
+
+def test_a_file_that_is_no_jsonl_is_found_before_the_first_is_read(capsys: Capture) -> None:
+    """However far down it is in the list: a run would come to it hours later."""
+    for number in range(5):
+        Path(f"a{number}.jsonl").write_text('{"text": "a"}\n')
+    Path("b.jsonl").write_bytes(b"PAR1\x15\x04")
+    words = ["-c", str(ROOT / "configs/pretrain.json"), "--tokenizer_path", TOKENIZER, "--spool", "spool"]
+    assert started("run", "*.jsonl", *words, "-o", "out", "--runner=FnApiRunner") == 3
+    assert "'b.jsonl' is a Parquet file" in capsys.readouterr().err
+    assert not Path("spool").exists()

@@ -3,12 +3,29 @@
 from collections.abc import Collection, Sequence
 
 from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.drawn import drawn
 from beam_prep.core.reading.blocks import read_up_to
-from beam_prep.core.reading.foreign import GUESS_BYTES, guess, not_utf8
+from beam_prep.core.reading.foreign import GUESS_BYTES, HEAD_BYTES, guess, not_utf8
 from beam_prep.errors import InputError, StorageError
 from beam_prep.storage.files import open_input
+from beam_prep.storage.paths import is_local
 
 _FILES = 8
+_HEADS = 256
+
+
+def check_heads(inputs: Sequence[InputFile]) -> None:
+    """Reads the first bytes of local inputs before a run; of many files, of some that are drawn.
+
+    A run would refuse such a file when it comes to it, perhaps hours later.
+
+    Raises:
+        InputError: one is certainly no JSONL, or cannot be read.
+    """
+    local = [source for source in inputs if is_local(source.path)]
+    for place in drawn(len(local), _HEADS).tolist():
+        with open_input(local[place], size=HEAD_BYTES) as stream:
+            read_up_to(stream, HEAD_BYTES)  # it refuses
 
 
 def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]) -> str | None:
