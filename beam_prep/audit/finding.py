@@ -2,27 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from beam_prep.audit.sample import Part, Sample
-
-TEXT_LIMIT = 160
-"""Characters of an example."""
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A record in which something was found.
-
-    Attributes:
-        file, offset: where its line begins, in bytes of the (decompressed) file.
-        text: what was found there.
-    """
-
-    file: str
-    offset: int
-    text: str
+from beam_prep.audit.sample import Example, Part, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +58,14 @@ class Hits:
         of: what is counted.
     """
 
-    sample: "Sample"
+    sample: Sample
     of: str = "records"
     count: int = 0
     tokens: float = 0
     example: Example | None = None
     _seen: set[tuple[int, int]] = field(default_factory=set)
 
-    def add(self, part: "Part", line: int, text: str = "", tokens: float | None = None) -> None:
+    def add(self, part: Part, line: int, text: str = "", tokens: float | None = None) -> None:
         """Counts one.
 
         Args:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from beam_prep.audit.draw import NOT_DRAWN, Drawn
-from beam_prep.audit.finding import TEXT_LIMIT, Example
 from beam_prep.config import PipelineConfig
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import InputFile, count_outcomes
@@ -25,6 +24,23 @@ from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigV
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import trained_tokens
 from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
+
+TEXT_LIMIT = 160
+"""Characters of an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A record in which something was found.
+
+    Attributes:
+        file, offset: where its line begins, in bytes of the (decompressed) file.
+        text: what was found there.
+    """
+
+    file: str
+    offset: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
