@@ -19,7 +19,7 @@ from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.drops import drops
-from beam_prep.core.reading.json_list import is_json_file
+from beam_prep.core.reading.json_list import is_json_file, place_in
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan
@@ -560,7 +560,7 @@ class _Shown:
         origin = self._batch.origin
         if origin.start:  # nobody has counted the lines before
             return f"{origin.source.path}, byte offset {origin.first_byte + int(self._batch.ledger.starts[line]):,}"
-        return f"{origin.source.path}, {'record' if is_json_file(origin.source.path) else 'line'} {line + 1:,}"
+        return f"{origin.source.path}, {place_in(origin.source.path, line + 1)}"
 
 
 def _counted(batch: Batch, row: int) -> list[str]:

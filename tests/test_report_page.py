@@ -16,6 +16,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.core.data.lengths import BORDERS, add, histogram, quantile
+from beam_prep.inspect.left_out import LeftOut
 from beam_prep.pipeline import Pipeline
 from beam_prep.report_page import charts
 from tests.conftest import ROOT
@@ -130,6 +131,18 @@ def test_the_first_records_that_were_left_out_are_listed_with_their_place(run: R
     page = Page(Path(result.output, "report.html"))
     assert f"{report['rejected'][0]['message']}" in page.text
     assert f"(byte offset {report['dropped'][-1]['offset']})" in page.text
+
+
+def test_of_a_list_the_number_of_the_record_is_said_not_a_line(tmp_path: Path, tokenizer_path: str) -> None:
+    source = tmp_path / "input.json"
+    source.write_text(json.dumps([*CHATS[:30], {"messages": []}, {"messages": 5}], indent=1))
+    job = Pipeline(str(ROOT / "configs/sft_chat.json"), [str(source)], tmp_path / "out", tokenizer_path,
+        max_reject_rate=1.0)  # fmt: skip
+    result = job.run(["--runner=FnApiRunner"])
+    page = Page(Path(result.output, "report.html"))
+    assert f"{source}, record 31 (" in page.text
+    assert f"{source}, record 32 (" in page.text
+    assert [LeftOut.of_drop(drop).place for drop in bp.open(result.output).drops()] == [f"{source}, record 31"]
 
 
 @pytest.mark.parametrize("reason_of", ["filter", "map"])

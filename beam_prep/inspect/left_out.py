@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
+from beam_prep.core.reading.json_list import place_in
 from beam_prep.inspect.visible import VISIBLE
 
 TEXT = 200
@@ -17,7 +18,7 @@ class LeftOut:
     """A record that becomes no row.
 
     Attributes:
-        place: the file, and the line.
+        place: the file, and the line (of a list: the record).
         kind: `dropped` or `rejected`.
         reason, message: why.
         text: the beginning of its line.
@@ -41,7 +42,7 @@ class LeftOut:
 
     @classmethod
     def _of(cls, record: Mapping[str, Any], kind: str, message: str) -> "LeftOut":
-        place = f"{record['file']}, line {record['line']:,}"
+        place = f"{record['file']}, {place_in(record['file'], record['line'])}"
         text = record["text"] or "(its text is not kept: --reject_text 0)"
         return cls(place, kind, str(record["reason"]), message, str(text))
 

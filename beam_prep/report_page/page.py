@@ -12,6 +12,7 @@ from jinja2 import Environment
 
 from beam_prep.core.data.lengths import BORDERS, quantile
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.shards.report import how_made
 from beam_prep.inspect.visible import VISIBLE
 from beam_prep.report_page import charts
@@ -37,7 +38,7 @@ def page(
         draw: with charts, which need matplotlib. A run has none: they take longer than a small job.
     """
     environment = Environment(autoescape=True, finalize=_visible)
-    environment.globals |= {"n": "{:,}".format, "percent": _percent}
+    environment.globals |= {"n": "{:,}".format, "percent": _percent, "place_in": place_in}
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     found = _found(manifest, run, tokenizer, draw) | {"title": title, "draw": draw}
     return template.render(found).encode("utf-8", "replace")

@@ -55,6 +55,19 @@ def is_json_file(path: str) -> bool:
     return (os.path.splitext(stem)[1] if ending in _COMPRESSED else ending) == ".json"
 
 
+def place_in(path: str, number: int) -> str:
+    """Where a record is in a file: its line, or, in a list, which record it is.
+
+    >>> place_in("a.jsonl.gz", 1_200), place_in("a.json", 3)
+    ('line 1,200', 'record 3')
+
+    Args:
+        path: of the file.
+        number: from 1.
+    """
+    return f"{'record' if is_json_file(path) else 'line'} {number:,}"
+
+
 class _Mode(Enum):
     BEFORE = auto()  # nothing but white space so far
     LIST = auto()

@@ -8,6 +8,7 @@ from typing import Any
 from beam_prep.core.data.schema import CUTTING
 from beam_prep.core.reading.adapters import fields_read
 from beam_prep.core.reading.drops import LOST, Drop
+from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan
 from beam_prep.core.tokens.batch import CUT_TOKENS
@@ -155,7 +156,7 @@ def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
 
 
 def _first_reject(reject: Mapping[str, Any]) -> str:
-    line = f", line {reject['line']:,}" if "line" in reject else ""
+    line = f", {place_in(reject['file'], reject['line'])}" if "line" in reject else ""
     where = f"{reject['file']}{line} (byte offset {reject['offset']})"
     message = " ".join((reject["message"] or "").split())
     return f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
