@@ -655,7 +655,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
         return 2
     rows = open_dataset(given.output)
     target = given.to or os.path.join(rows.path, REPORT)
-    title = os.path.basename(given.output.rstrip("/"))
+    title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
     text = page(rows.manifest, rows.run, rows.tokenizer, title, draw=can_draw())
     made = f"{target}.{os.getpid()}"
     try:

@@ -16,6 +16,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.core.data.lengths import BORDERS, add, histogram, quantile
+from beam_prep.core.shards.plan import REASONS_SHOWN
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.pipeline import Pipeline
 from beam_prep.report_page import charts
@@ -143,6 +144,45 @@ def test_of_a_list_the_number_of_the_record_is_said_not_a_line(tmp_path: Path, t
     assert f"{source}, record 31 (" in page.text
     assert f"{source}, record 32 (" in page.text
     assert [LeftOut.of_drop(drop).place for drop in bp.open(result.output).drops()] == [f"{source}, record 31"]
+
+
+def test_thousands_of_reasons_and_roles_do_not_make_the_report_large(tmp_path: Path, tokenizer_path: str) -> None:
+    import apache_beam as beam
+
+    source, out = tmp_path / "input.jsonl", tmp_path / "out"
+    odd = [{"messages": [{"role": f"role {place}", "content": "a"}, *CHATS[0]["messages"]]} for place in range(200)]
+    records = [*odd, *({"messages": [], "id": place} for place in range(200))]
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    tokenizer = bp.Tokenizer.load(tokenizer_path)
+    config = bp.PipelineConfig.from_dict(CHAT)
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        kept = (
+            pipeline
+            | bp.ReadJSONL(str(source))
+            | bp.FilterRecords(lambda one: f"is {one['id']}" if "id" in one else True)
+        )
+        _ = kept | bp.Prepare(config, tokenizer) | bp.Shard(str(out), tokenizer=tokenizer, max_reject_rate=1.0)
+    report = json.loads((out / "run.json").read_text())["report"]
+    assert len(report["rejected"]) == REASONS_SHOWN
+    text = Page(out / "report.html").text
+    assert "100 more reasons" in text
+    assert "rarer roles" in text
+
+
+@pytest.mark.parametrize(("responses", "cut"), [([300, 300], False), ([3] * 5, True), ([3] * 4, False), ([513], True)])
+def test_a_drawn_row_is_said_to_be_cut_if_and_only_if_it_is(
+    tmp_path: Path, tokenizer_path: str, responses: list[int], cut: bool
+) -> None:
+    source = tmp_path / "input.jsonl"
+    row = {"prompt_ids": [5, 6], "response_ids": [[7] * size for size in responses], "rewards": [1.0] * len(responses)}
+    row["loss_mask"] = [[1] * size for size in responses]
+    source.write_text(json.dumps(row) + "\n")
+    config = bp.PipelineConfig.from_dict(
+        {"input": {"rollouts": {name: name for name in row}}, "preprocessing": {"truncation_mode": "drop"}}
+    )
+    job = Pipeline(config, [str(source)], tmp_path / "out", tokenizer_path)
+    found = run_of(job.run(["--runner=FnApiRunner"]))["report"]["samples"]
+    assert [sample["cut"] for sample in found] == [cut]
 
 
 @pytest.mark.parametrize("reason_of", ["filter", "map"])

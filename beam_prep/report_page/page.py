@@ -18,7 +18,7 @@ from beam_prep.inspect.visible import VISIBLE
 from beam_prep.report_page import charts
 from beam_prep.report_page.samples import shown_rows
 
-_DOMAINS = 100  # in the table
+_MOST = 100  # rows of a table
 _FIRST = (
     "ReadJSONL", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords", "ApplyTemplate", "FromTokens",
     "FromRollouts", "Tokenize", "BuildMask", "SplitPrompt", "Truncate", "Labels", "Shift", "Pad",
@@ -73,9 +73,11 @@ def _found(
         "lines": manifest["ledger"]["lines"],
         "after": list(_after(manifest)),
         "counters": sorted(manifest["counters"].items()),
-        "roles": roles,
-        "domains": domains[:_DOMAINS],
-        "more_domains": max(0, len(domains) - _DOMAINS),
+        "roles": roles[:_MOST],
+        "more_roles": max(0, len(roles) - _MOST),
+        "untold": any(not tokens for _, _, tokens, _ in roles),
+        "domains": domains[:_MOST],
+        "more_domains": max(0, len(domains) - _MOST),
         "lengths": list(_lengths(uncut, kept)),
         "quantiles": _quantiles(uncut),
         "most": max((*uncut, *kept), default=0),
@@ -141,8 +143,11 @@ def _flow(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
     if ledger["blank"]:
         yield "blank", "", ledger["blank"], "out"
     for kind in ("rejected", "dropped"):
-        for reason, count in sorted(ledger[kind].items(), key=lambda entry: -entry[1]):
+        counts = sorted(ledger[kind].items(), key=lambda entry: -entry[1])
+        for reason, count in counts[:_MOST]:
             yield kind, reason, count, "out"
+        if more := counts[_MOST:]:
+            yield kind, f"{len(more):,} more reasons", sum(count for _, count in more), "out"
     yield "kept", "", ledger["kept"], "total"
 
 

@@ -18,7 +18,7 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.chunk import ChunkStats
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.pack import PackStats
-from beam_prep.core.shards.plan import REJECTS_SHOWN, Dropped, Plan
+from beam_prep.core.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
 from beam_prep.errors import EngineError, OutputError, RunError
@@ -157,11 +157,11 @@ def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> Writ
 
 
 def first_rejects(plan: Plan, spool: Spool) -> tuple[dict[str, Any], ...]:
-    """The first rejects of each reason, as they are written to the rejects, in input order."""
-    seen, found = Counter[str](), []
+    """The first rejects of the most frequent reasons, as they are written to the rejects, in input order."""
+    left, found = dict.fromkeys(reasons_shown(plan.ledger.rejected), REJECTS_SHOWN), []
     for entry in _rejects(plan.first_rejected, spool):
-        seen[entry["reason"]] += 1
-        if seen[entry["reason"]] <= REJECTS_SHOWN:
+        if left.get(entry["reason"]):
+            left[entry["reason"]] -= 1
             found.append(entry)
     return tuple(found)
 
@@ -177,7 +177,7 @@ def samples(plan: Plan, spool: Spool) -> tuple[dict[str, Any], ...]:
     for domain, piece in plan.drawn:
         rows = spool.rows(*piece)
         row = {name: _beginning(rows[name][0]) for name in rows}
-        cut = any(len(values) > SAMPLE_TOKENS for values in (rows[name].flat for name in rows))
+        cut = any(_is_long(rows[name][0]) for name in rows)
         found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})
     return tuple(found)
 
@@ -187,6 +187,13 @@ def _beginning(values: Array | Ragged) -> list[Any]:
         return [_beginning(values[index]) for index in range(min(len(values), SAMPLE_LISTS))]
     made: list[Any] = values[:SAMPLE_TOKENS].tolist()
     return made
+
+
+def _is_long(values: Array | Ragged) -> bool:
+    """True if `_beginning` leaves out some of it."""
+    if isinstance(values, Ragged):
+        return len(values) > SAMPLE_LISTS or any(map(_is_long, values))
+    return len(values) > SAMPLE_TOKENS
 
 
 def _rejects(slices: Sequence[RejectSlice], spool: Spool) -> Iterator[dict[str, Any]]:

@@ -235,9 +235,14 @@ def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], en
     return tuple(drops)
 
 
+def reasons_shown(counts: Mapping[str, int]) -> list[str]:
+    """The reasons of which records are quoted: the most frequent, at most `REASONS_SHOWN`."""
+    return sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
+
+
 def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
     """The first blocks that have each of the most frequent reasons, int64, ascending."""
-    reasons = sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
+    reasons = reasons_shown(counts)
     found = [np.flatnonzero(receipts.counted(kind, [reason]))[:count] for reason in reasons]
     return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
