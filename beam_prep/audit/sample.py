@@ -24,6 +24,7 @@ from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigV
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import trained_tokens
 from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
+from beam_prep.storage.foreign import advice_on
 
 TEXT_LIMIT = 160
 """Characters of an example."""
@@ -275,7 +276,13 @@ class Sample:
 
     @functools.cached_property
     def failure(self) -> str | None:
-        """Why a run on these records would fail, or None."""
+        """Why a run on these records would fail, and what an input is that is no JSONL; or None."""
+        problem = self._problem()
+        if problem is not None and (advice := advice_on(self.files, problem, self.view.fields)) is not None:
+            problem += f"; {advice}"
+        return problem
+
+    def _problem(self) -> str | None:
         found = self.outcomes()
         rejected = sum(found["rejected"].values()) / max(1, self.count)
         if rejected > MAX_REJECT_RATE:

@@ -146,6 +146,8 @@ class OpenOutput:
         try:
             text = self._files.bytes_of(RUN) if isinstance(self._files, Stored) else (self._files / RUN).read_bytes()
             found: dict[str, Any] = json.loads(text)
+            if not isinstance(found, dict):
+                raise ValueError("it is no object")
         except FileNotFoundError:
             return {}
         except ValueError as error:

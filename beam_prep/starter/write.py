@@ -16,11 +16,13 @@ from beam_prep.audit.sample import Sample
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.reading.json_line import describe
 from beam_prep.errors import InputError, OutputError
 from beam_prep.inspect.visible import VISIBLE
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
 from beam_prep.storage.files import list_inputs
+from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.tokenizers import load_tokenizer
 
 RECORDS = 500
@@ -70,7 +72,8 @@ def start(
     records = [record for block in drawn.blocks for record in block.rows]
     found = find_shape(records)
     if found is None:
-        raise InputError(_unknown(files, drawn, records))
+        problem = _unknown(files, drawn, records)
+        raise InputError(advice_on(files, problem, ()) or problem)
     tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
     made = draft(found, tokenizer)
     _set_length(made, found, drawn, tokenizer, files)
@@ -115,7 +118,7 @@ def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -
         outcomes = [reason for block in drawn.blocks for kind, reason in block.ledger.outcomes if kind == "rejected"]
         why = f": its lines are rejected as {outcomes[0]}" if outcomes else ""
         return f"{files[0].path} has no record that can be read{why}; wanted one JSON object on each line"
-    names = {name: type(value).__name__ for record in records for name, value in record.items()}
+    names = {name: describe(value) for record in records for name, value in record.items()}
     told = ", ".join(f"{name!r} ({kind})" for name, kind in list(names.items())[:12])
     return (
         f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Write the sections "

@@ -340,3 +340,25 @@ def test_real_data_run_with_the_config_that_is_written(data: str, tokenizer: str
     config, _, _ = start(path, tokenizer=name)
     ledger = kept(tmp_path, path, config, name)["ledger"]
     assert ledger["kept"] >= 0.99 * ledger["read"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("a.json", '{"data": [{"text": "a"}]}', "one object with its records in the list 'data'"),
+        ("a.csv", "text,n\nhello,1\nworld,2\n", "'a.csv' is a table (CSV)"),
+        ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
+    ],
+)
+def test_what_is_no_jsonl_or_fits_nothing_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str,
+    wanted: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(content)
+    assert main(["init", name]) == 3
+    assert wanted in capsys.readouterr().err

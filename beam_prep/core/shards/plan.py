@@ -221,15 +221,16 @@ def _drawn(receipts: Receipts, end: Border) -> tuple[tuple[str, Slice], ...]:
 def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], end: Border) -> tuple[Dropped, ...]:
     """`Plan.drops`: of each reason the first `SHOWN`, in input order. At most as many blocks are read."""
     blocks = _first_blocks(receipts, "dropped", counts, SHOWN).tolist()
-    before, seen, drops = first_lines(receipts), Counter[str](), []
+    before, drops = first_lines(receipts), []
+    left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
         if block > end.block:
             break
         sidecar = sidecars.get(block, blocks[place:])
         cut = _cut_line(sidecar, end.rows) if block == end.block and end.rows >= 0 else len(sidecar.status)
         for drop in sidecar.drops:
-            if drop.line < cut and seen[drop.reason] < SHOWN:
-                seen[drop.reason] += 1
+            if drop.line < cut and left.get(drop.reason):
+                left[drop.reason] -= 1
                 offset = int(receipts.first_byte[block]) + drop.offset
                 drops.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
     return tuple(drops)
