@@ -144,7 +144,13 @@ class SimulatedSpool(Spool):
         time.sleep(self.delay)
         return read_sidecar(self._small(name, SIDECAR), "simulated")
 
+    def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
+        time.sleep(self.delay)
+        count = stop - start
+        return {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
+
     def _rejects(self, name: str) -> list[dict[str, Any]]:
+        time.sleep(self.delay)
         return read_rejects(self._small(name, REJECTS), "simulated")
 
     def _small(self, name: str, ending: str) -> pa.NativeFile:

@@ -4,16 +4,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 import beam_prep as bp
 from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.data.hashing import Node
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards import receipts as receipts_module
 from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.receipts import SpoolReceipt
+from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.storage.spool import Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
@@ -46,8 +49,15 @@ def sent(bundles: Iterable[list[SpoolReceipt]]) -> dict[int, list[list[bytes]]]:
     return parts
 
 
-class _NoRejects(Spool):
-    """A spool whose rejects nobody reads."""
+class _NoBlocks(Spool):
+    """A spool of which a report quotes nothing."""
+
+    def sidecars(self, names: Sequence[str]) -> list[Sidecar]:
+        nothing = np.zeros(0, np.int64)
+        return [Sidecar(nothing, nothing, nothing, nothing, [], {})] * len(names)
+
+    def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
+        return {"sequence": Ragged.from_lists([[1]])}
 
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         return iter([[{"offset": 0, "line": 0, "reason": "bad_json", "message": "", "text": ""}]] * len(names))
@@ -56,7 +66,7 @@ class _NoRejects(Spool):
 def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
     """(work, what Publish gets)."""
     publisher = bp.Shard("none", max_reject_rate=1.0, max_drop_rate=1.0).publisher
-    make = MakePlan(spool=_NoRejects("none", "x"), max_tokens=10**9, max_items=None, publisher=publisher)
+    make = MakePlan(spool=_NoBlocks("none", "x"), max_tokens=10**9, max_items=None, publisher=publisher)
     *work, last = make.process(b"", parts)
     return work, last.value
 
