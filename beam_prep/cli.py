@@ -222,6 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         worker.own_program()
         stop_on_signals()
+        if not getattr(given, "verbose", False):
+            patches.quiet_threads()
     try:
         return int(_COMMANDS[given.command](given, beam_options))
     except BaseException as error:

@@ -5,7 +5,8 @@
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
 * `quiet_import`, while a public name is imported;
 * `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam;
-* `fail_requests`, there, too: ends requests to a worker process that is no more.
+* `fail_requests`, there, too: ends requests to a worker process that is no more;
+* `quiet_threads`, there, too: errors of Beam's own threads are not printed.
 
 The first three are undone at the end of their `with`. Importing beam_prep, or running a chain in a pipeline of your
 own, changes nothing. Each function says why it is needed, and until when: written for Beam 2.77, to be looked at with
@@ -17,6 +18,7 @@ import functools
 import importlib.abc
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,3 +146,23 @@ def fail_requests(connection: Any, message: str) -> None:
     for number, future in list(connection._futures_by_id.items()):
         if not future.is_done():
             future.set(beam_fn_api_pb2.InstructionResponse(instruction_id=number, error=message))
+
+
+def quiet_threads() -> None:
+    """Does not print the errors of threads that Beam has started.
+
+    Why: where a worker is killed, a thread that reads from it may end with an error and print its traceback, sometimes.
+    The run ends with an error of its own anyway.
+    Until: Beam's threads end quietly.
+    """
+    before = threading.excepthook
+
+    def hook(found: threading.ExceptHookArgs) -> None:
+        trace, files = found.exc_traceback, []
+        while trace is not None:
+            files.append(trace.tb_frame.f_code.co_filename)
+            trace = trace.tb_next
+        if not any("apache_beam" in file for file in files):
+            before(found)
+
+    threading.excepthook = hook

@@ -148,3 +148,21 @@ def test_an_import_of_beam_that_fails_leaves_the_log_as_it_was(monkeypatch: pyte
         assert logging.root.manager.disable == logging.DEBUG
     finally:
         logging.disable(logging.NOTSET)
+
+
+def test_errors_of_threads_of_beam_are_not_printed_and_those_of_others_are() -> None:
+    code = """
+import sys, threading, types
+from beam_prep import patches
+patches.quiet_threads()
+for name in ("apache_beam/reader.py", "mine.py"):
+    space = {}
+    exec(compile("def fail(): raise ValueError('of ' + __file__)", name, "exec"), space | {"__file__": name}, space)
+    thread = threading.Thread(target=eval(compile("lambda: fail()", name, "eval"), space | {"__file__": name}))
+    space["fail"].__globals__["__file__"] = name
+    thread.start()
+    thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "of mine.py" in done.stderr
+    assert "of apache_beam" not in done.stderr
