@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,12 @@ def shared(*names: str) -> Path:
     if not path.exists():
         pytest.skip(f"no test material at {path} (set BEAM_PREP_SHARED)")
     return path
+
+
+def commit() -> str:
+    """The commit that is tested, by which cases are drawn where not all are tried; "" if it is not known."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from beam_prep.audit.audit import Audit, audit
 from beam_prep.config import PipelineConfig
 from tests.audit.conftest import own_records, real_records, write
 from tests.audit.faults import FAULTS, Fault, config, planted
-from tests.conftest import ROOT
+from tests.conftest import commit
 
 small, large = cache(own_records), cache(real_records)
 
@@ -65,8 +64,7 @@ def drawn() -> list[Fault]:
     """All faults with FAULTS=all; otherwise a third, other ones by each commit: each takes ten seconds."""
     if os.environ.get("FAULTS") == "all":
         return list(FAULTS)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return FAULTS[int(head[:8] or "0", 16) % 3 :: 3]
+    return list(FAULTS[int(commit()[:8] or "0", 16) % 3 :: 3])
 
 
 @pytest.mark.long

@@ -9,13 +9,12 @@ import json
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Iterator
 from typing import get_args
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, commit
 from tests.faults.harness import Fault, Jobs, contents, names, restore
 
 DRAWN = 3
@@ -28,11 +27,6 @@ CONFIG = {
     "output": {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 12_000},
 }
 RUNNERS = {"in-process": (), "two workers": ("--direct_num_workers=2",)}
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def chats(count: int, word: str) -> str:

@@ -31,11 +31,11 @@ from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects, retry
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.reader import read_bytes, read_version
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, commit, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.faults.harness import Jobs
 from tests.faults.proxy import Disturbance, Proxy, proxy_before
-from tests.faults.test_local import CONFIG, RUNNERS, chats, commit
+from tests.faults.test_local import CONFIG, RUNNERS, chats
 
 DRAWN = 5
 """Trials of each case where not all are tried."""
