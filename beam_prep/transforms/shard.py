@@ -168,7 +168,7 @@ class MakePlan(beam.DoFn):
         if self.progress is not None:
             report_block(self.progress, Counts(plans=1))
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
-        receipts = Receipts(blobs)
+        receipts = Receipts(blobs, lengths_by_block=self.max_items is not None)
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
         text = self.publisher.reject_text
         plan = dataclasses.replace(

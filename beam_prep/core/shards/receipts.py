@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.data.hashing import Node, tree_digest
-from beam_prep.core.data.lengths import Histogram
+from beam_prep.core.data.lengths import Histogram, add
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import EngineError
@@ -170,6 +170,11 @@ class _Codes:
 class Receipts:
     """All receipts of a job, in input order, as arrays.
 
+    Args:
+        blobs: see `pack_receipts`.
+        lengths_by_block: keep the lengths of the rows of each block, as `lengths` of some blocks needs them. Those of
+            1.2 million blocks take 700 MB.
+
     Attributes:
         names: Arrow strings [blocks], files in the spool.
         file, start, size, first_byte, lines: int64 [blocks], see `Origin` and `BlockReceipt`.
@@ -185,7 +190,9 @@ class Receipts:
             file, or all of the last file's, are missing cannot be seen here.)
     """
 
-    def __init__(self, blobs: Iterable[bytes]) -> None:
+    def __init__(self, blobs: Iterable[bytes], lengths_by_block: bool = True) -> None:
+        self._lengths: dict[str, Histogram] = {"kept": (), "uncut": ()}
+        self._lengths_of: dict[str, Ragged] = {}
         # A few at a time, so that repeated texts are never all in memory at once.
         domains, counted, sources, columns = _Codes(), _Codes(), _Codes(), _Codes()
         parts: dict[str, list[Any]] = {}
@@ -199,8 +206,14 @@ class Receipts:
                 parts.setdefault(name, []).append(codes.of(found[name]))
             for name, codes in (("domains", domains), ("counted", counted)):
                 parts.setdefault(name, []).append(_ragged(found[name], codes.of(found[name].flatten())))
-            for name in ("rows", "tokens", "counts", "levels", "kept", "uncut"):
+            for name in ("rows", "tokens", "counts", "levels"):
                 parts.setdefault(name, []).append(_ragged(found[name], found[name].flatten().to_numpy()))
+            for name in ("kept", "uncut"):
+                lengths = _ragged(found[name], found[name].flatten().to_numpy())
+                if lengths_by_block:
+                    parts.setdefault(name, []).append(lengths)
+                else:
+                    self._lengths[name] = add(self._lengths[name], _sum(lengths))
             parts.setdefault("nodes", []).append(_ragged(found["nodes"], _digests(found["nodes"].flatten())))
             parts.setdefault("name", []).append(found["name"])
         file, start = np.concatenate(parts["file"]), np.concatenate(parts["start"])
@@ -225,7 +238,8 @@ class Receipts:
         self.rows, self.tokens = self.entry_rows.sums(), self.entry_tokens.sums()
         self._counted, self._keys = ragged("counted"), [tuple(json.loads(key)) for key in counted.strings]
         self._counts = ragged("counts")
-        self._kept, self._uncut = ragged("kept"), ragged("uncut")
+        if lengths_by_block:
+            self._lengths_of = {name: ragged(name) for name in ("kept", "uncut")}
         self.columns = _one_of(columns.strings)
         self._check()
 
@@ -283,7 +297,10 @@ class Receipts:
 
     def lengths(self, blocks: int) -> tuple[Histogram, Histogram]:
         """Lengths of the rows of the first blocks, see `BlockReceipt.lengths`."""
-        return _sum(self._kept[:blocks]), _sum(self._uncut[:blocks])
+        if blocks < len(self) or self._lengths_of:
+            kept, uncut = (_sum(self._lengths_of[name][:blocks]) for name in ("kept", "uncut"))
+            return kept, uncut
+        return self._lengths["kept"], self._lengths["uncut"]
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: what each counts of a kind; `of`: of these alone."""

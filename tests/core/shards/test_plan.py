@@ -59,7 +59,7 @@ class Made:
 
     def plan(self, max_tokens: int, max_items: int | None = None, blobs: int = 1) -> Plan:
         parts = [self.receipts[part::blobs] for part in range(blobs)]
-        packed = Receipts([pack_receipts(part[::-1]) for part in parts])
+        packed = Receipts([pack_receipts(part[::-1]) for part in parts], lengths_by_block=max_items is not None)
         return make_plan(packed, self.fetch, max_tokens, max_items)
 
 
