@@ -122,6 +122,11 @@ class GCSClient:
                 )
         except Changed:
             raise PreconditionFailed(path) from None
+        except FileNotFoundError:
+            with self._errors(path):
+                list(self._gcs.list_blobs(bucket_and_name(path)[0], max_results=1, retry=None))
+            # The bucket is there: the session of the upload has expired, or its address arrived cut.
+            raise StoreUnavailable("the upload's session is lost") from None
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         blob, token = self._blob(path), None
