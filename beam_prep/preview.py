@@ -35,8 +35,7 @@ from beam_prep.inspect.rows import ShownRow
 from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.sequences import RowDisplay, role_key
-from beam_prep.inspect.text import percent
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.foreign import advice_on

@@ -363,9 +363,8 @@ def unknown_tokens(sample: Sample) -> Iterator[Finding]:
 
 
 def _special_ids(sample: Sample) -> Array:
-    added = sample.tokenizer.reference.get_added_tokens_decoder().items()
     named = [sample.tokenizer.id_of("eos_token")]
-    return np.array(sorted({i for i, t in added if t.special} | {i for i in named if i is not None}), np.int64)
+    return np.array(sorted(sample.tokenizer.special_ids | {i for i in named if i is not None}), np.int64)
 
 
 def _first(rows: Ragged, default: int) -> Array:

@@ -22,8 +22,7 @@ from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
 from beam_prep.inspect.rows import ShownRow, display_of, title_of
 from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
-from beam_prep.inspect.text import percent
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import open_dataset
 

@@ -22,8 +22,8 @@ from beam_prep.core.data.schema import PROMPT_COMPLETION
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.inspect.rows import ShownRow, alike, is_pair, row_parts
-from beam_prep.inspect.sequences import RowDisplay, TokenSequence
-from beam_prep.inspect.text import counts_of, pieces_of, special_ids
+from beam_prep.inspect.sequences import RowDisplay, TokenSequence, pieces_of, special_ids
+from beam_prep.inspect.text import counts_of
 from beam_prep.inspect.visible import VISIBLE
 
 ROWS = 1_000

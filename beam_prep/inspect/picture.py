@@ -75,7 +75,7 @@ def lines_of(sequence: TokenSequence, tokenizer: Tokenizer, columns: int) -> lis
 
     A trained line end ends its line with ↵. If nothing is known of what is trained, nothing is shown as trained.
     """
-    special = {number for number, token in tokenizer.reference.get_added_tokens_decoder().items() if token.special}
+    special = tokenizer.special_ids
     trained = [False] * len(sequence.ids) if sequence.trained is None else sequence.trained.tolist()
     ids = sequence.ids.tolist()
     lines: list[list[Run]] = [[]]

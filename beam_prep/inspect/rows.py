@@ -14,8 +14,8 @@ from rich.text import Text
 from beam_prep.core.data.schema import CUTTING, Strategy
 from beam_prep.formats import Row
 from beam_prep.inspect.screen import CAPTION, FOUND, Screen
-from beam_prep.inspect.sequences import RowDisplay, TokenSequence, lengths_of, parts_of, positions_of
-from beam_prep.inspect.text import counts_of, padding_text, pieces_of, tokens_text
+from beam_prep.inspect.sequences import RowDisplay, TokenSequence, lengths_of, parts_of, pieces_of, positions_of
+from beam_prep.inspect.text import counts_of, padding_text, tokens_text
 from beam_prep.inspect.visible import VISIBLE
 from beam_prep.readers.dataset import Dataset
 

@@ -68,6 +68,16 @@ def role_key(column: str, label: bool = False) -> str:
     return f"{column}\0{'label roles' if label else 'roles'}"
 
 
+def pieces_of(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
+    """A text for each token, see `Tokenizer.pieces`; without a tokenizer its id."""
+    return [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
+
+
+def special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The ids of special tokens; none without a tokenizer."""
+    return frozenset() if tokenizer is None else tokenizer.special_ids
+
+
 def positions_of(column: Column, display: RowDisplay, row: Row) -> str | None:
     """Describes the positions of a row; None if they follow no known pattern."""
     found = np.asarray(row[column.name])

@@ -1,22 +1,13 @@
 """Tokens and counts as text."""
 
-import functools
 import itertools
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.text import Text
 
-from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.inspect.screen import CAPTION, CLOSE, OPEN, TRAINED, UNTRAINED
-from beam_prep.inspect.sequences import RowDisplay, TokenSequence
-from beam_prep.inspect.visible import VISIBLE
-
-
-def percent(part: int, total: int) -> str:
-    """A share as text: `12.5%`; 0.0% if the total is 0."""
-    return f"{part / total if total else 0:.1%}"
+from beam_prep.inspect.sequences import RowDisplay, TokenSequence, pieces_of, special_ids
+from beam_prep.inspect.visible import VISIBLE, percent
 
 
 def counts_of(sequences: Sequence[TokenSequence]) -> str:
@@ -54,11 +45,6 @@ def tokens_text(sequence: TokenSequence, display: RowDisplay, start: int = 0, st
     return text
 
 
-def pieces_of(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
-    """A text for each token, see `Tokenizer.pieces`; without a tokenizer its id."""
-    return [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
-
-
 def padding_text(sequence: TokenSequence, display: RowDisplay) -> Text:
     """`+ 57 x <|pad|>`, below the text."""
     text = Text()
@@ -75,14 +61,3 @@ def _show_outer_newlines(run: Text, style: str) -> Text:
     before = len(run.plain) - len(run.plain.lstrip("\n")) if body else 0
     after = len(run.plain) - before - len(body)
     return Text.assemble(("↵\n" * before, style), run[before : before + len(body)], ("↵\n" * after, style))
-
-
-@functools.lru_cache(maxsize=4)
-def _special_ids_of(path: Path) -> frozenset[int]:
-    added = json.loads(path.read_bytes())["added_tokens"]
-    return frozenset(token["id"] for token in added if token["special"])
-
-
-def special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The ids of special tokens; none without a tokenizer."""
-    return frozenset() if tokenizer is None else _special_ids_of(Path(tokenizer.folder, "tokenizer.json"))

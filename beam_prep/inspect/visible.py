@@ -1,4 +1,4 @@
-"""Characters that must be seen."""
+"""Text as people see it: characters that must be seen, shares."""
 
 VISIBLE = (
     {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
@@ -10,3 +10,8 @@ VISIBLE = (
 )
 """For `str.translate`. Text must not control the terminal, nor hide in it: control and bidirectional characters are
 made visible, and so are characters without width, tags, and surrogates, which no encoding can write."""
+
+
+def percent(part: float, total: float) -> str:
+    """A share as text: `12.5%`; 0.0% if the total is 0."""
+    return f"{part / total if total else 0:.1%}"

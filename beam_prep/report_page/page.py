@@ -14,7 +14,7 @@ from beam_prep.core.data.lengths import BORDERS, quantile
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.shards.report import how_made
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.report_page import charts
 from beam_prep.report_page.samples import shown_rows
 
@@ -38,7 +38,7 @@ def page(
         draw: with charts, which need matplotlib. A run has none: they take longer than a small job.
     """
     environment = Environment(autoescape=True, finalize=_visible)
-    environment.globals |= {"n": "{:,}".format, "percent": _percent, "place_in": place_in}
+    environment.globals |= {"n": "{:,}".format, "percent": percent, "place_in": place_in}
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     found = _found(manifest, run, tokenizer, draw) | {"title": title, "draw": draw}
     return template.render(found).encode("utf-8", "replace")
@@ -47,10 +47,6 @@ def page(
 def _visible(value: Any) -> Any:
     """Control and bidirectional characters of data, made visible."""
     return value.translate(VISIBLE) if type(value) is str else value
-
-
-def _percent(part: float, whole: float) -> str:
-    return f"{part / whole if whole else 0:.1%}"
 
 
 def _found(
@@ -127,7 +123,7 @@ def _numbers(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{count:,}", f"tokens in {name}"
     of = {column["name"]: column["of"] for column in manifest["columns"]}
     for name, count in totals["trained"].items():
-        yield f"{count:,}", f"trained in {name} ({_percent(count, totals['tokens'][of[name]])})"
+        yield f"{count:,}", f"trained in {name} ({percent(count, totals['tokens'][of[name]])})"
     yield f"{len(manifest['shards']):,}", f"shards ({', '.join(manifest['formats'])})"
     size = sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"])
     yield f"{size / 1e6:,.1f} MB", "in shards"

@@ -1,10 +1,8 @@
 """Drawn rows for the page: runs of tokens, trained or not."""
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import numpy as np
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.inspect.sequences import RowDisplay, TokenSequence, parts_of
+from beam_prep.inspect.sequences import RowDisplay, TokenSequence, parts_of, pieces_of, special_ids
 from beam_prep.inspect.visible import VISIBLE
 
 
@@ -59,7 +57,7 @@ def shown_rows(
         config: as the manifest has it.
         tokenizer: decodes tokens; None: they are shown as ids.
     """
-    special = frozenset[int]() if tokenizer is None else _special_ids(tokenizer)
+    special = special_ids(tokenizer)
     for sample in samples:
         display = RowDisplay(tuple(Column(**column) for column in sample["columns"]), tokenizer, config)
         row = {column.name: _array(sample["row"][column.name], column) for column in display.schema}
@@ -78,15 +76,9 @@ def _sequence(part: TokenSequence | str, tokenizer: Tokenizer | None, special: f
         return ShownSequence(part.translate(VISIBLE))
     ids = part.ids.tolist()
     trained = [None] * len(ids) if part.trained is None else part.trained.tolist()
-    pieces = [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
-    tokens = zip(trained, (token in special for token in ids), pieces, strict=True)
+    tokens = zip(trained, (token in special for token in ids), pieces_of(ids, tokenizer), strict=True)
     runs = (
         Run("".join(piece for *_, piece in run).translate(VISIBLE), *kind)
         for kind, run in itertools.groupby(tokens, lambda token: token[:2])
     )
     return ShownSequence(part.name, ", ".join(part.notes), tuple(runs))
-
-
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    added = json.loads(Path(tokenizer.folder, "tokenizer.json").read_bytes())["added_tokens"]
-    return frozenset(token["id"] for token in added if token["special"])

@@ -98,6 +98,7 @@ def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
 class _Loaded(NamedTuple):
     backend: "tokenizers.Tokenizer"
     controls: tuple[str, ...]
+    special_ids: frozenset[int]
 
 
 @functools.lru_cache(maxsize=4)
@@ -105,8 +106,8 @@ def _loaded(folder: str, fingerprint: str, digest: str) -> _Loaded:
     import tokenizers
 
     backend = tokenizers.Tokenizer.from_buffer(_contents(folder, fingerprint, digest)["tokenizer.json"])
-    added = backend.get_added_tokens_decoder().values()
-    return _Loaded(backend, tuple(sorted((token.content for token in added if token.special), key=len, reverse=True)))
+    special = {number: token.content for number, token in backend.get_added_tokens_decoder().items() if token.special}
+    return _Loaded(backend, tuple(sorted(special.values(), key=len, reverse=True)), frozenset(special))
 
 
 @functools.lru_cache(maxsize=4)
@@ -254,6 +255,11 @@ class Tokenizer:
     def controls(self) -> tuple[str, ...]:
         """Texts of all tokens that are marked special, the longest first."""
         return self._loaded_tokenizer.controls
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all tokens that are marked special."""
+        return self._loaded_tokenizer.special_ids
 
     @property
     def reference(self) -> "tokenizers.Tokenizer":
