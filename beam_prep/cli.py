@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--reason",
         metavar="R",
         help="show the records that were left out for this reason, or all that were `rejected` or `dropped` "
-        "(an output keeps rejects, and only counts drops)",
+        "(of drops, an output keeps the first of each reason)",
     )
     inspect.add_argument("--ids", action="store_true", help="show each token's id in front of it")
     inspect.add_argument(

@@ -102,14 +102,15 @@ def quiet_import() -> Iterator[None]:
     Until: Beam warns when an extra is used.
     """
     root = logging.getLogger()
-    root.addFilter(_not_of_beam)
+    root.addFilter(not_of_beam)
     try:
         yield
     finally:
-        root.removeFilter(_not_of_beam)
+        root.removeFilter(not_of_beam)
 
 
-def _not_of_beam(record: logging.LogRecord) -> bool:
+def not_of_beam(record: logging.LogRecord) -> bool:
+    """A filter of the root logger: drops the records of Beam."""
     return "apache_beam" not in record.pathname
 
 

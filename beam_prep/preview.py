@@ -18,11 +18,10 @@ from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.drops import drops
 from beam_prep.core.reading.json_list import is_json_file, place_in
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan
+from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
 from beam_prep.core.shards.receipts import ROLE_COUNTS
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.core.tokens.batch import CUT_TOKENS, Batch
@@ -415,8 +414,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         kinds["counter"].update({name: int(per_row.sum()) for name, per_row in batch.counters.items()})
         for role, said in batch.roles.count(batch.line, len(ledger.status)).sums().items():
             roles.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
-        found = drops(ledger, TEXT_LIMIT)
-        dropped += [Dropped(path, batch.origin.first_byte + drop.offset, drop.line + 1, drop) for drop in found]
+        dropped += dropped_in(batch, TEXT_LIMIT)
         if not first_rejects and ledger.messages:
             line = min(ledger.messages)
             offset = batch.origin.first_byte + int(ledger.starts[line])

@@ -19,6 +19,7 @@ from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors
 from beam_prep.errors import BeamPrepError, EngineError
+from beam_prep.patches import not_of_beam
 
 log = logging.getLogger("beam_prep")
 
@@ -179,14 +180,9 @@ def quiet_beam() -> Iterator[None]:
     beam_log, root = logging.getLogger("apache_beam"), logging.getLogger()
     before = beam_log.level
     beam_log.setLevel(logging.CRITICAL)
-    root.addFilter(_not_beam)  # messages of job servers come from no logger of Beam's
+    root.addFilter(not_of_beam)  # messages of job servers come from no logger of Beam's
     try:
         yield
     finally:
         beam_log.setLevel(before)
-        root.removeFilter(_not_beam)
-
-
-def _not_beam(record: logging.LogRecord) -> bool:
-    """A filter of the root logger: drops the records of Beam."""
-    return "apache_beam" not in record.pathname
+        root.removeFilter(not_of_beam)

@@ -77,7 +77,7 @@ MAY_IMPORT = {
     },
     "progress": {"core.data"},
     "runners": {"core.data", "errors", "options", "patches", "running", "storage", "worker"},
-    "running": {"core.tokens", "errors"},
+    "running": {"errors", "patches"},
     "pipeline": {
         *ROOMS_OF_CORE,
         "config",

@@ -16,9 +16,9 @@ from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import CUTTING, Output
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
-from beam_prep.core.reading.drops import LOST, drops
+from beam_prep.core.reading.drops import LOST
 from beam_prep.core.reading.records import Record, Records
-from beam_prep.core.shards.plan import Dropped
+from beam_prep.core.shards.plan import Dropped, dropped_in
 from beam_prep.core.shards.receipts import ROLE_COUNTS
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView
 from beam_prep.core.tokens.batch import Batch
@@ -294,11 +294,7 @@ class Sample:
 
     def drops(self) -> list[Dropped]:
         """The first records that were dropped: see `lost_causes`."""
-        return [
-            Dropped(part.rows.origin.source.path, part.rows.origin.first_byte + drop.offset, drop.line + 1, drop)
-            for part in self.parts
-            for drop in drops(part.rows.ledger, TEXT_LIMIT)
-        ]
+        return [drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)]
 
     def originals(self) -> Iterator[tuple[Part, int, Record]]:
         """(part, line, record as in its file)."""

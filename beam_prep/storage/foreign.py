@@ -1,4 +1,4 @@
-"""What the inputs of a failed run seem to be, by their first bytes."""
+"""Inputs that are no JSONL: found by their first bytes before a run, and named after one has failed."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,8 +10,8 @@ from beam_prep.errors import InputError, StorageError
 from beam_prep.storage.files import open_input
 from beam_prep.storage.paths import is_local
 
-_FILES = 8
-_HEADS = 256
+_FILES = 8  # that are named: of each up to a megabyte is read
+_HEADS = 256  # that are looked at: it takes some milliseconds
 
 
 def check_heads(inputs: Sequence[InputFile]) -> None:

@@ -295,10 +295,10 @@ class Publisher:
         """The output that is replaced, for its shards. Asked for before `prepare`, which may remove its manifest."""
         return EarlierOutput(earlier_path(self.root, self.generations) if self.facts else None)
 
-    def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile], page: MakePage) -> str:
+    def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile], make_page: MakePage) -> str:
         """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.
 
-        `page` makes the content of `report.html`.
+        `make_page` makes the content of `report.html`.
 
         Raises:
             RunError: see `Shard`.
@@ -321,14 +321,14 @@ class Publisher:
         others = self._others(plan, shards)
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
         text, target, run = dump(manifest), self.target, self._run(plan, manifest, made)
+        page = functools.partial(make_page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
         # Otherwise this step runs again after it had published.
-        made_page = functools.partial(page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
         if target.manifest() != text or not target.is_complete(manifest):
             if refusal := self.refusal():
                 raise OutputError(refusal)
-            target.publish(manifest, text, others | {SLICES: slices_text(made, text)}, run, made_page())
+            target.publish(manifest, text, others | {SLICES: slices_text(made, text)}, run, page())
         elif self.run.get("check") == "full":
-            target.write_run(run, made_page())
+            target.write_run(run, page())
         target.remove_replaced(manifest)
         if self.generations is not None:
             generations = Generations(self.root)

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.core.data.block import of_this_run
-from beam_prep.core.data.schema import IGNORE_INDEX
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.layout import CUT, Layout
 from beam_prep.core.shards.plan import Plan, make_plan
@@ -26,7 +24,7 @@ from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
-from beam_prep.formats.manifest import WrittenFile
+from beam_prep.formats.manifest import WrittenFile, count_tokens
 from beam_prep.progress import Counts, Reports, report_block, reported_rows
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
@@ -112,13 +110,8 @@ class SpoolBlocks(beam.DoFn):
 
 def _trained(batch: Batch) -> tuple[int, int]:
     """(trained tokens, tokens of the same columns) of a block that has masks or labels, otherwise (0, 0)."""
-    trained = tokens = 0
-    for column in batch.schema.values():
-        if column.role in ("mask", "labels"):
-            values = batch[column.name].flat
-            trained += int(np.count_nonzero(values != (0 if column.role == "mask" else IGNORE_INDEX)))
-            tokens += len(values)
-    return trained, tokens
+    trained = count_tokens([*batch.schema.values()], batch.columns)["trained"]
+    return sum(trained.values()), sum(len(batch[name].flat) for name in trained)
 
 
 PARTS = 32
@@ -170,10 +163,9 @@ class MakePlan(beam.DoFn):
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs, lengths_by_block=self.max_items is not None)
         plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
-        text = self.publisher.reject_text
-        plan = dataclasses.replace(
-            plan, first_rejects=first_rejects(plan, self.spool), samples=samples(plan, self.spool) if text else ()
-        )
+        plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, self.spool))
+        if self.publisher.reject_text:
+            plan = dataclasses.replace(plan, samples=samples(plan, self.spool))
         earlier = self.publisher.earlier()
         if self.spool.uses is not None:
             publisher = self.publisher
@@ -182,7 +174,7 @@ class MakePlan(beam.DoFn):
             last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
             shards = (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
             if self.progress is not None:
-                report_block(self.progress, Counts(plans=1, planned=sum(shard.rows for shard in plan.shards)))
+                report_block(self.progress, Counts(plans=1, planned=plan.ledger.kept))
             yield from keyed(shards, self._keys(plan), earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.

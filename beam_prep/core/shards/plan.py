@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.core.data.block import count_outcomes
+from beam_prep.core.data.block import Block, count_outcomes
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.lengths import Histogram, add, histogram
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
-from beam_prep.core.reading.drops import SHOWN, Drop
+from beam_prep.core.reading.drops import SHOWN, Drop, drops
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
 from beam_prep.core.shards.receipts import ROLE_COUNTS, Receipts
 from beam_prep.core.shards.sidecars import FetchSidecars, Sidecar, Sidecars
@@ -71,6 +71,12 @@ class Dropped(NamedTuple):
     offset: int
     line: int
     found: Drop
+
+
+def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
+    """The first drops of a block, of each reason; lines are counted from its first. For `text_limit` see `drops`."""
+    path, first = block.origin.source.path, block.origin.first_byte
+    return [Dropped(path, first + drop.offset, drop.line + 1, drop) for drop in drops(block.ledger, text_limit)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,7 @@ def _drawn(receipts: Receipts, end: Border) -> tuple[tuple[str, Slice], ...]:
 def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], end: Border) -> tuple[Dropped, ...]:
     """`Plan.drops`: of each reason the first `SHOWN`, in input order. At most as many blocks are read."""
     blocks = _first_blocks(receipts, "dropped", counts, SHOWN).tolist()
-    before, drops = first_lines(receipts), []
+    before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
         if block > end.block:
@@ -232,8 +238,8 @@ def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], en
             if drop.line < cut and left.get(drop.reason):
                 left[drop.reason] -= 1
                 offset = int(receipts.first_byte[block]) + drop.offset
-                drops.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
-    return tuple(drops)
+                found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
+    return tuple(found)
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:
