@@ -42,7 +42,7 @@ def example(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Path]:
-    """60 chats of several domains, a reject and a drop; the output and its page."""
+    """60 chats of several domains and three records that are left out; the output and its page."""
     folder = tmp_path_factory.mktemp("chats")
     odd = ['{"messages": 3}', '{"messages": [], "x": "</script><b id=evil>\\u202e"}', "no </script><script>alert(1)"]
     output = make(folder, "sft_conversation", [*example("chat")[:60], *odd], domain_key="domain")
@@ -92,7 +92,7 @@ def test_what_it_shows_is_what_the_manifest_and_the_rows_say(chats: tuple[Datase
         **{f"{kind}.{reason}": count for kind in ("dropped", "rejected") for reason, count in ledger[kind].items()},
     }
     page.select_option("#size", "200")
-    assert articles(page) == list(range(62))
+    assert articles(page) == list(range(63))
     for number, row in enumerate(output):
         text = f"article[data-row='{number}'] .text"
         assert page.text_content(text) == output.decode(number)
@@ -112,9 +112,9 @@ def test_filters_give_what_they_say(chats: tuple[Dataset, Path], opened: Open) -
     texts = [str(output.decode(row)).lower() for row in range(len(rows))]
     middle = sorted(lengths)[30]
     for values, wanted in (
-        ({}, 62),
+        ({}, 63),
         ({"kind": "rows"}, 60),
-        ({"kind": "left"}, 2),
+        ({"kind": "left"}, 3),
         ({"kind": "rejected: bad_json"}, 1),
         ({"domain": f"={domain}"}, len(output.domain(domain))),
         ({"tokens_max": str(middle)}, sum(length <= middle for length in lengths)),
@@ -127,7 +127,7 @@ def test_filters_give_what_they_say(chats: tuple[Dataset, Path], opened: Open) -
         ({"search": ".*"}, sum(".*" in text for text in texts)),
         ({"search": "no such words"}, 0),
     ):
-        assert choose(page, **values).startswith(f"{wanted} of 62 shown here"), values
+        assert choose(page, **values).startswith(f"{wanted} of 63 shown here"), values
     assert "Nothing matches" in page.inner_text("#rows")
     choose(page, kind="rows", order="longest", size="200")
     assert [lengths[number] for number in articles(page)] == sorted(lengths, reverse=True)
