@@ -37,7 +37,7 @@ from beam_prep.storage.paths import is_local
 from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.filter import AdaptRecords, FilterByChars
+from beam_prep.transforms.filter import AdaptRecords, FilterByChars, KeyRecords
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.split_prompt import SplitPrompt
@@ -145,12 +145,12 @@ def mask_steps(
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
+    steps: list[BlockStep] = key_steps(config)
     if given.rollouts is not None:
-        return [FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
+        return [*steps, FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
     outputs = outputs_of(config)
     if given.tokenized:
-        return [FromTokens(outputs[0], tokenizer, domain_key)]
-    steps: list[BlockStep] = []
+        return [*steps, FromTokens(outputs[0], tokenizer, domain_key)]
     if given.adapter is not None:
         steps.append(AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
@@ -162,6 +162,15 @@ def mask_steps(
         Tokenize(tokenizer, backend, sampled),
         BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
     ]
+
+
+def key_steps(config: PipelineConfig) -> list[BlockStep]:
+    """The step that digests records for splits and deduplication, if there are any."""
+    output, rule = config.output, config.preprocessing.deduplicate
+    if output.splits is None and rule is None:
+        return []
+    by, normalize = ([], "none") if rule is None else (rule.by, rule.normalize)
+    return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
 
 
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
@@ -347,7 +356,10 @@ def facts(
 
 AFTER_BLOCKS = {
     "preprocessing": ("max_items", "packing_strategy", "packing_group"),
-    "output": ("max_tokens_per_shard", "storage_format", "position_ids_mode", "names", "preset"),
+    "output": (
+        *("max_tokens_per_shard", "storage_format", "position_ids_mode", "names", "preset"),
+        *("shuffle", "splits", "split_seed", "split_missing", "mix"),
+    ),
 }
 """Fields of a config that only the plan and Write see: another value of them makes the same blocks."""
 
@@ -361,6 +373,8 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
         or (preprocessing["max_packed_len"] or math.inf) >= preprocessing["max_seq_len"]
     ):
         del preprocessing["max_packed_len"]  # no row is cut to it
+    if "splits" in config["output"]:  # a block has the digests that decide, whatever the shares
+        config["output"]["by_split"] = config["output"].get("split_missing", "reject") == "reject"
     for part, fields in AFTER_BLOCKS.items():
         for field in fields:
             config[part].pop(field, None)  # `canonical` leaves some out

@@ -1,10 +1,13 @@
 """`output`: what is written."""
 
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from beam_prep.config.presets import PresetName
+from beam_prep.config.problems import Problem
 from beam_prep.config.values import DType, Formats, Name, Strict, Text
 from beam_prep.core.data.fim import Fim, FimMode
 
@@ -35,6 +38,37 @@ class FimConfig(Strict):
         """The rule, as a function on texts."""
         named = None if self.sentinels is None else (self.sentinels[0], self.sentinels[1], self.sentinels[2])
         return Fim(self.rate, self.mode, self.seed, named)
+
+
+Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
+SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class ShuffleConfig(Strict):
+    """The order of the rows: a permutation of all of them, over all shards."""
+
+    seed: Seed = Field(description="Another seed gives another order; blocks are not made again.")
+
+
+class DomainMixConfig(Strict):
+    """How much of a domain is written. One of tokens, share and epochs."""
+
+    tokens: Annotated[float, Field(gt=0, le=1e18)] | None = Field(default=None, description="A budget of tokens.")
+    share: Share | None = Field(default=None, description="Share of the tokens of the output.")
+    epochs: Annotated[float, Field(gt=0, le=1000)] | None = Field(
+        default=None, description="How often each record is written; 0.5 is half of them, 1.5 half of them twice."
+    )
+    repeat: bool = Field(
+        default=False, description="With tokens or share: records are repeated where there are too few of them."
+    )
+
+    def _problems(self) -> Iterator[Problem]:
+        given = [name for name in ("tokens", "share", "epochs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            yield (), f"found {' and '.join(given) or 'none of them'}; give one of tokens, share and epochs"
+        elif self.repeat and self.epochs is not None:
+            yield ("repeat",), "found true beside epochs, which says already how often"
 
 
 class OutputConfig(Strict):
@@ -75,6 +109,48 @@ class OutputConfig(Strict):
         default=None,
         description="Fill in the middle: reorders a part of the documents. For one section of text that is trained.",
     )
+
+    shuffle: ShuffleConfig | None = Field(
+        default=None, description="Shuffle the rows over all shards; null: they are in the order of the input."
+    )
+    splits: dict[SplitName, Share] | None = Field(
+        default=None,
+        description="Split to its share of the records, such as train, validation and test; shares add up to 1.",
+    )
+    split_key: Text | None = Field(
+        default=None,
+        description="Key of the record: records with the same value are in one split; null: the entire record.",
+    )
+    split_seed: Seed = Field(default=0, description="Another seed puts other records into each split.")
+    split_missing: Text = Field(
+        default="reject",
+        description="Records without split_key: reject them, or the name of the split that takes them all.",
+    )
+    mix: dict[Text, DomainMixConfig] | None = Field(
+        default=None,
+        description="Domain to how much of it is written; others are written whole. Needs shuffle.",
+    )
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.splits is not None:
+            total = sum(Fraction(str(share)) for share in self.splits.values())
+            if abs(total - 1) > Fraction(1, 10**9):
+                yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
+        for name in ("split_key", "split_seed", "split_missing"):
+            if self.splits is None and name in self.model_fields_set:
+                yield (name,), f"found {getattr(self, name)!r}; it works only with output.splits"
+        if self.splits is not None and self.split_missing != "reject":
+            if self.split_missing not in self.splits:
+                known = ", ".join(map(repr, ["reject", *self.splits]))
+                yield ("split_missing",), f"found {self.split_missing!r}; allowed: {known}"
+            elif self.split_key is None:
+                yield ("split_missing",), f"found {self.split_missing!r}; it works only with output.split_key"
+        if self.mix is not None and self.shuffle is None:
+            yield ("mix",), 'found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}'
+        if self.mix is not None:
+            shares = sum(Fraction(str(domain.share)) for domain in self.mix.values() if domain.share is not None)
+            if shares > 1:
+                yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -28,6 +28,13 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "rollouts"): None,
     ("output", "loss_weights"): False,
     ("output", "names"): {},
+    ("output", "shuffle"): None,
+    ("output", "splits"): None,
+    ("output", "split_key"): None,
+    ("output", "split_seed"): 0,
+    ("output", "split_missing"): "reject",
+    ("output", "mix"): None,
+    ("preprocessing", "deduplicate"): None,
 }
 """(part, field) -> the value at which `canonical` leaves the field out.
 

@@ -4,8 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from beam_prep.config.values import Strict
+from beam_prep.config.values import Strict, Text
 from beam_prep.core.data.schema import Packing
+
+
+class DeduplicateConfig(Strict):
+    """Exact deduplication: of the records that are equal, the first one is kept."""
+
+    by: Annotated[list[Text], Field(min_length=1)] = Field(
+        description="Keys of the record: records are equal if the values of all of these are."
+    )
+    normalize: Literal["none", "whitespace", "nfkc_casefold"] = Field(
+        default="none",
+        description="whitespace: runs of white space count as one blank, those at the ends of a text not; "
+        "nfkc_casefold: that, and neither case nor Unicode form counts.",
+    )
 
 
 class PreprocessingConfig(Strict):
@@ -56,6 +69,10 @@ class PreprocessingConfig(Strict):
     )
     packing_group: int = Field(default=5000, gt=0, description="Consecutive rows of a shard that are packed together.")
     shift: bool = Field(default=False, description="Shift the labels by one, which transformers' models do themselves.")
+
+    deduplicate: DeduplicateConfig | None = Field(
+        default=None, description="Drop records that are equal to one before them (duplicate); null: keep all."
+    )
 
     @property
     def chunks(self) -> bool:

@@ -22,6 +22,7 @@ from beam_prep.core.data.lengths import histogram
 from beam_prep.core.data.ragged import Array, Ragged, narrow
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.reading.drops import Drop, drops
+from beam_prep.core.reading.keys import DUPLICATE, SPLIT
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
@@ -127,6 +128,12 @@ def _sidecar(
     if not np.array_equal(batch.lengths, tokens):
         columns["length"] = _narrow(batch.lengths)
     columns |= {f"role:{place}": _narrow(counts) for place, counts in enumerate(by_role)}
+    digests = batch.ledger.digests
+    if SPLIT in digests:
+        columns[SPLIT] = digests[SPLIT][batch.line]
+    if DUPLICATE in digests:
+        columns |= {f"{DUPLICATE}:{half}": digests[DUPLICATE][batch.line, half] for half in (0, 1)}
+        columns["offset"] = _narrow(batch.ledger.starts[batch.line])
     table = pa.table({name: pa.array([values]) for name, values in columns.items()})
     footer = {
         "outcomes": json.dumps(batch.ledger.outcomes),
@@ -253,7 +260,21 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
     roles = RoleCounts(tuple(json.loads(reader.metadata[b"roles"])), np.cumsum(steps), role, np.stack(counts))
     dropped = tuple(Drop(**record) for record in json.loads(reader.metadata[b"drops"]))
     length = found.pop("length", found["tokens"]).astype(np.int64)
-    return Sidecar(**found, length=length, outcomes=outcomes, counters=counters, roles=roles, drops=dropped)
+    digests = {}
+    if SPLIT in found:
+        digests[SPLIT] = found.pop(SPLIT)
+    if f"{DUPLICATE}:0" in found:
+        digests[DUPLICATE] = np.stack([found.pop(f"{DUPLICATE}:{half}") for half in (0, 1)], axis=1)
+        found["offset"] = found["offset"].astype(np.int64)
+    return Sidecar(
+        **found,
+        length=length,
+        outcomes=outcomes,
+        counters=counters,
+        roles=roles,
+        drops=dropped,
+        digests=digests,
+    )
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

@@ -161,4 +161,4 @@ def _rows_of(spool: Spool, receipt: BlockReceipt, origin: Origin) -> KeptRows:
         schema={column.name: column for column in receipt.columns},
         counters=dict(sidecar.counters),
     )
-    return KeptRows(rows, sidecar.roles)
+    return KeptRows(rows, sidecar.roles, sidecar.digests)

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from beam_prep.core.reading.adapters import Adapter, adapt_records
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.keys import Keys, key_records
 from beam_prep.core.reading.records import Record, Records
 from beam_prep.transforms.block_step import BlockStep
 
@@ -110,6 +111,40 @@ class AdaptRecords(BlockStep):
 
     def step(self) -> Callable[[Records], Records]:
         return partial(adapt_records, adapt=self.adapter)
+
+
+@dataclasses.dataclass(eq=False)
+class KeyRecords(BlockStep):
+    """`Records` -> `Records`: notes the digests by which `Shard` splits and deduplicates.
+
+    It goes before everything that changes records. Without it, `Shard` cannot do either.
+
+    Attributes:
+        split: digest records for splits: `split_key`, a field, or the entire record.
+        split_key: the field; records without it are rejected (`no_split_key`), unless `reject_missing` is False.
+        duplicate: fields; records are equal if the values of all of these are. (): records are not compared.
+        normalize: `none`, `whitespace` or `nfkc_casefold`: see `normalized`.
+
+    >>> block = bp.testing.records([{"id": 1, "text": "one"}, {"text": "two"}])
+    >>> keyed = bp.KeyRecords(split=True, split_key="id").step()(block)
+    >>> keyed.ledger.digests["split"].shape, bp.testing.rejects(keyed)
+    ((2,), [(1, 'no_split_key')])
+    """
+
+    split: bool = False
+    split_key: str | None = None
+    reject_missing: bool = True
+    duplicate: Sequence[str] = ()
+    normalize: Literal["none", "whitespace", "nfkc_casefold"] = "none"
+
+    gives = Records
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.keys = Keys(self.split, self.split_key, self.reject_missing, tuple(self.duplicate), self.normalize)
+
+    def step(self) -> Callable[[Records], Records]:
+        return partial(key_records, keys=self.keys)
 
 
 def _check_callable(function: Any) -> None:

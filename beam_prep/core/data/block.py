@@ -75,6 +75,7 @@ class Ledger:
         status: uint8 [lines]: ALIVE, or 1 + index into `outcomes`.
         outcomes: (kind, reason), in order of first use.
         messages: line -> message, for rejected lines.
+        digests: what `key_records` found of each line: `split` uint64 [lines], `duplicate` uint64 [lines, 2].
     """
 
     raw: bytes
@@ -83,6 +84,7 @@ class Ledger:
     status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     outcomes: list[tuple[OutcomeKind, str]] = field(default_factory=list)
     messages: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.status) != len(self.starts):

@@ -29,6 +29,7 @@ class Drop:
         text: the beginning of the line.
         fields: the record's keys; None: the line is not JSON, or texts are not kept.
         bare: those of them that hold nothing: null, blank text, an empty list.
+        same_as: of a copy, the record that is kept: its file, where its block begins, its line and its first byte there.
     """
 
     line: int
@@ -37,6 +38,7 @@ class Drop:
     text: str = ""
     fields: list[str] | None = None
     bare: list[str] | None = None
+    same_as: tuple[int, int, int, int] | None = None
 
 
 def drops(ledger: Ledger, text_limit: int) -> list[Drop]:

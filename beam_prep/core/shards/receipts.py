@@ -33,6 +33,7 @@ class SpoolReceipt:
         reused: it was there already: from an earlier run, or because the input has the same bytes twice.
         block: its contents.
         made: how many of its records were made in which way, in whichever run: see `Block`.
+        copies: its rows that are copies of earlier records, and not in `block`: see `core.shards.views`.
     """
 
     origin: Origin
@@ -40,6 +41,7 @@ class SpoolReceipt:
     reused: bool
     block: BlockReceipt
     made: dict[str, int] = field(default_factory=dict)
+    copies: int = 0
 
 
 def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
@@ -63,6 +65,7 @@ def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
         "columns": [_columns_text(r.block.columns) for r in receipts],
         "kept": [r.block.lengths[0] for r in receipts],
         "uncut": [r.block.lengths[1] for r in receipts],
+        "copies": [r.copies for r in receipts],
     }
     return _blob(pa.table(columns, schema=_RECEIPTS))
 
@@ -145,6 +148,7 @@ _RECEIPTS = pa.schema(
         ("columns", pa.string()),
         ("kept", pa.list_(pa.uint32())),
         ("uncut", pa.list_(pa.uint32())),
+        ("copies", pa.int32()),
     ]
 )
 
@@ -177,7 +181,7 @@ class Receipts:
 
     Attributes:
         names: Arrow strings [blocks], files in the spool.
-        file, start, size, first_byte, lines: int64 [blocks], see `Origin` and `BlockReceipt`.
+        file, start, size, first_byte, lines, copies: int64 [blocks], see `Origin`, `BlockReceipt` and `SpoolReceipt`.
         reused: how many blocks were in the spool already.
         columns: what each row has; the same in every block.
         domains: names by code, sorted.
@@ -200,7 +204,7 @@ class Receipts:
         for table in _tables(blobs):
             found = {name: _values(table[name]) for name in _RECEIPTS.names}
             self.reused += found["reused"].true_count
-            for name in ("file", "start", "first_byte", "size", "lines"):
+            for name in ("file", "start", "first_byte", "size", "lines", "copies"):
                 parts.setdefault(name, []).append(found[name].to_numpy().astype(np.int64))
             for name, codes in (("source", sources), ("columns", columns)):
                 parts.setdefault(name, []).append(codes.of(found[name]))
@@ -227,7 +231,7 @@ class Receipts:
 
         self.names: pa.StringArray = pa.concat_arrays(parts.pop("name")).take(pa.array(order))
         self.file, self.start, self.size = array("file"), array("start"), array("size")
-        self.first_byte, self.lines = array("first_byte"), array("lines")
+        self.first_byte, self.lines, self.copies = array("first_byte"), array("lines"), array("copies")
         self._nodes, self._levels = ragged("nodes"), ragged("levels")
         self._source, self._sources = array("source"), [tuple(json.loads(text)) for text in sources.strings]
         by_name = sorted(range(len(domains.strings)), key=domains.strings.__getitem__)

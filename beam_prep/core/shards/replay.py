@@ -25,10 +25,12 @@ class KeptRows:
     Attributes:
         rows: the rows; its ledger has no lines.
         roles: messages and tokens by role, of all lines of the block.
+        digests: of the rows, see `Ledger.digests`.
     """
 
     rows: Batch
     roles: RoleCounts
+    digests: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,9 @@ def merged(batch: Batch, kept: KeptRows) -> Batch:
     ledger.status[before.line] = ALIVE
     for line in set(before.line.tolist()) & ledger.messages.keys():
         del ledger.messages[line]
+    ledger.digests = {name: found.copy() for name, found in ledger.digests.items()}
+    for name, found in ledger.digests.items():
+        found[before.line] = kept.digests[name]
     now = batch.take(~np.isin(batch.line, before.line))
     order = np.argsort(np.concatenate([before.line, now.line]), kind="stable")
     domains = [*before.domain, *now.domain]

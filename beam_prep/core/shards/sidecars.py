@@ -30,6 +30,9 @@ class Sidecar:
         roles: messages and tokens by role.
         drops: the first records that were dropped, of each reason.
         length: int64 [rows], see `Batch.lengths`.
+        digests: of each row, see `Ledger.digests`.
+        offset: int64 [rows], where the line of each row begins, from the block's first line on; with digests of
+            duplicates alone.
     """
 
     line: Array
@@ -41,6 +44,8 @@ class Sidecar:
     roles: RoleCounts = field(default_factory=RoleCounts)
     drops: tuple[Drop, ...] = ()
     length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    digests: dict[str, Array] = field(default_factory=dict)
+    offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 FetchSidecars = Callable[[list[str]], list[Sidecar]]

@@ -1,0 +1,129 @@
+"""Blocks as the plan sees them: without the copies of earlier records, and by split.
+
+A block in the spool knows neither: its file is the same wherever its bytes occur, and whatever the shares of the splits.
+In a view the *parts* of a block take the place of its domains: every domain in every split, also those without rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from beam_prep.core.data.lengths import histogram
+from beam_prep.core.data.ragged import Array
+from beam_prep.core.reading.drops import SHOWN, Drop
+from beam_prep.core.reading.keys import DUPLICATE, SPLIT
+from beam_prep.core.shards.receipts import SpoolReceipt
+from beam_prep.core.shards.sidecars import Sidecar
+from beam_prep.core.shards.splits import Splits, part_of
+from beam_prep.core.tokens.batch import CUT_TOKENS
+from beam_prep.errors import ConfigError
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The rows of a block that are copies of an earlier record, which is kept.
+
+    Attributes:
+        line: int32 [copies], of the copy in its block, ascending.
+        file, start, kept_line, offset: int64 [copies]: the record that is kept: its file, where its block begins, and
+            its line and first byte in that block, from the block's first line on.
+    """
+
+    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    file: Array = field(default_factory=_none)
+    start: Array = field(default_factory=_none)
+    kept_line: Array = field(default_factory=_none)
+    offset: Array = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A block's sidecar as the plan sees it.
+
+    Attributes:
+        sidecar: its rows; `domain` is the number of the part: domain * splits + split.
+        row: int64 [rows], the row's number in its domain in the spool.
+    """
+
+    sidecar: Sidecar
+    row: Array
+
+
+def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
+    """A sidecar without copies, by split.
+
+    Raises:
+        ConfigError: the block has no digests for splits.
+    """
+    rank = np.empty(len(sidecar.line), np.int64)
+    order = np.argsort(sidecar.domain, kind="stable")
+    counts = np.bincount(sidecar.domain, minlength=1)
+    rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    if len(copies):
+        kept = ~np.isin(sidecar.line, copies.line)
+        outcomes, status = list(sidecar.outcomes), sidecar.status.copy()
+        if ("dropped", DUPLICATE) not in outcomes:
+            outcomes.append(("dropped", DUPLICATE))
+        status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
+        drops = [_drop(sidecar, copies, place) for place in range(min(len(copies), SHOWN))]
+        rank = rank[kept]
+        sidecar = replace(
+            sidecar,
+            line=sidecar.line[kept],
+            domain=sidecar.domain[kept],
+            tokens=sidecar.tokens[kept],
+            status=status,
+            outcomes=outcomes,
+            counters={name: counts[kept] for name, counts in sidecar.counters.items()},
+            drops=tuple(sorted([*sidecar.drops, *drops], key=lambda drop: drop.line)),
+            length=sidecar.length[kept],
+            digests={name: digests[kept] for name, digests in sidecar.digests.items()},
+            offset=sidecar.offset[kept],
+        )
+    if splits is not None:
+        if SPLIT not in sidecar.digests:
+            raise ConfigError("Shard has splits, and the blocks no digests for them: put KeyRecords(split=True) first")
+        part = sidecar.domain * len(splits.names) + splits.codes(sidecar.digests[SPLIT])
+        sidecar = replace(sidecar, domain=part.astype(np.int32))
+    return View(sidecar, rank)
+
+
+def _drop(sidecar: Sidecar, copies: Copies, place: int) -> Drop:
+    line = int(copies.line[place])
+    offset = int(sidecar.offset[np.searchsorted(sidecar.line, line)])
+    same = tuple(int(each[place]) for each in (copies.file, copies.start, copies.kept_line, copies.offset))
+    return Drop(line, offset, DUPLICATE, same_as=(same[0], same[1], same[2], same[3]))
+
+
+def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
+    """The names of the parts of a block, in the order of their numbers."""
+    names: Sequence[str | None] = [None] if splits is None else splits.names
+    return [part_of(split, domain) for domain in domains for split in names]
+
+
+def view_receipt(receipt: SpoolReceipt, sidecar: Sidecar, copies: Copies, splits: Splits | None) -> SpoolReceipt:
+    """The receipt of a block as the plan sees it."""
+    seen, block = view(sidecar, copies, splits).sidecar, receipt.block
+    names = parts_of([name for name, _, _ in block.domains], splits)
+    rows = np.bincount(seen.domain, minlength=len(names)).tolist()
+    tokens = np.zeros(len(names), np.int64)
+    np.add.at(tokens, seen.domain, seen.tokens)
+    block = replace(block, domains=list(zip(names, rows, tokens.tolist(), strict=True)))
+    if len(copies):
+        lost = seen.counters.get(CUT_TOKENS, np.zeros(len(seen.length), np.int64))
+        dropped = {**block.counts["dropped"], DUPLICATE: len(copies)}
+        block = replace(
+            block,
+            counts={**block.counts, "dropped": dropped},
+            counters={name: int(counts.sum()) for name, counts in seen.counters.items()},
+            lengths=(histogram(seen.length), histogram(seen.length + lost)),
+        )
+    return replace(receipt, block=block, copies=len(copies))
