@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from beam_prep.errors import FormatError
@@ -27,6 +28,7 @@ _PART = 256 * CHUNK
 """Read at a time to prove all of a file that is not mapped: most are smaller."""
 
 Data: TypeAlias = bytes | pa.Buffer
+Proven: TypeAlias = npt.NDArray[np.bool_] | None
 
 
 def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> bytes:
@@ -49,12 +51,14 @@ class Sealed:
     Args:
         file: an Arrow file, at any place. Of one that lies in memory, or is mapped into it, slices are views.
         name: with which it was sealed.
+        proven: bool [chunks], of a file that is mapped into memory: the chunks that were proven when it was open before,
+            to which those that are proven now are added; None, or of another length: none were.
 
     Raises:
         FormatError: the seal, or what is no body, is damaged; or the file is cut, has none, or was sealed as another.
     """
 
-    def __init__(self, file: pa.NativeFile, name: str) -> None:
+    def __init__(self, file: pa.NativeFile, name: str, proven: Proven = None) -> None:
         self._file, self.name = file, name
         self._mapped: pa.Buffer | None = None
         total = file.size()
@@ -72,7 +76,7 @@ class Sealed:
             raise self._damaged("its end is damaged, or it is a copy of another file")
         self.size = int(size)
         self._crcs = np.frombuffer(sums, "<u4", chunks)
-        self._proven = np.zeros(chunks, bool)
+        self._proven = np.zeros(chunks, bool) if proven is None or len(proven) != chunks else proven
         self._bodies = np.frombuffer(sums, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
         if self._mapped is not None:
             at = 0
@@ -108,6 +112,23 @@ class Sealed:
         data, bits = values.buffers()[1], values.type.bit_width
         first = (data.address - self._mapped.address) * 8 + values.offset * bits
         self.check(first // 8, -(-(first + len(values) * bits) // 8))
+
+    def check_values(self, values: pa.Array, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
+        """Proves the values [start, stop) of an array of numbers, or of bits, that is a view of the content."""
+        if self._mapped is None:
+            return
+        data, bits = values.buffers()[1], values.type.bit_width
+        if data is None:
+            return
+        base, filled = (data.address - self._mapped.address) * 8 + values.offset * bits, starts < stops
+        first = (base + starts[filled] * bits) // 8 // CHUNK
+        last = (base + stops[filled] * bits - 1) // 8 // CHUNK
+        # A row is seldom longer than a chunk: what is between its first and its last one is proven with the others.
+        edges = np.zeros(len(self._proven) + 1, np.int64)
+        np.add.at(edges, first, 1)
+        np.add.at(edges, last + 1, -1)
+        for chunk in np.flatnonzero((np.cumsum(edges[:-1]) > 0) & ~self._proven).tolist():
+            self.check(chunk * CHUNK, min((chunk + 1) * CHUNK, self.size))
 
     def check_all(self) -> None:
         """Proves all of the content.

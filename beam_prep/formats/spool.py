@@ -10,8 +10,9 @@ rows proves only what it covers.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from beam_prep.core.data.block import BlockReceipt, count_outcomes, of_this_run
 from beam_prep.core.data.lengths import histogram
-from beam_prep.core.data.ragged import Array, Ragged, narrow
+from beam_prep.core.data.ragged import Array, Ragged, narrow, offsets_of
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.reading.drops import Drop, drops
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
@@ -27,7 +28,7 @@ from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
 from beam_prep.errors import FormatError
-from beam_prep.formats.sealed import Data, Sealed, seal
+from beam_prep.formats.sealed import Data, Proven, Sealed, seal
 
 SPOOL_VERSION = 7
 """Rises with every change of the contents of a spool file; older blocks are then not used again."""
@@ -78,23 +79,50 @@ _OF = b"of"
 
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
     columns = {name: batch[name] for name in batch.schema}
-    fields = {name: pa.field(name, _arrow(rows).type) for name, rows in columns.items()}
-    for name, column in batch.schema.items():
-        if column.of is not None and (trained := _trained(columns[name], columns[column.of], column)) is not None:
-            columns[name] = columns[name].with_flat(trained)
-            fields[name] = pa.field(name, _arrow(columns[name]).type, metadata={_OF: column.of.encode()})
-    schema = pa.schema(fields.values())
-    sink = pa.BufferOutputStream()
     footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
+    parts = [domain == index for index in range(len(receipt.domains))]
+    return encode_rows(columns, batch.schema.values(), parts, footer, block + ROWS)
+
+
+def encode_rows(
+    columns: Mapping[str, Ragged],
+    schema: Iterable[Column],
+    parts: Iterable[Array | slice],
+    footer: Mapping[str, str],
+    name: str,
+    beside: Mapping[str, Array] = MappingProxyType({}),
+) -> tuple[Data, bytes]:
+    """The content of a file of rows, one record batch a part, and its seal. Labels are written as bits where they can be.
+
+    Args:
+        columns, schema: the rows.
+        parts: bool [rows], or a slice, each: the rows of a batch.
+        footer: the file's metadata.
+        name: of the file.
+        beside: name -> one number a row.
+    """
+    columns = dict(columns)
+    fields = {}
+    for column in schema:
+        rows = columns[column.name]
+        of = None
+        if column.of is not None and (trained := _trained(rows, columns[column.of], column)) is not None:
+            rows, of = rows.with_flat(trained), {_OF: column.of.encode()}
+        columns[column.name] = rows
+        fields[column.name] = pa.field(column.name, _arrow(rows[:0]).type, metadata=of)
+    types = [*fields.values(), *(pa.field(key, pa.array(values[:0]).type) for key, values in beside.items())]
+    written = pa.schema(types)
+    sink = pa.BufferOutputStream()
     messages = []
-    with pa.ipc.new_file(sink, schema, metadata=footer) as writer:
-        for index in range(len(receipt.domains)):
-            wanted = domain == index
+    with pa.ipc.new_file(sink, written, metadata=dict(footer)) as writer:
+        for part in parts:
             first = sink.tell()
-            writer.write_batch(pa.record_batch([_arrow(rows.take(wanted)) for rows in columns.values()], schema=schema))
+            taken = [_arrow(columns[key][part] if isinstance(part, slice) else columns[key].take(part)) for key in fields]
+            taken += [pa.array(values[part]) for values in beside.values()]
+            writer.write_batch(pa.record_batch(taken, schema=written))
             messages.append((first, sink.tell()))
     content = sink.getvalue()
-    return content, seal(content, block + ROWS, [(_body(content, first), last) for first, last in messages])
+    return content, seal(content, name, [(_body(content, first), last) for first, last in messages])
 
 
 def _body(content: pa.Buffer, message: int) -> int:
@@ -227,12 +255,76 @@ def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: i
         raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
     batch = rows_of_domain.slice(start, stop - start)
     are_all = len(batch) == len(rows_of_domain) and reader.num_record_batches == 1
-    rows = {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}
-    for field in batch.schema:
+    return decoded({column: _ragged(batch.column(column), sealed) for column in batch.schema.names}, batch.schema), are_all
+
+
+def decoded(rows: dict[str, Ragged], schema: pa.Schema) -> dict[str, Ragged]:
+    """Rows as they were before they were written: labels that are bits become ids or -100."""
+    for field in schema:
         if field.metadata is not None and _OF in field.metadata:
             ids = rows[field.metadata[_OF].decode()]
-            rows[field.name] = ids.with_flat(_labels(rows[field.name].flat, ids.flat))
-    return rows, are_all
+            rows[field.name] = rows[field.name].with_flat(_labels(rows[field.name].flat, ids.flat))
+    return rows
+
+
+def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: Proven) -> dict[str, Ragged]:
+    """Some rows of a domain, in the order in which they are given. Of a mapped file no others are read.
+
+    Args:
+        source: an open file or a memory map.
+        name: of the block.
+        domain: the number of the record batch.
+        rows: int64, of the domain.
+        proven: see `Sealed`.
+
+    Raises:
+        FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
+    """
+    sealed = Sealed(source, name + ROWS, proven)
+    reader = sealed.open()
+    if domain >= reader.num_record_batches or (
+        len(rows) and int(rows.max()) >= len(batch := reader.get_batch(domain))
+    ):
+        raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
+    batch = reader.get_batch(domain)
+    return decoded({column: _picked(batch.column(column), rows, sealed) for column in batch.schema.names}, batch.schema)
+
+
+def _picked(array: pa.ListArray, rows: Array, sealed: Sealed) -> Ragged:
+    sealed.check_array(array.offsets)
+    borders = array.offsets.to_numpy().astype(np.int64)
+    starts, stops = borders[:-1][rows], borders[1:][rows]
+    offsets = offsets_of(stops - starts)
+    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], stops - starts)
+    if pa.types.is_list(array.values.type):
+        return Ragged(_picked(array.values, index, sealed), offsets)
+    sealed.check_values(array.values, starts, stops)
+    return Ragged(_values(array.values, index), offsets)
+
+
+def _values(array: pa.Array, index: Array) -> Array:
+    if not pa.types.is_boolean(array.type):
+        found: Array = array.to_numpy()[index]
+        return found
+    # Arrow would make bytes of all bits.
+    place = index + array.offset
+    bits: Array = (np.frombuffer(array.buffers()[1], np.uint8)[place >> 3] >> (place & 7).astype(np.uint8)) & 1 != 0
+    return bits
+
+
+def read_batch(source: pa.NativeFile, name: str, batch: int, beside: Sequence[str]) -> tuple[dict[str, Ragged], list[Array]]:
+    """A record batch of a file that `encode_rows` wrote: its rows, and the numbers `beside` them.
+
+    Raises:
+        FormatError: the file is cut or damaged, or it is another.
+    """
+    sealed = Sealed(source, name)
+    found = sealed.open().get_batch(batch)
+    numbers = [found.column(key) for key in beside]
+    for each in numbers:
+        sealed.check_array(each)
+    rows = {key: _ragged(found.column(key), sealed) for key in found.schema.names if key not in beside}
+    return decoded(rows, found.schema), [each.to_numpy() for each in numbers]
 
 
 def _ragged(array: pa.ListArray, sealed: Sealed) -> Ragged:

@@ -48,8 +48,9 @@ def shuffle_keys(seed: int, file: int, lines: Array, copy: int = 0) -> Array:
 
 
 def sample_keys(keys: Array) -> Array:
-    """uint64 [rows]: the order in which rows are drawn for a mix. It follows from the shuffle, and is another one."""
-    return mixed(keys ^ np.uint64(_SAMPLE))
+    """uint64 [rows]: the order in which rows are drawn for a mix, from 1. It follows from the shuffle, and is another."""
+    found: Array = np.maximum(mixed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
+    return found
 
 
 def scaled(keys: Array, ranges: int) -> Array:

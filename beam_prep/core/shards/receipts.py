@@ -1,5 +1,6 @@
 """Receipts of all spooled blocks: packed as Arrow blobs for the way to the plan, there read as arrays."""
 
+import copy
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +34,8 @@ class SpoolReceipt:
         reused: it was there already: from an earlier run, or because the input has the same bytes twice.
         block: its contents.
         made: how many of its records were made in which way, in whichever run: see `Block`.
-        copies: its rows that are copies of earlier records, and not in `block`: see `core.shards.views`.
+        copies: the file of its rows that are copies of earlier records, and not in `block`; "": it has none. See
+            `core.shards.views`.
     """
 
     origin: Origin
@@ -41,7 +43,7 @@ class SpoolReceipt:
     reused: bool
     block: BlockReceipt
     made: dict[str, int] = field(default_factory=dict)
-    copies: int = 0
+    copies: str = ""
 
 
 def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
@@ -148,7 +150,7 @@ _RECEIPTS = pa.schema(
         ("columns", pa.string()),
         ("kept", pa.list_(pa.uint32())),
         ("uncut", pa.list_(pa.uint32())),
-        ("copies", pa.int32()),
+        ("copies", pa.string()),
     ]
 )
 
@@ -181,7 +183,7 @@ class Receipts:
 
     Attributes:
         names: Arrow strings [blocks], files in the spool.
-        file, start, size, first_byte, lines, copies: int64 [blocks], see `Origin`, `BlockReceipt` and `SpoolReceipt`.
+        file, start, size, first_byte, lines: int64 [blocks], see `Origin`, `BlockReceipt` and `SpoolReceipt`.
         reused: how many blocks were in the spool already.
         columns: what each row has; the same in every block.
         domains: names by code, sorted.
@@ -198,15 +200,15 @@ class Receipts:
         self._lengths: dict[str, Histogram] = {"kept": (), "uncut": ()}
         self._lengths_of: dict[str, Ragged] = {}
         # A few at a time, so that repeated texts are never all in memory at once.
-        domains, counted, sources, columns = _Codes(), _Codes(), _Codes(), _Codes()
+        domains, counted, sources, columns, copies = _Codes(), _Codes(), _Codes(), _Codes(), _Codes()
         parts: dict[str, list[Any]] = {}
         self.reused = 0
         for table in _tables(blobs):
             found = {name: _values(table[name]) for name in _RECEIPTS.names}
             self.reused += found["reused"].true_count
-            for name in ("file", "start", "first_byte", "size", "lines", "copies"):
+            for name in ("file", "start", "first_byte", "size", "lines"):
                 parts.setdefault(name, []).append(found[name].to_numpy().astype(np.int64))
-            for name, codes in (("source", sources), ("columns", columns)):
+            for name, codes in (("source", sources), ("columns", columns), ("copies", copies)):
                 parts.setdefault(name, []).append(codes.of(found[name]))
             for name, codes in (("domains", domains), ("counted", counted)):
                 parts.setdefault(name, []).append(_ragged(found[name], codes.of(found[name].flatten())))
@@ -231,7 +233,8 @@ class Receipts:
 
         self.names: pa.StringArray = pa.concat_arrays(parts.pop("name")).take(pa.array(order))
         self.file, self.start, self.size = array("file"), array("start"), array("size")
-        self.first_byte, self.lines, self.copies = array("first_byte"), array("lines"), array("copies")
+        self.first_byte, self.lines = array("first_byte"), array("lines")
+        self._copies, self._copy_files = array("copies"), copies.strings
         self._nodes, self._levels = ragged("nodes"), ragged("levels")
         self._source, self._sources = array("source"), [tuple(json.loads(text)) for text in sources.strings]
         by_name = sorted(range(len(domains.strings)), key=domains.strings.__getitem__)
@@ -292,6 +295,20 @@ class Receipts:
         """The file of a block, as given."""
         path: str = self._sources[self._source[block]][0]
         return path
+
+    def copies(self, block: int) -> str:
+        """The file of a block's copies, see `SpoolReceipt`."""
+        return self._copy_files[self._copies[block]]
+
+    def of_parts(self, wanted: Array) -> "Receipts":
+        """The same blocks with some of their domains alone; `wanted`: bool [domains]."""
+        found = copy.copy(self)
+        here = wanted[self.entry_domain.flat]
+        lengths = self.entry_domain.sums(here)
+        for name in ("entry_domain", "entry_rows", "entry_tokens"):
+            setattr(found, name, Ragged.from_lengths(getattr(self, name).flat[here], lengths))
+        found.rows, found.tokens = found.entry_rows.sums(), found.entry_tokens.sums()
+        return found
 
     def counts(self, kind: str, blocks: int) -> dict[str, int]:
         """Sums of one kind over the first blocks, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""

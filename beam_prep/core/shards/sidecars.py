@@ -1,7 +1,7 @@
 """Sidecars: what the plan reads of single blocks, fetched ahead of its need."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -52,17 +52,40 @@ FetchSidecars = Callable[[list[str]], list[Sidecar]]
 """Names of spooled blocks -> their sidecars, in that order."""
 
 
-class Sidecars:
-    """Sidecars by block, fetched ahead of the borders that will need them."""
+@dataclass(frozen=True, slots=True)
+class View:
+    """A block's sidecar as the plan sees it.
 
-    def __init__(self, fetch: FetchSidecars, receipts: Receipts) -> None:
-        self._fetch, self._receipts, self._found = fetch, receipts, dict[int, Sidecar]()
+    Attributes:
+        sidecar: its rows; `domain` is the number of the part: domain * splits + split.
+        row: int64 [rows], the row's number in its domain in the spool.
+    """
+
+    sidecar: Sidecar
+    row: Array
+
+
+class Sidecars:
+    """Sidecars by block, fetched ahead of the borders that will need them.
+
+    Args:
+        fetch: reads them.
+        receipts: of all blocks.
+        see: (sidecar, file of copies) -> the view of a block.
+    """
+
+    def __init__(self, fetch: FetchSidecars, receipts: Receipts, see: Callable[[Sidecar, str], View]) -> None:
+        self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
 
     def __contains__(self, block: int) -> bool:
         return block in self._found
 
     def get(self, block: int, ahead: Sequence[int] = ()) -> Sidecar:
         """A block's sidecar. When it has to be fetched, so are those of the blocks `ahead`, as far as memory allows."""
+        return self.view(block, ahead).sidecar
+
+    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
+        """The view of a block; for `ahead` see `get`."""
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))
             sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
@@ -70,5 +93,28 @@ class Sidecars:
             new = [each for each in wanted if each not in self._found]
             found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
             self._found = {each: self._found[each] for each in wanted if each in self._found}
-            self._found.update(zip(new, found, strict=True))
+            for each, sidecar in zip(new, found, strict=True):
+                self._found[each] = self._see(sidecar, self._receipts.copies(each))
         return self._found[block]
+
+
+class SplitSidecars(Sidecars):
+    """Sidecars of which only the rows of one split are seen.
+
+    Args:
+        sidecars: those of all splits.
+        split, splits: the split's number, and how many there are.
+    """
+
+    def __init__(self, sidecars: Sidecars, split: int, splits: int) -> None:
+        self._all, self._split, self._splits = sidecars, split, splits
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._all
+
+    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
+        found = self._all.view(block, ahead)
+        sidecar = found.sidecar
+        here = sidecar.domain % self._splits == self._split
+        of_split = replace(sidecar, domain=sidecar.domain[here] // self._splits, tokens=sidecar.tokens[here])
+        return View(of_split, found.row[here])

@@ -1,6 +1,6 @@
 """Slices: the rows of blocks that make each shard, the rejects of blocks that make each file of rejects."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,17 +12,25 @@ from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.shards.borders import Border
 from beam_prep.core.shards.domains import folders
 from beam_prep.core.shards.receipts import Receipts
+from beam_prep.core.shards.splits import Splits, domain_of
 
 REJECTS_PER_FILE = 100_000
 
 
 class Slice(NamedTuple):
-    """Rows [start, stop) of one domain of a spooled block."""
+    """Rows [start, stop) of one domain of a spooled block; or of one part of a view of it.
+
+    With provenance it has its place in the input, see `placed`; the block in the spool does not. `copies` is the file
+    of the block's copies, see `SpoolReceipt`.
+    """
 
     name: str
     domain: int
     start: int
     stop: int
+    file: int = 0
+    first_byte: int = 0
+    copies: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +40,52 @@ class ShardPlan:
     Attributes:
         domain, folder: its domain and that domain's folder.
         shard, shards: its number, and how many its domain has.
-        slices: its rows.
+        slices: its rows in input order; () in a shuffle.
         last: no other shard reads the blocks that this one uses completely.
         cut: rows of the plan lost tokens to `Layout.fit`.
+        split: its split, if there are any.
+        order: the file with its rows in order, if they are gathered.
+        merge: what is merged to have them, if that is how they are made.
+        count: its rows, if there are no slices.
     """
 
     domain: str
     folder: str
     shard: int
     shards: int
-    slices: tuple[Slice, ...]
+    slices: tuple[Slice, ...] = ()
     last: bool = False
     cut: bool = False
+    split: str | None = None
+    order: str = ""
+    merge: "Merge | None" = None
+    count: int = 0
 
     @property
     def rows(self) -> int:
-        """The rows of all slices."""
-        return sum(piece.stop - piece.start for piece in self.slices)
+        """How many it has."""
+        return sum(piece.stop - piece.start for piece in self.slices) or self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The rows of a shard, as they lie in runs.
+
+    Attributes:
+        block: a block of the job, for the columns.
+        runs: the runs that may have such rows, in input order.
+        part, first, stop: the part, and its ranges of keys [first, stop).
+        most: of rows that have a sample key the largest that is written.
+        facts: the digest of all that decides which rows these are.
+    """
+
+    block: str
+    runs: tuple[str, ...]
+    part: int
+    first: int
+    stop: int
+    most: int
+    facts: str
 
 
 class RejectSlice(NamedTuple):
@@ -78,34 +115,75 @@ class Shards(OnDemand[ShardPlan]):
         folders: domain -> folder.
     """
 
-    def __init__(self, receipts: Receipts, borders: Sequence[Border]) -> None:
+    def __init__(
+        self, receipts: Receipts, borders: Sequence[Border], splits: Splits | None = None, split: int = 0
+    ) -> None:
         flush, domain, *slices = _slices(receipts, borders)
         # The n-th slice belongs to the shard of this flush and domain.
         shard = flush * max(1, len(receipts.domains)) + domain
         order = np.argsort(shard, kind="stable")
         found, lengths = np.unique(shard, return_counts=True)
-        self._names, self._domains = receipts.names, receipts.domains
+        self._receipts, self._names, self._domains = receipts, receipts.names, receipts.domains
+        self._places = places_of(receipts)
         self._first = offsets_of(lengths)
         self._slices = [column[order].astype(np.int32) for column in slices]
         self._domain = found % max(1, len(receipts.domains))
         self._number = np.zeros(len(found), np.int64)
+        self._splits, self._split = splits, split
         self.shards_of: dict[str, int] = {}
         for code, name in enumerate(receipts.domains):
             here = np.flatnonzero(self._domain == code)
             self._number[here] = np.arange(len(here))
             if len(here):
                 self.shards_of[name] = len(here)
-        self.folders = folders(self.shards_of)
+        self.folders = folders_of(self.shards_of, splits)
 
     def __len__(self) -> int:
         return len(self._domain)
 
     def _at(self, index: int) -> ShardPlan:
-        domain = self._domains[self._domain[index]]
-        block, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
+        part = self._domains[self._domain[index]]
+        block, place, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
         names = self._names.take(pa.array(block)).to_pylist()
-        slices = tuple(map(Slice, names, *(column.tolist() for column in rest)))
-        return ShardPlan(domain, self.folders[domain], int(self._number[index]), self.shards_of[domain], slices)
+        split = None
+        if self._splits is not None:
+            place = place * len(self._splits.names) + self._split
+            split = self._splits.names[self._split]
+        where = [column[block] for column in self._places] or [np.zeros(len(block), np.int64)] * 2
+        copies = [self._receipts.copies(each) for each in block.tolist()]
+        slices = tuple(map(Slice, names, *(column.tolist() for column in (place, *rest, *where)), copies))
+        numbers = int(self._number[index]), self.shards_of[part]
+        return ShardPlan(domain_of(part, self._splits), self.folders[part], *numbers, slices, split=split)
+
+
+class ShardsOfSplits(OnDemand[ShardPlan]):
+    """The shards of all splits, those of the first one first. For the attributes see `Shards`."""
+
+    def __init__(self, splits: Sequence[Shards]) -> None:
+        self._splits, self._first = splits, offsets_of([len(shards) for shards in splits])
+        self.shards_of = {part: count for shards in splits for part, count in shards.shards_of.items()}
+        self.folders = {part: folder for shards in splits for part, folder in shards.folders.items()}
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def _at(self, index: int) -> ShardPlan:
+        split = int(np.searchsorted(self._first, index, "right")) - 1
+        return self._splits[split][index - int(self._first[split])]
+
+
+def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
+    """Part -> folder, sorted by part. That of a split holds those of its domains."""
+    if splits is None:
+        return folders(parts)
+    of_domains = folders({domain_of(part, splits) for part in parts})
+    return {part: f"{part.partition('/')[0]}/{of_domains[domain_of(part, splits)]}" for part in sorted(parts)}
+
+
+def places_of(receipts: Receipts) -> tuple[Array, ...]:
+    """int64 [blocks] each: the file, and the first byte there; of rows without provenance neither."""
+    provenance = any(column.role == "file" for column in receipts.columns)
+    return (receipts.file, receipts.first_byte) if provenance else ()
 
 
 def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:

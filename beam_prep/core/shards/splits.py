@@ -1,5 +1,6 @@
 """Splits: which rows are for training, which for validation, decided by a hash of each record alone."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -44,7 +45,7 @@ class Splits:
         """
         hashes = mixed(digests ^ np.uint64(mixed_number(self.seed)))
         # Exact borders: a float near 2^64 is off by thousands.
-        until = [sum((Fraction(str(share)) for share in self.shares[: place + 1]), Fraction(0)) for place in range(len(self.shares) - 1)]
+        until = itertools.accumulate(Fraction(str(share)) for share in self.shares[:-1])
         borders = np.array([min(int(share * (1 << 64)), (1 << 64) - 1) for share in until], np.uint64)
         found = np.searchsorted(borders, hashes, side="right")
         if self.missing is not None:
@@ -55,3 +56,13 @@ class Splits:
 def part_of(split: str | None, domain: str) -> str:
     """The name of the rows of a domain in a split, as the plan has them."""
     return domain if split is None else f"{split}/{domain}"
+
+
+def split_of(part: str, splits: Splits | None) -> int:
+    """The number of the split of a part, by its name; 0 without splits."""
+    return 0 if splits is None else splits.names.index(part.partition("/")[0])
+
+
+def domain_of(part: str, splits: Splits | None) -> str:
+    """The domain of a part, by its name."""
+    return part if splits is None else part.partition("/")[2]

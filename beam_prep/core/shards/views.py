@@ -14,7 +14,7 @@ from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.drops import SHOWN, Drop
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
 from beam_prep.core.shards.receipts import SpoolReceipt
-from beam_prep.core.shards.sidecars import Sidecar
+from beam_prep.core.shards.sidecars import Sidecar, View
 from beam_prep.core.shards.splits import Splits, part_of
 from beam_prep.core.tokens.batch import CUT_TOKENS
 from beam_prep.errors import ConfigError
@@ -42,19 +42,6 @@ class Copies:
 
     def __len__(self) -> int:
         return len(self.line)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A block's sidecar as the plan sees it.
-
-    Attributes:
-        sidecar: its rows; `domain` is the number of the part: domain * splits + split.
-        row: int64 [rows], the row's number in its domain in the spool.
-    """
-
-    sidecar: Sidecar
-    row: Array
 
 
 def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
@@ -109,8 +96,10 @@ def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
     return [part_of(split, domain) for domain in domains for split in names]
 
 
-def view_receipt(receipt: SpoolReceipt, sidecar: Sidecar, copies: Copies, splits: Splits | None) -> SpoolReceipt:
-    """The receipt of a block as the plan sees it."""
+def view_receipt(
+    receipt: SpoolReceipt, sidecar: Sidecar, copies: Copies, file: str, splits: Splits | None
+) -> SpoolReceipt:
+    """The receipt of a block as the plan sees it; `file`: of its copies."""
     seen, block = view(sidecar, copies, splits).sidecar, receipt.block
     names = parts_of([name for name, _, _ in block.domains], splits)
     rows = np.bincount(seen.domain, minlength=len(names)).tolist()
@@ -126,4 +115,4 @@ def view_receipt(receipt: SpoolReceipt, sidecar: Sidecar, copies: Copies, splits
             counters={name: int(counts.sum()) for name, counts in seen.counters.items()},
             lengths=(histogram(seen.length), histogram(seen.length + lost)),
         )
-    return replace(receipt, block=block, copies=len(copies))
+    return replace(receipt, block=block, copies=file)

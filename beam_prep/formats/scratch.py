@@ -1,0 +1,133 @@
+"""Files of one run between the spool and the shards, sealed as those of the spool are (`formats.sealed`).
+
+`copies`: which records of a block are copies of earlier ones. `order`: the rows of a shard, and where they are in the
+spool. `run`: the rows of several blocks, sorted, for a merge.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import pyarrow as pa
+
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.gather import Order
+from beam_prep.core.shards.views import Copies
+from beam_prep.formats.sealed import Data, Sealed, seal
+from beam_prep.formats.spool import encode_rows, read_batch
+
+
+def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:
+    """The content and the seal of a file of copies."""
+    columns = {field.name: pa.array(values) for field, values in zip(fields(Copies), _columns(copies), strict=True)}
+    return _sealed(pa.table(columns), {}, name)
+
+
+def _columns(copies: Copies) -> list[Array]:
+    return [copies.line, copies.file, copies.start, copies.kept_line, copies.offset]
+
+
+def read_copies(source: pa.NativeFile, name: str) -> Copies:
+    """What `encode_copies` wrote.
+
+    Raises:
+        FormatError: the file is cut or damaged, or it is another.
+    """
+    table = Sealed(source, name).open().read_all()
+    return Copies(*(table[field.name].to_numpy() for field in fields(Copies)))
+
+
+def encode_order(order: Order, name: str) -> tuple[Data, bytes]:
+    """The content and the seal of a file of the rows of a shard."""
+    columns = {"block": order.block, "batch": order.batch, "row": order.row, "tokens": order.tokens}
+    if order.cut is not None:
+        columns["cut"] = order.cut
+    places = [order.names, order.files, order.first_bytes]
+    return _sealed(pa.table({key: pa.array(values) for key, values in columns.items()}), {"places": places}, name)
+
+
+def read_order(source: pa.NativeFile, name: str) -> Order:
+    """What `encode_order` wrote.
+
+    Raises:
+        FormatError: the file is cut or damaged, or it is another.
+    """
+    reader = Sealed(source, name).open()
+    table = reader.read_all()
+    found = {key: table[key].to_numpy() for key in table.column_names}
+    return Order(*json.loads(reader.metadata[b"places"]), **found)
+
+
+def _sealed(table: pa.Table, footer: Mapping[str, object], name: str) -> tuple[Data, bytes]:
+    sink = pa.BufferOutputStream()
+    metadata = {key: json.dumps(value) for key, value in footer.items()}
+    with pa.ipc.new_file(sink, table.schema, metadata=metadata) as writer:
+        writer.write_table(table.combine_chunks())
+    content = sink.getvalue()
+    return content, seal(content, name)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """Rows of one part and one range of keys, by rising key.
+
+    Attributes:
+        rows: column -> values.
+        key, sample: uint64 [rows], see `Arranged`.
+        cut: int64 [rows]: tokens that each lost, see `Layout.fit`.
+    """
+
+    rows: Mapping[str, Ragged]
+    key: Array
+    sample: Array
+    cut: Array
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def beside(self) -> dict[str, Array]:
+        """All but the columns."""
+        return dict(zip(_BESIDE, (self.key, self.sample, self.cut), strict=True))
+
+
+_BESIDE = (" key", " sample", " cut")
+"""Names of no column: those have no blanks."""
+
+
+def encode_run(
+    found: RunRows, schema: Sequence[Column], batches: Sequence[tuple[int, int, int]], name: str
+) -> tuple[Data, bytes]:
+    """The content and the seal of a run.
+
+    Args:
+        found: its rows, batch by batch.
+        schema: of their columns.
+        batches: (part, range of keys, rows), each once.
+        name: under which it is read.
+    """
+    borders = offsets_of([rows for _, _, rows in batches]).tolist()
+    slices = itertools.starmap(slice, itertools.pairwise(borders))
+    return encode_rows(found.rows, schema, slices, {"batches": json.dumps(batches)}, name, found.beside)
+
+
+def run_batches(source: pa.NativeFile, name: str) -> dict[tuple[int, int], int]:
+    """(part, range of keys) -> the number of its record batch in a run.
+
+    Raises:
+        FormatError: the file is cut or damaged, or it is another.
+    """
+    listed = json.loads(Sealed(source, name).open().metadata[b"batches"])
+    return {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
+
+
+def read_run(source: pa.NativeFile, name: str, batch: int) -> RunRows:
+    """A record batch of a run.
+
+    Raises:
+        FormatError: the file is cut or damaged, or it is another.
+    """
+    rows, beside = read_batch(source, name, batch, _BESIDE)
+    return RunRows(rows, *beside)
