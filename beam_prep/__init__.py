@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from beam_prep.transforms.mask import BuildMask as BuildMask
     from beam_prep.transforms.pad import Pad as Pad
     from beam_prep.transforms.read import ReadJSONL as ReadJSONL
+    from beam_prep.transforms.records import FromRecords as FromRecords
     from beam_prep.transforms.shard import Shard as Shard
     from beam_prep.transforms.shift import Labels as Labels
     from beam_prep.transforms.shift import Shift as Shift
@@ -61,6 +62,7 @@ _PUBLIC = {
     "Dataset": "readers.dataset",
     "FilterByChars": "transforms.filter",
     "FilterRecords": "transforms.filter",
+    "FromRecords": "transforms.records",
     "FromRollouts": "transforms.tokenize",
     "FromTokens": "transforms.tokenize",
     "Labels": "transforms.shift",

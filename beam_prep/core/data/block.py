@@ -195,6 +195,7 @@ class Origin:
         digest: hex digest of all bytes that the block's lines come from; names it in the spool.
         max_line_bytes: a longer line is rejected.
         cut: the last line is such a one, and its end was not read.
+        refused: (line, reason, message) of lines that are rejects before they are parsed.
         stored: bytes of the file, as it is stored, that were read for the block; for progress alone.
     """
 
@@ -207,6 +208,7 @@ class Origin:
     digest: str
     max_line_bytes: int = 1 << 31
     cut: bool = False
+    refused: tuple[tuple[int, str, str], ...] = ()
     stored: int = field(default=0, compare=False)
 
     @property

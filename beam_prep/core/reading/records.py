@@ -82,6 +82,8 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
     (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
     """
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
+    for line, reason, message in origin.refused:
+        ledger.reject(line, reason, message)
     _reject_long(ledger, origin)
     _mark_blank(ledger)
     lines = np.flatnonzero(ledger.status == ALIVE)
