@@ -20,8 +20,8 @@ from hypothesis import example, given
 import beam_prep as bp
 from beam_prep.core.data.hashing import tree_digest
 from beam_prep.core.reading import collection
-from beam_prep.core.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.core.reading.json_line import MAX_DEPTH
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError
