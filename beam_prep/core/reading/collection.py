@@ -83,7 +83,7 @@ def _leaf(encoded: bytes) -> int:
 
 def line_size(encoded: bytes) -> int:
     """Bytes that the line of an encoded record takes in the file."""
-    head = encoded.index(b"\n") + 1 if encoded.startswith(_REFUSED, _DIGEST) else _DIGEST
+    head = encoded.index(b"\n", _DIGEST) + 1 if encoded.startswith(_REFUSED, _DIGEST) else _DIGEST
     return len(encoded) - head + 1
 
 
@@ -100,25 +100,37 @@ class _Unfit(Exception):
 
 def _lines(element: Any) -> tuple[bytes, bytes]:
     """The element as a line, and with its keys sorted."""
-    if type(element) is dict:
+    if isinstance(element, Mapping) or hasattr(type(element), "_asdict"):
+        element = _simpler(element)
         try:
             line = orjson.dumps(element, _simpler, _OPTIONS)
         except TypeError:  # orjson does not say where
             return _lines_carefully(element)
-        if b"null" not in line:  # what is no number is null for orjson
+        if b"null" not in line or _is_finite(element):  # NaN and infinity are null for orjson
             return line, orjson.dumps(element, _simpler, _OPTIONS | orjson.OPT_SORT_KEYS)
     return _lines_carefully(element)
 
 
+def _is_finite(element: Any) -> bool:
+    """Whether an element that orjson takes has neither NaN nor infinity."""
+    try:
+        _FINITE.encode(element)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _lines_carefully(element: Any) -> tuple[bytes, bytes]:
     found: list[Reject] = []
-    if isinstance(element, Mapping) or hasattr(type(element), "_asdict"):
-        plain = _plain(element, found)
-    else:
+    if not isinstance(element, dict):
         found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
-        plain = _plain(element, [])
+    plain = _plain(element, found)
     if found:
         raise _Unfit(found[0], json.dumps(plain))
+    try:
+        return orjson.dumps(plain), orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # integers beyond 64 bits; more levels than orjson writes
+        pass
     texts = (json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=keys) for keys in (False, True))
     line, canonical = (text.encode() for text in texts)
     return line, canonical
@@ -145,6 +157,9 @@ def _simpler(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufUO":
         return value.tolist()
     raise TypeError
+
+
+_FINITE = json.JSONEncoder(allow_nan=False, check_circular=False, default=_simpler)
 
 
 def _plain(element: Any, found: list[Reject]) -> Any:
@@ -182,15 +197,15 @@ def _scalar_or_nested(value: Any, where: str, found: list[Reject]) -> Any:
         found.append(Reject("bad_number", f"{_place(where)} is beyond a double"))
         return "<int>"
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else _unfit(value, f"{float(value)}", where, found)
+        return float(value) if math.isfinite(value) else _unfit(value, f"{float(value)}", _place(where), found)
     if isinstance(value, dict | list):
         return value
     if type(value) is tuple:
         return list(value)
     try:
         simpler = _simpler(value)
-    except TypeError:
-        return _unfit(value, _kind(value), where, found)
+    except (TypeError, ValueError, OverflowError):  # also a timestamp that no calendar has
+        return _unfit(value, _kind(value), _place(where), found)
     return _scalar_or_nested(simpler, where, found)
 
 
@@ -206,8 +221,8 @@ def _kind(value: Any) -> str:
     return f"of type {type(value).__name__[:100]}"
 
 
-def _unfit(value: Any, what: str, where: str, found: list[Reject]) -> str:
-    message = f"{_place(where)} is {what}, which JSON cannot hold: leave it out, or make it text, before FromRecords"
+def _unfit(value: Any, what: str, place: str, found: list[Reject]) -> str:
+    message = f"{place} is {what}, which JSON cannot hold: leave it out, or make it text, before FromRecords"
     found.append(Reject("not_json", message))
     return f"<{type(value).__name__}>"
 
@@ -225,7 +240,7 @@ def _text(text: str, where: str, found: list[Reject]) -> str:
 def _key(key: Any, where: str, found: list[Reject]) -> str:
     if isinstance(key, str):
         return _text(str.__str__(key), _inside(where, key), found)
-    return _unfit(key, f"the key of a value, and {_kind(key)}", where, found)
+    return _unfit(key, _kind(key), f"a key of {_place(where)}" if where else "a key of the record", found)
 
 
 # Encoded records -> blocks

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pandas as pd
 import pytest
-from apache_beam.utils.timestamp import Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from hypothesis import example, given
 
 import beam_prep as bp
@@ -128,6 +128,12 @@ def test_the_digest_of_the_file_is_of_every_line() -> None:
     assert content(read(keys[:1]))[1] != content(read(keys[1:]))[1]
 
 
+def test_sizes_are_those_of_the_lines_whatever_bytes_a_digest_has() -> None:
+    some = [{"n": n, "odd": odd} for n in range(200) for odd in (b"", "")]
+    sizes = [line_size(encode_record(each)) for each in some]
+    assert sizes == [len(block.ledger.raw) for each in some for block in read([each])]
+
+
 @pytest.mark.parametrize("buckets", [2**power for power in range(17)])
 def test_every_number_of_buckets_gives_the_same_file(buckets: int) -> None:
     some = [{"n": n} for n in range(40)]
@@ -183,7 +189,9 @@ def test_what_json_lacks_has_its_form(value: Any, found: Any) -> None:
 def test_rows_and_named_tuples_are_records() -> None:
     assert rows(beam.Row(text="a", at=MOMENT.date())) == [{"text": "a", "at": "2026-03-01"}]
     assert rows(Point(1, {"z": 2})) == [{"x": 1, "place": {"z": 2}}]
-    assert encode_record(Point(1, 2)) == encode_record({"x": 1, "place": 2})
+    for place in (2, 1e-7, None, MOMENT, [1e22, None]):
+        assert encode_record(Point(1, place)) == encode_record({"x": 1, "place": place})
+        assert encode_record(beam.Row(x=1, place=place)) == encode_record({"x": 1, "place": place})
 
 
 @pytest.mark.parametrize(
@@ -198,8 +206,11 @@ def test_rows_and_named_tuples_are_records() -> None:
         ({"a": pd.NaT}, "not_json", "field 'a' is of type NaTType", '{"a": "<NaTType>"}'),
         ({"a": pd.NA}, "not_json", "field 'a' is of type NAType", '{"a": "<NAType>"}'),
         ({"a": datetime.timedelta(1)}, "not_json", "of type timedelta", '{"a": "<timedelta>"}'),
+        ({"a": MIN_TIMESTAMP}, "not_json", "of type Timestamp", '{"a": "<Timestamp>"}'),
+        ({"a": None, "b": orjson.Fragment(b"1")}, "not_json", "of type Fragment", '{"a": null, "b": "<Fragment>"}'),
         ({"a": object()}, "not_json", "of type object", '{"a": "<object>"}'),
-        ({"a": {1: "x"}}, "not_json", "field 'a' is the key of a value, and of type int", '{"a": {"<int>": "x"}}'),
+        ({"a": {1: "x"}}, "not_json", "a key of field 'a' is of type int", '{"a": {"<int>": "x"}}'),
+        ({b"a": 1}, "not_json", "a key of the record is of type bytes", '{"<bytes>": 1}'),
         ({"a": "x\ud800"}, "bad_text", "character 1 of field 'a' is half of a surrogate pair", '{"a": "x\\ud800"}'),
         ({"a": 10**400}, "bad_number", "field 'a' is beyond a double", '{"a": "<int>"}'),
         ({"a": 10**5000}, "bad_number", "field 'a' is beyond a double", '{"a": "<int>"}'),
