@@ -210,7 +210,8 @@ def _scalar_or_nested(value: Any, where: str, found: list[Reject]) -> Any:
 
 
 def _inside(where: str, key: Any) -> str:
-    return f"{where}.{key}" if where else f"{key}"
+    name = str.__str__(key) if isinstance(key, str) else "?"  # the text of any object may differ from run to run
+    return f"{where}.{name}" if where else name
 
 
 def _place(where: str) -> str:
