@@ -4,14 +4,15 @@ Every row becomes a line, in memory, and goes the way of JSONL from there. A blo
 `block_bytes`; it is named by the digest of its lines, so the same rows in a file that was compressed in another way are
 the same block.
 
-A Parquet file is split by ranges of its bytes: the row groups that begin in a range are its split. They are read page
-by page, so that a row group of any size takes the memory of a few pages of each column. The manifest has the digest of
-the bytes as they are stored, so every split has digests of its range.
+A Parquet file is split by ranges of its bytes: the row groups that begin in a range, about, are its split. They are
+read page by page, so that a row group of any size takes the memory of a few pages of each column. The manifest has the
+digest of the bytes as they are stored, so every split has digests of its range.
 
 An Arrow file is read from its beginning to its end, as a compressed file is.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,22 +24,18 @@ import pyarrow.parquet as pq
 
 from beam_prep.core.data.block import InputFile, Origin, Split
 from beam_prep.core.data.hashing import CHUNK, Node, tree_nodes
+from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.arrow_rows import lines_of, schema_problem
 from beam_prep.core.reading.blocks import RawBlock, Readable, read_up_to
 from beam_prep.core.reading.foreign import HEAD_BYTES, refusal
 from beam_prep.errors import InputError
-from beam_prep.formats.range_file import RangeFile
 from beam_prep.storage.files import open_input, open_table
-from beam_prep.storage.paths import is_local
 
 _BATCH_BYTES, _BATCH_ROWS = 1 << 20, 1024
 """Of a Parquet file, read at once: as far as its footer tells, and at most."""
 
 _PAGES = 1 << 20
 """Bytes of a column that are read at once."""
-
-_HELD = 1 << 27
-"""Bytes of an object, at most, that are held in memory; of a larger split each column is read apart."""
 
 _HASHED = 128 * CHUNK
 
@@ -88,9 +85,7 @@ def table_blocks(
                 f"{split.source.path!r} has {start + rows - part.rows_before} rows where its footer says {part.rows}: "
                 "it is damaged, make it again or leave it out"
             )
-        # The digests come with the last block: an Arrow file has been read only then.
-        if last is None and hashed is not None and is_parquet(split.source.path):
-            _hash_range(split.source, part, hashed)
+        # The digests come with the last block: only then all was read.
         nodes = hashed.nodes() if last is None and hashed is not None else ()
         if last is None:
             read = part.size
@@ -123,7 +118,7 @@ class _Part:
         start, stop: the bytes of the file whose digests it gives.
         rows_before: rows of the file before it.
         rows: that it has, if known.
-        groups: the numbers of its row groups; they end at byte `end`.
+        groups: the numbers of its row groups.
         row_bytes: of a row, about, decompressed.
     """
 
@@ -132,7 +127,6 @@ class _Part:
     rows_before: int
     rows: int = 0
     groups: tuple[int, ...] = ()
-    end: int = 0
     row_bytes: int = 1
 
     @property
@@ -148,12 +142,13 @@ def _parquet_part(split: Split) -> _Part | None:
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         rows = np.array([group.num_rows for group in groups], np.int64)
         content = np.array([group.total_byte_size for group in groups], np.int64)
-        ends = np.array([_end(group) for group in groups], np.int64)
-        begins = np.array([_begin(group) for group in groups], np.int64)
+    if (rows < 0).any() or rows.sum() != metadata.num_rows:
+        raise InputError(
+            f"{source.path!r} has {metadata.num_rows} rows, and its row groups have {rows.sum()}: it is damaged, make "
+            "it again or leave it out"
+        )
     full = np.flatnonzero(rows)
-    # In the footer's order, which is that of the rows. Of a file in another order, all is in the splits of its first
-    # bytes, or later.
-    begins = np.maximum.accumulate(np.clip(begins[full], 0, max(0, source.size - 1)))
+    begins = _begins(content[full], source.size)
     stop = source.size if split.stop < 0 else split.stop
     mine = (begins >= split.start) & (begins < stop)
     if not len(full) and split.start == 0:
@@ -173,25 +168,25 @@ def _parquet_part(split: Split) -> _Part | None:
         int(rows[full[:first]].sum()),
         count,
         tuple(some.tolist()),
-        int(ends[some].max()),
         max(1, int(content[some].sum()) // count),
     )
 
 
-def _columns(group: Any) -> Iterator[Any]:
-    return (group.column(place) for place in range(group.num_columns))
+def _begins(content: Array, size: int) -> Array:
+    """int64 [row groups]: the byte at which each begins, about; it decides only which split reads the group.
 
+    The places of columns are not looked at: where a footer is damaged, Arrow ends the process. What decompressed row
+    groups have before this one is scaled by a power of two, so that the splits stay when row groups are added.
 
-def _begin(group: Any) -> int:
-    places = (
-        min(place for place in (each.dictionary_page_offset, each.data_page_offset) if place is not None)
-        for each in _columns(group)
-    )
-    return int(min(places, default=0))
-
-
-def _end(group: Any) -> int:
-    return _begin(group) + sum(int(max(0, each.total_compressed_size)) for each in _columns(group))
+    Args:
+        content: int64 [row groups], decompressed bytes of each.
+        size: of the file.
+    """
+    before = np.cumsum(np.maximum(content, 0), dtype=np.float64)
+    if not len(before) or not before[-1]:
+        return np.zeros(len(before), np.int64)
+    scale = 2.0 ** math.floor(math.log2(size / before[-1]))
+    return np.minimum(np.append(0, before[:-1] * scale).astype(np.int64), size - 1)
 
 
 def _lines(split: Split, part: _Part, hashed: "_Hashed | None") -> Iterator[bytes]:
@@ -201,15 +196,20 @@ def _lines(split: Split, part: _Part, hashed: "_Hashed | None") -> Iterator[byte
             read: Readable = stream if hashed is None else _Tee(stream, hashed)
             _, batches = _rows(source, read)
             for rows in batches:
+                rows.validate(full=True)  # Arrow has no checksums, and would read what is not there
                 yield from lines_of(rows)
             _check_end(source, stream)
-        elif part.groups:
-            if not is_local(source.path) and part.end - part.start <= _HELD:
-                stream = _Held(stream, source.size, part.start, max(part.stop, part.end))
+            return
+        if part.groups:
             file = _parquet(source, stream)
             count = min(_BATCH_ROWS, max(1, _BATCH_BYTES // part.row_bytes))
             for rows in file.iter_batches(count, row_groups=list(part.groups), use_threads=False):
                 yield from lines_of(rows)
+        if hashed is not None:
+            hashed.begin(part.start)
+            stream.seek(part.start)
+            for start in range(part.start, part.stop, _HASHED):
+                hashed.add(stream.read(min(_HASHED, part.stop - start)))
 
 
 def _cut(lines: Iterator[bytes], block_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -276,13 +276,14 @@ def _errors(source: InputFile) -> Iterator[None]:
     """
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    # Names of columns that are no UTF-8, and sizes beyond the memory, are not Arrow's errors.
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         with open_input(source, size=HEAD_BYTES) as stream:
             other = refusal(read_up_to(stream, HEAD_BYTES), source.path)
         if other is not None:
             raise InputError(other) from None
         kind = "Parquet" if is_parquet(source.path) else "an Arrow stream"
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{source.path!r} cannot be read as {kind} ({text[:300]}): it is cut, damaged, or another kind of file; "
             "make it again, rename it, or leave it out"
@@ -315,17 +316,6 @@ class _Hashed:
         return (*self._nodes, *tree_nodes(bytes(self._rest), self._start))
 
 
-def _hash_range(source: InputFile, part: _Part, hashed: _Hashed) -> None:
-    hashed.begin(part.start)
-    with open_input(source, part.start, part.size) as stream:
-        left = part.size
-        if part.start:
-            stream.read(1)  # the byte before
-        while left and (data := stream.read(min(left, _HASHED))):
-            hashed.add(data)
-            left -= len(data)
-
-
 class _Tee:
     """A stream whose bytes are hashed as they are read."""
 
@@ -338,19 +328,3 @@ class _Tee:
         data = self._stream.read(size)
         self._hashed.add(data)
         return data
-
-
-class _Held(RangeFile):
-    """An object of which a range is read once, and held."""
-
-    def __init__(self, stream: Any, size: int, start: int, stop: int) -> None:
-        super().__init__(size)
-        self._stream, self._start = stream, start
-        stream.seek(start)
-        self._data = stream.read(min(stop, size) - start)
-
-    def read_range(self, start: int, stop: int) -> Any:
-        if self._start <= start and stop <= self._start + len(self._data):
-            return self._data[start - self._start : stop - self._start]
-        self._stream.seek(start)
-        return self._stream.read(stop - start)
