@@ -106,8 +106,8 @@ OPTIONS = (
         label="Input files",
         group="Job",
         kind="text",
-        help="JSONL files or globs, separated by commas or white space, or @LIST, a file that names one a line; "
-        ".gz, .bz2 and .zst are read too",
+        help="JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a "
+        "line; .gz, .bz2 and .zst are read too",
         metavar="LIST",
         pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
         example="gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
@@ -376,7 +376,10 @@ OTHER_NAMES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
-    inputs_help = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
+    inputs_help = (
+        "JSONL or Parquet files, quoted globs, or @LIST; .gz, .bz2, .zst and folders of datasets are read too; "
+        "or give --inputs"
+    )
     parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)
     _add(parser, OPTIONS)
 

@@ -85,7 +85,7 @@ class Result:
 
 
 class Pipeline:
-    """A job: JSONL files, a config and a tokenizer -> an output directory.
+    """A job: JSONL or Parquet files, a config and a tokenizer -> an output directory.
 
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
@@ -362,7 +362,7 @@ class Pipeline:
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in ignored:
             log.warning("warning: %s", warning)
-        check_heads(self.inputs)
+        check_heads(self.inputs, ConfigView.of(self.config.canonical()).fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         for warning in config_warnings:
             log.warning("%s", warning)

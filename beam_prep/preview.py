@@ -16,9 +16,10 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.json_list import is_json_file, place_in
+from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
@@ -38,7 +39,7 @@ from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.recipe import chain, layout, read_config, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.foreign import advice_on
-from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
+from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.shift import Labels, Shift
@@ -329,7 +330,7 @@ def _sample(job: _Job) -> Iterator[Batch]:
     for index in some:
         source = job.files[index]
         parts = [first_records(source, index, head)]
-        if source.compression is None and not is_json_file(source.path) and source.size > head:
+        if not is_stream(source) and source.size > head:
             places = (source.size - head - 1) // _PART_BYTES + 1
             for place in drawn(places, _PARTS // len(some) - 1).tolist():
                 parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
@@ -390,7 +391,7 @@ def _report(job: _Job, sample: Sequence[Batch]) -> Text:
 
 
 def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
-    return len(files) == 1 and files[0].compression is None and batch.origin.size == files[0].size
+    return len(files) == 1 and not is_stream(files[0]) and batch.origin.size == files[0].size
 
 
 def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
@@ -417,7 +418,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         dropped += dropped_in(batch, TEXT_LIMIT)
         if not first_rejects and ledger.messages:
             line = min(ledger.messages)
-            offset = batch.origin.first_byte + int(ledger.starts[line])
+            offset = batch.offset(line)
             reason = ledger.outcomes[ledger.status[line] - 1][1]
             message = ledger.messages[line]
             first_rejects.append({"file": path, "offset": offset, "reason": reason, "message": message})
@@ -554,10 +555,12 @@ class _Shown:
         return LeftOut(self._place(line), kind, reason, why, ledger.text(line, TEXT_LIMIT))
 
     def _place(self, line: int) -> str:
-        origin = self._batch.origin
-        if origin.start:  # nobody has counted the lines before
-            return f"{origin.source.path}, byte offset {origin.first_byte + int(self._batch.ledger.starts[line]):,}"
-        return f"{origin.source.path}, {place_in(origin.source.path, line + 1)}"
+        path, offset = self._batch.origin.source.path, self._batch.offset(line)
+        if is_table(path):
+            return f"{path}, {place_in(path, offset + 1)}"
+        if self._batch.origin.start:  # nobody has counted the lines before
+            return f"{path}, byte offset {offset:,}"
+        return f"{path}, {place_in(path, line + 1)}"
 
 
 def _counted(batch: Batch, row: int) -> list[str]:

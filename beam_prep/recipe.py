@@ -260,9 +260,8 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
         found = first_difference(batch, run_steps(mask_steps(config, tokenizer), records))
         if found is not None:
             line, how = found
-            offset = origin.first_byte + int(ledger.starts[line])
             raise RunError(
-                f"--check full: {origin.source.path} (byte offset {offset}) is not what transformers and jinja give: "
+                f"--check full: {batch.place(line)} is not what transformers and jinja give: "
                 f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us about it"
             )
         for way in ("jinja", "transformers"):

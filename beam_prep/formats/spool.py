@@ -148,7 +148,7 @@ def _rejects(batch: Batch, text_limit: int, block: str) -> tuple[Data, bytes]:
     table = pa.table(
         {
             "line": pa.array(lines, pa.int32()),
-            "offset": pa.array(ledger.starts[lines], pa.int64()),
+            "offset": pa.array(ledger.offsets(lines), pa.int64()),
             "reason": reasons,
             "message": [ledger.messages[line] if text_limit else None for line in lines],
             "text": [ledger.text(line, text_limit) if text_limit else None for line in lines],

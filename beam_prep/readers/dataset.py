@@ -295,8 +295,8 @@ class Dataset:
         return np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
 
     def rejects(self) -> Iterator[dict[str, Any]]:
-        """The rejected records of the entire output, in order: `file`, `offset` (bytes), `line` (from 1), `reason`,
-        `message`, and `text`, the beginning of the line. Files are read as far as it takes.
+        """The rejected records of the entire output, in order: `file`, `offset` (bytes; rows of a table), `line`
+        (from 1), `reason`, `message`, and `text`, the beginning of the line. Files are read as far as it takes.
 
         >>> ds = bp.open("out/chat")
         >>> [reject["reason"] for reject in ds.rejects()]

@@ -145,7 +145,7 @@ def _slice(
 
 
 def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> WrittenFile:
-    """Rejects as JSON lines: file, offset (bytes), line (from 1), reason, message, text."""
+    """Rejects as JSON lines: file, offset (bytes; of a table: rows), line (from 1), reason, message, text."""
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
         file = files.open(name)

@@ -67,7 +67,7 @@ class SpoolBlocks(beam.DoFn):
             self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
             self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
-        done = Counts(batch.origin.size, stored=batch.origin.stored)
+        done = Counts(batch.origin.bytes, stored=batch.origin.stored)
         if reused:
             self.spool.used(self.spool.name(batch.origin.digest))
         if receipt is None:
@@ -76,7 +76,7 @@ class SpoolBlocks(beam.DoFn):
             if self.spool.earlier is not None:
                 batch = self.spool.earlier.complete(batch)
             receipt, spooled = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
-            done.blocks_made, done.bytes_made, done.spooled = 1, batch.origin.size, spooled
+            done.blocks_made, done.bytes_made, done.spooled = 1, batch.origin.bytes, spooled
             if self.progress is not None:
                 done.trained, done.maybe_trained = _trained(batch)
             if self.preflight is not None and not self._output_ratio and len(batch):

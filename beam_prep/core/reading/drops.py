@@ -24,7 +24,7 @@ class Drop:
 
     Attributes:
         line: its number in the block, from 0.
-        offset: bytes from the block's first line.
+        offset: bytes from the block's first line; of a table: rows.
         reason: why it was dropped.
         text: the beginning of the line.
         fields: the record's keys; None: the line is not JSON, or texts are not kept.
@@ -55,17 +55,17 @@ def drops(ledger: Ledger, text_limit: int) -> list[Drop]:
 
 
 def _drop(ledger: Ledger, line: int, reason: str, text_limit: int) -> Drop:
-    start = int(ledger.starts[line])
+    start, offset = int(ledger.starts[line]), int(ledger.offsets([line])[0])
     if not text_limit:
-        return Drop(line, start, reason)
+        return Drop(line, offset, reason)
     text = ledger.text(line, min(text_limit, _TEXT_LIMIT))
     try:
         record = orjson.loads(ledger.raw[start : ledger.ends[line]].strip(b" ,\t\r"))
     except orjson.JSONDecodeError:
-        return Drop(line, start, reason, text)
+        return Drop(line, offset, reason, text)
     fields = list(record.items())[:_FIELDS] if isinstance(record, dict) else []
     bare = [name[:_FIELD_LIMIT] for name, value in fields if value is None or _is_bare(value)]
-    return Drop(line, start, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare)
+    return Drop(line, offset, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare)
 
 
 def _is_bare(value: Any) -> bool:

@@ -11,6 +11,7 @@ import orjson
 from beam_prep.core.data.block import ALIVE, Block, Ledger, Origin, Reject
 from beam_prep.core.data.columns import Columns, Wanted, read_columns
 from beam_prep.core.data.on_demand import OnDemand
+from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.core.reading.json_line import describe, parse_carefully
@@ -81,7 +82,8 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
     (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
     """
-    ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
+    by_row = is_table(origin.source.path)
+    ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0), by_row=by_row)
     for line, reason, message in origin.refused:
         ledger.reject(line, reason, message)
     _reject_long(ledger, origin)
