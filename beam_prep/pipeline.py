@@ -200,8 +200,10 @@ class Pipeline:
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
         self._dies = False
-        self.references: IndexSource | None = None  # sent to the workers when the job runs
-        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes)
+        # Read once: what is compared must be what the facts say, also if a file changes meanwhile.
+        self._references = recipe.references_of(self.config)
+        self.references: IndexSource | None = None if self._references is None else self._references.index
+        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes, self._references)
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
 
@@ -367,8 +369,7 @@ class Pipeline:
             log.warning("warning: %s", warning)
         check_heads(self.inputs)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
-        references = recipe.references_of(self.config)
-        config_warnings += [] if references is None else references.warnings
+        config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:
             log.warning("%s", warning)
         first_warnings = [*ignored, *config_warnings]
@@ -379,7 +380,8 @@ class Pipeline:
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
-        self.references = None if references is None else ship_references(references, self.staging.root)
+        if self._references is not None:
+            self.references = ship_references(self._references, self.staging.root)
         folder = self.staging.path("progress") if self.staging.local else None
         reports = None
         if folder is None and here:  # workers of this machine need no store for their reports

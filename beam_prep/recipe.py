@@ -360,7 +360,11 @@ def references_of(config: PipelineConfig) -> References | None:
 
 
 def facts(
-    config: PipelineConfig, tokenizer: Tokenizer, reject_text: int, max_line_bytes: int = MAX_LINE_BYTES
+    config: PipelineConfig,
+    tokenizer: Tokenizer,
+    reject_text: int,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    references: References | None = None,
 ) -> dict[str, Any]:
     """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart."""
     versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
@@ -373,7 +377,7 @@ def facts(
         },
         "tokenizer": {"fingerprint": tokenizer.fingerprint, "special_tokens": tokenizer.special_tokens},
         "versions": {"beam_prep": __version__, **versions},
-        **({} if (references := references_of(config)) is None else {REFERENCES: references.facts()}),
+        **({} if references is None else {REFERENCES: references.facts()}),
     }
 
 

@@ -157,6 +157,13 @@ def test_a_changed_evaluation_makes_another_output_and_new_blocks(tmp_path: Path
     assert second.manifest["references"]["files"] != first.manifest["references"]["files"]
 
 
+def test_what_is_compared_is_what_the_manifest_names(tmp_path: Path, tokenizer_path: str) -> None:
+    against = evaluation(tmp_path / "eval.jsonl")
+    waiting = job(tmp_path, tokenizer_path, "out", config(against))
+    evaluation(against, (0,))
+    assert waiting.run(["--runner=FnApiRunner"]).manifest["ledger"]["dropped"] == {"contaminated": len(leaked())}  # type: ignore[index]
+
+
 @pytest.mark.parametrize("mode", ["drop", "mark"])
 @pytest.mark.parametrize("changed", [False, True], ids=["same evaluation", "another"])
 def test_a_replay_is_what_a_run_from_scratch_makes(
