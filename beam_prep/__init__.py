@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from beam_prep.readers.open import open_dataset
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
+    from beam_prep.transforms.decontaminate import Decontaminate as Decontaminate
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
@@ -60,6 +61,7 @@ _PUBLIC = {
     "Chunking": "core.shards.chunk",
     "Column": "core.data.schema",
     "Dataset": "readers.dataset",
+    "Decontaminate": "transforms.decontaminate",
     "FilterByChars": "transforms.filter",
     "FilterRecords": "transforms.filter",
     "FromRecords": "transforms.records",

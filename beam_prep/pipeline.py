@@ -22,6 +22,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
+from beam_prep.core.reading.decontaminate import IndexSource
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
@@ -49,6 +50,7 @@ from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.spool import Spool
@@ -198,7 +200,10 @@ class Pipeline:
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
         self._dies = False
-        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes)
+        # Read once: what is compared must be what the facts say, also if a file changes meanwhile.
+        self._references = recipe.references_of(self.config)
+        self.references: IndexSource | None = None if self._references is None else self._references.index
+        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes, self._references)
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
 
@@ -364,6 +369,7 @@ class Pipeline:
             log.warning("warning: %s", warning)
         check_heads(self.inputs, ConfigView.of(self.config.canonical()).fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
+        config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:
             log.warning("%s", warning)
         first_warnings = [*ignored, *config_warnings]
@@ -374,6 +380,8 @@ class Pipeline:
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
+        if self._references is not None:
+            self.references = ship_references(self._references, self.staging.root)
         folder = self.staging.path("progress") if self.staging.local else None
         reports = None
         if folder is None and here:  # workers of this machine need no store for their reports
@@ -477,7 +485,7 @@ class Pipeline:
                 recipe.wanted_columns(config, self.render),
                 self.max_line_bytes,
             )
-            | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check)
+            | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check, self.references)
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,

@@ -19,6 +19,7 @@ from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.reading.drops import CONTAMINATED
 from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
@@ -36,7 +37,7 @@ from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.sequences import RowDisplay, role_key
 from beam_prep.inspect.visible import VISIBLE, percent
-from beam_prep.recipe import chain, layout, read_config, run_steps
+from beam_prep.recipe import chain, layout, read_config, references_of, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at
@@ -266,15 +267,15 @@ def _chosen(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
 
 
 def _of_reason(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
-    """The records that were left out for the reason that is asked for.
+    """The records that were left out, or marked, for the reason that is asked for.
 
     Raises:
         BeamPrepError: there are none.
     """
     chosen = job.selection
-    kinds: dict[str, Counter[str]] = {"dropped": Counter(), "rejected": Counter()}
+    kinds: dict[str, Counter[str]] = {"dropped": Counter(), "rejected": Counter(), "marked": Counter()}
     found = False
-    for record in _left_out(job, sample):
+    for record in itertools.chain(_left_out(job, sample), _marked(job, sample)):
         kinds[record.kind][record.reason] += 1
         if chosen.says(record.kind, record.reason):
             found = True
@@ -282,6 +283,14 @@ def _of_reason(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
                 yield record
     if not found:
         raise no_reason(f"those that were looked at in {_files(job)}", chosen, kinds)
+
+
+def _marked(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
+    """All records of the sample that are kept and marked."""
+    for batch in sample:
+        shown = _Shown(job, batch)
+        for line in batch.line[np.isin(batch.line, list(batch.ledger.notes))].tolist():
+            yield shown.left_out(line)
 
 
 def _left_out(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
@@ -454,7 +463,8 @@ def _head(job: _Job) -> Text:
     if step.packing_strategy != "none":
         size = step.max_packed_len or step.max_seq_len
         text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document is shown alone\n")
-    for warning in config.warnings:
+    references = references_of(config)
+    for warning in [*config.warnings, *([] if references is None else references.warnings)]:
         text.append(f"config: {warning}\n")
     return text.append_text(legend(job.screen.marks))
 
@@ -523,7 +533,8 @@ class _Shown:
         found = []
         for number in range(rows):
             chunk = f"chunk {number + 1:,} of {rows:,}" if rows > 1 else ""
-            title = [self._place(int(batch.line[row])), chunk, why, f"domain {batch.domain[row]}"]
+            note = batch.ledger.notes.get(int(batch.line[row]), "")
+            title = [self._place(int(batch.line[row])), chunk, why, f"domain {batch.domain[row]}", note]
             values: dict[str, Any] = {
                 role_key(column.of or "", is_of_labels(column)) if is_role_column(column) else column.name: columns[
                     column.name
@@ -543,15 +554,15 @@ class _Shown:
         return found
 
     def left_out(self, line: int) -> LeftOut:
-        """Says why a line that is not blank became no row."""
-        ledger = self._batch.ledger
-        kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
-        why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
-        if kind == "dropped":
+        """Says why a line that is not blank became no row, or is marked."""
+        ledger, status = self._batch.ledger, int(self._batch.ledger.status[line])
+        kind, reason = ("marked", CONTAMINATED) if status == ALIVE else ledger.outcomes[status - 1]
+        why = ledger.messages[line] if kind == "rejected" else ledger.notes.get(line, "")
+        if kind == "dropped" and reason in _DROPPED:
             step, plan = self._job.config.preprocessing, self._job.layout
             packed = plan.cuts and plan.capacity < step.max_seq_len
             limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
-            why = why.format(**step.model_dump(), limit=limit, tokens=tokens)
+            why = _DROPPED[reason].format(**step.model_dump(), limit=limit, tokens=tokens)
         return LeftOut(self._place(line), kind, reason, why, ledger.text(line, TEXT_LIMIT))
 
     def _place(self, line: int) -> str:

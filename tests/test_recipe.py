@@ -13,7 +13,7 @@ SEEN_BY_BLOCKS = {
     "input": ("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt", "rollouts"),
     "preprocessing": (
         *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),
-        *("control_tokens", "padding", "max_packed_len", "shift", "stride"),
+        *("control_tokens", "padding", "max_packed_len", "shift", "stride", "decontaminate"),
     ),
     "output": ("domain_key", "dtype", "columns", "fim", "loss_weights"),
 }

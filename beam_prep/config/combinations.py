@@ -30,6 +30,12 @@ def joint_problems(
     if preprocessing is not None:
         yield from _text_rule_problems(given, preprocessing)
         yield from _layout_problems(given, preprocessing, output)
+        rule = preprocessing.decontaminate
+        if rule is not None and rule.fields is None and given.tokenized:
+            text = (
+                "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
+            )
+            yield ("preprocessing", "decontaminate"), text
         mode = preprocessing.truncation_mode
         if given.rollouts is not None and mode in ("keep_start", "keep_end"):
             text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "

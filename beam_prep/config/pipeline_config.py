@@ -28,6 +28,7 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "rollouts"): None,
     ("output", "loss_weights"): False,
     ("output", "names"): {},
+    ("preprocessing", "decontaminate"): None,
 }
 """(part, field) -> the value at which `canonical` leaves the field out.
 
@@ -177,6 +178,14 @@ class PipelineConfig(Strict):
         """The fields that min_chars and max_chars limit: those of outputs that are plain text, all trained."""
         limited = (spec for spec in self.outputs() if spec.char_limits)
         return tuple(dict.fromkeys(section.field for spec in limited for section in spec.sections))
+
+    @property
+    def decontaminated_fields(self) -> tuple[str, ...]:
+        """The fields that are compared with evaluation data: those of the rule, else those of all sections."""
+        rule = self.preprocessing.decontaminate
+        if rule is not None and rule.fields is not None:
+            return rule.fields
+        return tuple(dict.fromkeys(section.field for spec in self.outputs() for section in spec.sections))
 
     def outputs(self) -> tuple[OutputSpec, ...]:
         """The outputs that each record becomes, in config order."""

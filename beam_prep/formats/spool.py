@@ -21,7 +21,7 @@ from beam_prep.core.data.block import BlockReceipt, count_outcomes, of_this_run
 from beam_prep.core.data.lengths import histogram
 from beam_prep.core.data.ragged import Array, Ragged, narrow
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.reading.drops import Drop, drops
+from beam_prep.core.reading.drops import Drop, drops, marks
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
@@ -66,7 +66,7 @@ def encode_block(
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit, name)
-    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, drops(batch.ledger, text_limit), name)
+    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, text_limit, name)
     files[ROWS] = _rows(batch, domain, receipt, name)
     return receipt, files
 
@@ -119,7 +119,7 @@ def _arrow(rows: Ragged) -> pa.ListArray:
 
 
 def _sidecar(
-    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, dropped: list[Drop], block: str
+    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, text_limit: int, block: str
 ) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
@@ -131,8 +131,10 @@ def _sidecar(
     footer = {
         "outcomes": json.dumps(batch.ledger.outcomes),
         "roles": json.dumps(roles.names),
-        "drops": json.dumps([asdict(record) for record in dropped]),
+        "drops": json.dumps([record.as_dict() for record in drops(batch.ledger, text_limit)]),
     }
+    if marked := marks(batch.ledger, text_limit):
+        footer["marks"] = json.dumps([record.as_dict() for record in marked])
     return _write(table, footer, block + SIDECAR)
 
 
@@ -251,9 +253,14 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
     counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
     steps, role, *counts = (found.pop(f"role:{place}").astype(np.int64) for place in range(5))
     roles = RoleCounts(tuple(json.loads(reader.metadata[b"roles"])), np.cumsum(steps), role, np.stack(counts))
-    dropped = tuple(Drop(**record) for record in json.loads(reader.metadata[b"drops"]))
+    dropped, marked = (
+        tuple(Drop(**record) for record in json.loads(reader.metadata.get(name, b"[]")))
+        for name in (b"drops", b"marks")
+    )
     length = found.pop("length", found["tokens"]).astype(np.int64)
-    return Sidecar(**found, length=length, outcomes=outcomes, counters=counters, roles=roles, drops=dropped)
+    return Sidecar(
+        **found, length=length, outcomes=outcomes, counters=counters, roles=roles, drops=dropped, marks=marked
+    )
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.reading.drops import CONTAMINATED
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.left_out import LeftOut, left_out_text
@@ -151,19 +152,24 @@ def _left_out_texts(dataset: Dataset, selection: Selection) -> Iterable[Text]:
     counts = _counts_of_reason(dataset, selection)
     texts = map(left_out_text, _left_out(dataset, selection))
     found = texts if selection.grep is None else or_nothing(texts, f"{sum(counts.values()):,} records", selection)
+    if counts["marked"]:
+        about = f"marked, and kept: {counts['marked']:,} {CONTAMINATED}; an output says of the first {LEFT_OUT} where"
+        found = itertools.chain(found, [Text(about)])
     if not counts["dropped"]:
         return found
     return itertools.chain(found, [Text(_about_drops(dataset, selection).translate(VISIBLE))])
 
 
 def _counts_of_reason(dataset: Dataset, selection: Selection) -> dict[str, int]:
-    """How many records were `dropped` and `rejected` for the reason that is asked for.
+    """How many records were `dropped`, `rejected` and `marked` for the reason that is asked for.
 
     Raises:
         BeamPrepError: none was; the message lists the reasons that there are.
     """
     ledger = dataset.manifest["ledger"]
     kinds = {kind: dict(ledger[kind]) for kind in ("dropped", "rejected")}
+    marked = dataset.manifest.get("counters", {}).get(CONTAMINATED)
+    kinds["marked"] = {CONTAMINATED: marked} if marked else {}
     counts = {
         kind: sum(count for reason, count in reasons.items() if selection.says(kind, reason))
         for kind, reasons in kinds.items()
@@ -200,8 +206,12 @@ _INPUTS_SHOWN = 3
 
 
 def _left_out(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
-    """Rejects, then drops, of the reason that is asked for."""
-    records = itertools.chain(map(LeftOut.of_reject, dataset.rejects()), map(LeftOut.of_drop, dataset.drops()))
+    """Rejects, then drops, then marked records, of the reason that is asked for."""
+    records = itertools.chain(
+        map(LeftOut.of_reject, dataset.rejects()),
+        map(LeftOut.of_drop, dataset.drops()),
+        map(LeftOut.of_mark, dataset.marked()),
+    )
     found = (
         record
         for record in records

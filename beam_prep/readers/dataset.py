@@ -309,7 +309,8 @@ class Dataset:
 
     def drops(self) -> list[dict[str, Any]]:
         """The first records of each reason that were dropped, in order: `file`, `offset` (bytes), `line` (from 1),
-        `reason`, and `text`, the beginning of the line. Of an output of an earlier version: none.
+        `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share. Of
+        an output of an earlier version: none.
 
         >>> bp.open("out/chat").drops()
         []
@@ -318,6 +319,18 @@ class Dataset:
             FormatError: `run.json` is damaged.
         """
         found: list[dict[str, Any]] = self.run.get("report", {}).get("dropped", [])
+        return found
+
+    def marked(self) -> list[dict[str, Any]]:
+        """The first records that were kept and marked (`preprocessing.decontaminate`), in order: as `drops`.
+
+        >>> bp.open("out/chat").marked()
+        []
+
+        Raises:
+            FormatError: `run.json` is damaged.
+        """
+        found: list[dict[str, Any]] = self.run.get("report", {}).get("marked", [])
         return found
 
     @property

@@ -155,7 +155,7 @@ def _rows_of(spool: Spool, receipt: BlockReceipt, origin: Origin) -> KeptRows:
     nothing = np.zeros(0, np.int64)
     rows = Batch(
         origin,
-        Ledger(b"", nothing, nothing),
+        Ledger(b"", nothing, nothing, notes={mark.line: mark.note for mark in sidecar.marks}),
         sidecar.line,
         domain=[receipt.domains[code][0] for code in sidecar.domain.tolist()],
         columns=columns,

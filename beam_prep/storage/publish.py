@@ -388,6 +388,7 @@ class Publisher:
             "report": {
                 "lengths": {"kept": plan.lengths[0], "uncut": plan.lengths[1]},
                 "dropped": [_dropped(drop) for drop in plan.drops],
+                **({"marked": [_dropped(drop) for drop in plan.marks]} if plan.marks else {}),
                 "rejected": plan.first_rejects,
                 "samples": plan.samples,
             },
@@ -407,7 +408,9 @@ def _of(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
 
 def _dropped(drop: Dropped) -> dict[str, Any]:
     found = drop.found
-    return {"file": drop.path, "offset": drop.offset, "line": drop.line, "reason": found.reason, "text": found.text}
+    note = {"note": found.note} if found.note else {}
+    place = {"file": drop.path, "offset": drop.offset, "line": drop.line}
+    return {**place, "reason": found.reason, **note, "text": found.text}
 
 
 def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:

@@ -77,6 +77,7 @@ class Ledger:
         status: uint8 [lines]: ALIVE, or 1 + index into `outcomes`.
         outcomes: (kind, reason), in order of first use.
         messages: line -> message, for rejected lines.
+        notes: line -> what there is to say of a line that a step dropped, or kept and marked.
         by_row: the lines are rows of a table, see `places`.
     """
 
@@ -86,6 +87,7 @@ class Ledger:
     status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     outcomes: list[tuple[OutcomeKind, str]] = field(default_factory=list)
     messages: dict[int, str] = field(default_factory=dict)
+    notes: dict[int, str] = field(default_factory=dict)
     by_row: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +96,13 @@ class Ledger:
 
     def copy(self) -> "Ledger":
         """A copy, for a step that takes lines out: another step may use the same block."""
-        return replace(self, status=self.status.copy(), outcomes=list(self.outcomes), messages=dict(self.messages))
+        return replace(
+            self,
+            status=self.status.copy(),
+            outcomes=list(self.outcomes),
+            messages=dict(self.messages),
+            notes=dict(self.notes),
+        )
 
     def _code(self, kind: OutcomeKind, reason: str) -> int:
         outcome = (kind, reason)

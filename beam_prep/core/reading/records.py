@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,17 @@ class Records(Block):
         ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
         ledger.drop(np.delete(self.line, taken), "filtered")
         return Records(self.origin, ledger, self.line[taken], rows=[self.rows[place] for place in places])
+
+    def keep(self, places: Array, ledger: Ledger) -> "Records":
+        """The rows at these places, ascending, with a ledger that says what became of the others."""
+        rows, columns = self.rows, self.columns
+        return replace(
+            self,
+            ledger=ledger,
+            line=self.line[places],
+            rows=rows.take(places) if isinstance(rows, Lines) else [rows[place] for place in places.tolist()],
+            columns=None if columns is None else columns.take(places),
+        )
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "rows", len(self.rows)

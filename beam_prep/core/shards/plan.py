@@ -16,7 +16,7 @@ from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.lengths import Histogram, add, histogram
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
-from beam_prep.core.reading.drops import SHOWN, Drop, drops
+from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
 from beam_prep.core.shards.receipts import ROLE_COUNTS, Receipts
 from beam_prep.core.shards.sidecars import FetchSidecars, Sidecar, Sidecars
@@ -95,6 +95,7 @@ class Plan:
         made: how many records were made in which way, those of reused blocks too.
         roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
         drops: the first records that were dropped, of each reason.
+        marks: the first records that are kept and marked (`contaminated`).
         lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
         first_rejected: the rejects of the blocks in which the first of each reason are.
         first_rejects: the first rejects of each reason, as in the files of rejects.
@@ -115,6 +116,7 @@ class Plan:
     made: dict[str, int]
     roles: dict[str, dict[str, int]] = field(default_factory=dict)
     drops: tuple[Dropped, ...] = ()
+    marks: tuple[Dropped, ...] = ()
     lengths: tuple[Histogram, Histogram] = ((), ())
     first_rejected: tuple[RejectSlice, ...] = ()
     first_rejects: tuple[dict[str, Any], ...] = ()
@@ -154,7 +156,8 @@ def make_plan(
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made", len(receipts)).items())),
         roles=_roles(receipts, sidecars, end),
-        drops=_drops(receipts, sidecars, ledger.dropped, end),
+        drops=_listed(receipts, sidecars, "dropped", ledger.dropped, end),
+        marks=_listed(receipts, sidecars, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, end),
         first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN)),
         lengths=_lengths(receipts, sidecars, end),
         drawn=_drawn(receipts, end),
@@ -224,9 +227,17 @@ def _drawn(receipts: Receipts, end: Border) -> tuple[tuple[str, Slice], ...]:
     return tuple(found)
 
 
-def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], end: Border) -> tuple[Dropped, ...]:
-    """`Plan.drops`: of each reason the first `SHOWN`, in input order. At most as many blocks are read."""
-    blocks = _first_blocks(receipts, "dropped", counts, SHOWN).tolist()
+_MARKS = {CONTAMINATED}
+
+
+def _listed(
+    receipts: Receipts, sidecars: Sidecars, kind: str, counts: Mapping[str, int], end: Border
+) -> tuple[Dropped, ...]:
+    """`Plan.drops`, or `Plan.marks` (`counter`): of each reason the first `SHOWN`, in input order.
+
+    At most as many blocks are read.
+    """
+    blocks = _first_blocks(receipts, kind, counts, SHOWN).tolist()
     before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
@@ -234,7 +245,7 @@ def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], en
             break
         sidecar = sidecars.get(block, blocks[place:])
         cut = _cut_line(sidecar, end.rows) if block == end.block and end.rows >= 0 else len(sidecar.status)
-        for drop in sidecar.drops:
+        for drop in sidecar.drops if kind == "dropped" else sidecar.marks:
             if drop.line < cut and left.get(drop.reason):
                 left[drop.reason] -= 1
                 offset = int(receipts.first_byte[block]) + drop.offset

@@ -23,7 +23,7 @@ class KeptRows:
     """The rows of a block as an earlier run kept them.
 
     Attributes:
-        rows: the rows; its ledger has no lines.
+        rows: the rows; its ledger has no lines, and the notes of those that are marked.
         roles: messages and tokens by role, of all lines of the block.
     """
 
@@ -195,6 +195,7 @@ def merged(batch: Batch, kept: KeptRows) -> Batch:
     ledger.status[before.line] = ALIVE
     for line in set(before.line.tolist()) & ledger.messages.keys():
         del ledger.messages[line]
+    ledger.notes |= before.ledger.notes
     now = batch.take(~np.isin(batch.line, before.line))
     order = np.argsort(np.concatenate([before.line, now.line]), kind="stable")
     domains = [*before.domain, *now.domain]

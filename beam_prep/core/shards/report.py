@@ -42,6 +42,7 @@ _LIKE_FIELDS = (
 )
 """Names that one field has in different data sets."""
 _NOT_KEPT = {
+    "contaminated": "preprocessing.decontaminate.against names what the input holds, too: check both",
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "filtered": "check the filters",
     "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",

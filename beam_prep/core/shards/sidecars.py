@@ -29,6 +29,7 @@ class Sidecar:
         counters: name -> int64 [rows].
         roles: messages and tokens by role.
         drops: the first records that were dropped, of each reason.
+        marks: the first records that are kept and marked.
         length: int64 [rows], see `Batch.lengths`.
     """
 
@@ -40,6 +41,7 @@ class Sidecar:
     counters: dict[str, Array]
     roles: RoleCounts = field(default_factory=RoleCounts)
     drops: tuple[Drop, ...] = ()
+    marks: tuple[Drop, ...] = ()
     length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
