@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
+    from beam_prep.transforms.filter import Carry as Carry
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
     from beam_prep.transforms.filter import MapRecords as MapRecords
@@ -56,6 +57,7 @@ _PUBLIC = {
     "ApplyTemplate": "transforms.template",
     "Batch": "core.tokens.batch",
     "BuildMask": "transforms.mask",
+    "Carry": "transforms.filter",
     "Chunking": "core.shards.chunk",
     "Column": "core.data.schema",
     "Dataset": "readers.dataset",

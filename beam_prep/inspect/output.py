@@ -323,10 +323,10 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
     dataset = open_dataset(output)
     texts = {column.name for column in dataset.schema if column.role == "text"}
 
-    def plain(key: str, value: Array | Ragged) -> Any:
+    def plain(key: str, value: Any) -> Any:
         if isinstance(value, Ragged):
             return [plain(key, one) for one in value]
-        return value.tobytes().decode(errors="replace") if key in texts else value
+        return value.tobytes().decode(errors="replace") if key in texts else value  # strings are strings already
 
     left = len(dataset) if count is None else min(checked_count(count), len(dataset))
     with stop_when_reader_closes():

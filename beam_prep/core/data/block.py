@@ -8,6 +8,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
+from beam_prep.core.data.carried import Carried
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.lengths import Histogram
 from beam_prep.core.data.ragged import Array
@@ -75,6 +76,7 @@ class Ledger:
         status: uint8 [lines]: ALIVE, or 1 + index into `outcomes`.
         outcomes: (kind, reason), in order of first use.
         messages: line -> message, for rejected lines.
+        carried: fields of the records that are carried along to their rows; None: there are none.
     """
 
     raw: bytes
@@ -83,6 +85,7 @@ class Ledger:
     status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     outcomes: list[tuple[OutcomeKind, str]] = field(default_factory=list)
     messages: dict[int, str] = field(default_factory=dict)
+    carried: Carried | None = None
 
     def __post_init__(self) -> None:
         if len(self.status) != len(self.starts):
