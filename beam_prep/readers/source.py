@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from beam_prep.readers.dataset import Dataset
 
 COMPARED_BYTES = 64 * 1024 * 1024
-"""An input of more bytes is not read to its end, to compare its digest with the manifest's: only its size is compared."""
+"""Of an input of more bytes only the size is compared with the manifest's: its digest takes reading all of it."""
 
 _STEP = 1 << 20
 
