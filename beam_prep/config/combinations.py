@@ -13,6 +13,7 @@ from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import Location, Problem, unknown_name
 from beam_prep.config.sections import prompt_first
 from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
+from beam_prep.core.data.carried import FILE, OFFSET
 from beam_prep.core.data.schema import NAME, RESERVED, name_problems
 
 MAX_PADDED = 1 << 22
@@ -80,7 +81,7 @@ def joint_problems(
 
 def _carry_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Problem]:
     """Problems of the names of what is carried along: under its own name, or that of `output.names`, it is a column."""
-    provenance = [name for name in output.carried() if name not in output.carry]
+    provenance = [FILE.name, OFFSET.name] if output.provenance else []
     taken = {output.names.get(name, name).lower(): name for name in (*holds, *provenance)}
     for name in output.carry:
         written = output.names.get(name, name)

@@ -87,10 +87,10 @@ def _of_columns(columns: Columns | None, name: str, kind: CarryType) -> _Found |
         data, borders = Texts(pc.fill_null(found, "")).data
         return Ragged(data[borders[0] : borders[-1]], borders - borders[0]), absent, {}
     if kind != "string" and pa.types.is_float64(found.type) and not found.null_count:
-        doubles = found.to_numpy() + 0.0  # of -0, which is the integer 0 as an object
+        doubles = found.to_numpy()
         if kind.startswith("float"):
             with np.errstate(over="ignore"):
-                numbers = doubles.astype(kind)
+                numbers = doubles.astype(kind) + np.dtype(kind).type(0)  # of -0, which is the integer 0 as an object
             exact = bool(np.isfinite(numbers).all())
         else:
             exact = bool((np.abs(doubles) < min(_EXACT, np.iinfo(kind).max)).all() and (doubles % 1 == 0).all())
