@@ -363,17 +363,31 @@ def test_why_a_line_is_not_found(made: Callable[..., Path], tmp_path: Path) -> N
 
 
 def test_a_replay_keeps_what_is_carried(made: Callable[..., Path], tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"text": "a b", "id": "x", "n": 1}, {"text": 3, "id": "y", "n": 2}]
-    rows += [{"text": "c", "id": f"z{n}", "n": n} for n in range(5)]
-    path = written(tmp_path / "in.jsonl", rows)
-    given = config(carry={"id": "string", "n": "int32"})
-    out = made(given, inputs=[path], max_reject_rate=1.0, spool=str(tmp_path / "spool"))
-    again = bp.Replay(
-        out, bp.PipelineConfig.from_dict(given), output_dir=tmp_path / "again", spool=str(tmp_path / "spool"),
-        max_reject_rate=1.0,
-    )  # fmt: skip
-    again.run()
-    assert [row["id"] for row in bp.open(out)] == ["x", *(f"z{n}" for n in range(5))]
+    def chats(control: str, carry: Any) -> dict[str, Any]:
+        return {
+            "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+            "mask": {"assistant": "train"},
+            "preprocessing": {"control_tokens": control},
+            "output": {"columns": "labels", "carry": carry, "provenance": True},
+        }
+
+    rows = [
+        {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}], "id": f"😀{n}", "n": n}
+        for n, said in enumerate(["a", "<|im_end|>", "c", "<|im_start|>", "e"])
+    ]
+    options: dict[str, Any] = {"inputs": [written(tmp_path / "in.jsonl", rows)], "max_reject_rate": 1.0}
+    options["spool"] = str(tmp_path / "spool")
+    carry = {"id": "string", "n": "int32"}
+    out = made(chats("reject", carry), **options)
+    assert [row["n"] for row in bp.open(out)] == [0, 2, 4]
+    limits = {"spool": options["spool"], "max_reject_rate": 1.0}
+    bp.Replay(out, bp.PipelineConfig.from_dict(chats("escape", carry)), output_dir=tmp_path / "again", **limits).run()
+    wanted = tree(made(chats("escape", carry), "from scratch", **{**options, "spool": str(tmp_path / "other")}))
+    assert tree(tmp_path / "again") == wanted
+    assert [row["id"] for row in bp.open(tmp_path / "again")] == [row["id"] for row in rows]
+    other = bp.PipelineConfig.from_dict(chats("escape", ["id"]))
+    with pytest.raises(BeamPrepError, match="was kept, and would change"):
+        bp.Replay(out, other, output_dir=tmp_path / "third", **limits).run()
 
 
 def test_verify_finds_a_place_in_no_input(made: Callable[..., Path]) -> None:
