@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from beam_prep.replay import Replay as Replay
     from beam_prep.transforms.decontaminate import Decontaminate as Decontaminate
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
+    from beam_prep.transforms.filter import Carry as Carry
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
     from beam_prep.transforms.filter import MapRecords as MapRecords
@@ -58,6 +59,7 @@ _PUBLIC = {
     "ApplyTemplate": "transforms.template",
     "Batch": "core.tokens.batch",
     "BuildMask": "transforms.mask",
+    "Carry": "transforms.filter",
     "Chunking": "core.shards.chunk",
     "Column": "core.data.schema",
     "Dataset": "readers.dataset",

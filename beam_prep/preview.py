@@ -14,6 +14,7 @@ from rich.text import Text
 
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes
+from beam_prep.core.data.carried import carried_value, placed
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.places import is_table
@@ -528,6 +529,8 @@ class _Shown:
         """A row that is kept; several, if it is cut into chunks."""
         batch = self._batch
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
+        if self._layout.provenance:
+            own = placed(own, batch.origin.file, batch.origin.first_byte)
         columns, _ = next(self._layout.rows([(own, None)], self._schema))
         rows = len(next(iter(columns.values())))
         found = []
@@ -541,6 +544,7 @@ class _Shown:
                 ][number]
                 for column in self._schema
             }
+            values |= {c.name: carried_value(c, values[c.name]) for c in self._schema if c.carried}
             found.append(
                 ShownRow(
                     self._display,

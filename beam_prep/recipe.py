@@ -40,7 +40,7 @@ from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.decontaminate import Decontaminate
-from beam_prep.transforms.filter import AdaptRecords, FilterByChars
+from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.split_prompt import SplitPrompt
@@ -158,16 +158,16 @@ def mask_steps(
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
+    steps: list[BlockStep] = [Carry(config.output.carry)] if config.output.carry else []
     compared: list[BlockStep] = []
     if (rule := preprocessing.decontaminate) is not None:
         source = references or read_references(rule.against, rule.field, rule.ngram).index
         compared.append(Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
     if given.rollouts is not None:
-        return [*compared, FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
+        return [*steps, *compared, FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
     outputs = outputs_of(config)
     if given.tokenized:
-        return [*compared, FromTokens(outputs[0], tokenizer, domain_key)]
-    steps: list[BlockStep] = []
+        return [*steps, *compared, FromTokens(outputs[0], tokenizer, domain_key)]
     if given.adapter is not None:
         steps.append(AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
@@ -333,6 +333,7 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         Chunking(preprocessing.chunk_size, preprocessing.stride, preprocessing.untrained == "keep")
         if preprocessing.chunks
         else None,
+        config.output.provenance,
     )
 
 

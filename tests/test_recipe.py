@@ -15,7 +15,7 @@ SEEN_BY_BLOCKS = {
         *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),
         *("control_tokens", "padding", "max_packed_len", "shift", "stride", "decontaminate"),
     ),
-    "output": ("domain_key", "dtype", "columns", "fim", "loss_weights"),
+    "output": ("domain_key", "dtype", "columns", "fim", "loss_weights", "carry", "provenance"),
 }
 """Fields of a config that a block may depend on, by their parts."""
 

@@ -29,6 +29,8 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("output", "loss_weights"): False,
     ("output", "names"): {},
     ("preprocessing", "decontaminate"): None,
+    ("output", "carry"): {},
+    ("output", "provenance"): False,
 }
 """(part, field) -> the value at which `canonical` leaves the field out.
 
@@ -221,7 +223,7 @@ class PipelineConfig(Strict):
         holds = contents_of(self.input, self.output)
         lines = []
         for name, dtype in self.columns().items():
-            if holds[name] in ("token ids", "labels") and name not in RESERVED and LARGEST[dtype] < max_id:
+            if holds.get(name) in ("token ids", "labels") and name not in RESERVED and LARGEST[dtype] < max_id:
                 wide = [other for other in ALLOWED_DTYPES[holds[name]] if LARGEST[other] >= max_id]
                 lines.append(
                     f"output.dtype.{name} is {dtype}, which holds ids up to {LARGEST[dtype]}; "

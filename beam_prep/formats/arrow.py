@@ -182,6 +182,9 @@ class ArrowReader:
 
     def lengths(self, name: str) -> Array:
         """int64 [rows]: see `contract.ShardReader`."""
+        column = next(column for column in self._columns if column.name == name)
+        if column.depth == 0:
+            return np.array([len(self.row(row)[name]) for row in range(len(self))], np.int64)
         lengths = [np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64) for batch in self._batches]
         return np.concatenate([np.zeros(0, np.int64), *lengths])
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from beam_prep.core.data.block import MICROSECONDS
+from beam_prep.core.data.carried import FILE, placed
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.chunk import ChunkStats
@@ -114,7 +115,7 @@ def _written(
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
             for name in formats
         ]
-        for data, stats in layout.rows((_slice(piece, plan, spool, tell) for piece in plan.slices), columns):
+        for data, stats in layout.rows((_slice(piece, plan, spool, layout, tell) for piece in plan.slices), columns):
             for writer in writers:
                 writer.write(data)
             rows += len(data[columns[0].name])
@@ -137,11 +138,12 @@ def _written(
 
 
 def _slice(
-    piece: Slice, plan: ShardPlan, spool: Spool, tell: Callable[[int], None]
+    piece: Slice, plan: ShardPlan, spool: Spool, layout: Layout, tell: Callable[[int], None]
 ) -> tuple[Mapping[str, Ragged], Array | None]:
     tell(piece.stop - piece.start)
     cut = spool.counter(CUT, piece.name, piece.domain, piece.start, piece.stop) if plan.cut else None
-    return spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last), cut
+    rows = spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last)
+    return (placed(rows, piece.file, piece.first_byte) if layout.provenance else rows), cut
 
 
 def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> WrittenFile:
@@ -175,7 +177,9 @@ def samples(plan: Plan, spool: Spool) -> tuple[dict[str, Any], ...]:
     columns = [asdict(column) for column in plan.columns]
     found = []
     for domain, piece in plan.drawn:
-        rows = spool.rows(*piece)
+        rows = spool.rows(*piece[:4])
+        if any(column.role == FILE.role for column in plan.columns):
+            rows = placed(rows, piece.file, piece.first_byte)
         row = {name: _beginning(rows[name][0]) for name in rows}
         cut = any(_is_long(rows[name][0]) for name in rows)
         found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})

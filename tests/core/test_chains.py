@@ -24,11 +24,13 @@ from beam_prep.core.pieces.apply import apply_template, in_order
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
 from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.carry import carry_fields
 from beam_prep.core.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
 from beam_prep.core.reading.records import Record, Records, parse
 from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.carry import add_carried
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.rollouts import from_rollouts
@@ -99,6 +101,7 @@ Step = Callable[[Any], Any]
 ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
     st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
+    st.sampled_from([lambda records: carry_fields(records, {"id": "string"})]),
     st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
     st.tuples(st.sampled_from(REFERENCES), FIELDS, st.sampled_from(get_args(Mode))).map(
         lambda given: lambda records: decontaminate(records, *given)
@@ -112,6 +115,7 @@ ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
 LAST: st.SearchStrategy[Step] = st.one_of(
     st.booleans().map(lambda shift: lambda batch: to_labels(batch, shift)),
     st.just(lambda batch: pad(batch, 4, 0)),
+    st.booleans().map(lambda provenance: lambda batch: add_carried(batch, provenance)),
     st.just(lambda batch: batch),
 )
 

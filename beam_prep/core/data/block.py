@@ -8,6 +8,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
+from beam_prep.core.data.carried import Carried
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.lengths import Histogram
 from beam_prep.core.data.places import at_offset
@@ -79,6 +80,7 @@ class Ledger:
         messages: line -> message, for rejected lines.
         notes: line -> what there is to say of a line that a step dropped, or kept and marked.
         by_row: the lines are rows of a table, see `places`.
+        carried: fields of the records that are carried along to their rows; None: there are none.
     """
 
     raw: bytes
@@ -89,6 +91,7 @@ class Ledger:
     messages: dict[int, str] = field(default_factory=dict)
     notes: dict[int, str] = field(default_factory=dict)
     by_row: bool = False
+    carried: Carried | None = None
 
     def __post_init__(self) -> None:
         if len(self.status) != len(self.starts):
@@ -130,7 +133,7 @@ class Ledger:
         self.status[line] = self._code("rejected", reason)
         self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a block of rubbish has millions of the same
 
-    def offsets(self, lines: Sequence[int]) -> Array:
+    def offsets(self, lines: Sequence[int] | Array) -> Array:
         """int64: where lines begin, from the block's first line on, in bytes; of a table: in rows."""
         return np.asarray(lines, np.int64) if self.by_row else self.starts[np.asarray(lines, np.int64)]
 

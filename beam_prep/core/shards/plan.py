@@ -20,7 +20,16 @@ from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
 from beam_prep.core.shards.receipts import ROLE_COUNTS, Receipts
 from beam_prep.core.shards.sidecars import FetchSidecars, Sidecar, Sidecars
-from beam_prep.core.shards.slices import Rejects, RejectSlice, RejectsPlan, ShardPlan, Shards, Slice, first_lines
+from beam_prep.core.shards.slices import (
+    Rejects,
+    RejectSlice,
+    RejectsPlan,
+    ShardPlan,
+    Shards,
+    Slice,
+    first_lines,
+    places_of,
+)
 from beam_prep.core.tokens.batch import CUT_TOKENS
 
 REASONS_SHOWN = 32
@@ -223,7 +232,9 @@ def _drawn(receipts: Receipts, end: Border) -> tuple[tuple[str, Slice], ...]:
         block = int(np.searchsorted(offsets, entry, side="right")) - 1
         start = row - int(until[entry] - counts[entry])
         domain = receipts.domains[receipts.entry_domain.flat[entry]]
-        found.append((domain, Slice(receipts.names[block].as_py(), entry - int(offsets[block]), start, start + 1)))
+        place = (int(column[block]) for column in places_of(receipts))
+        name = receipts.names[block].as_py()
+        found.append((domain, Slice(name, entry - int(offsets[block]), start, start + 1, *place)))
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from beam_prep.core.data.carried import FILE
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.shards.borders import Border
@@ -17,12 +18,17 @@ REJECTS_PER_FILE = 100_000
 
 
 class Slice(NamedTuple):
-    """Rows [start, stop) of one domain of a spooled block."""
+    """Rows [start, stop) of one domain of a spooled block.
+
+    With provenance it has its place in the input, see `placed`; the block in the spool does not.
+    """
 
     name: str
     domain: int
     start: int
     stop: int
+    file: int = 0
+    first_byte: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Shards(OnDemand[ShardPlan]):
         order = np.argsort(shard, kind="stable")
         found, lengths = np.unique(shard, return_counts=True)
         self._names, self._domains = receipts.names, receipts.domains
+        self._places = places_of(receipts)
         self._first = offsets_of(lengths)
         self._slices = [column[order].astype(np.int32) for column in slices]
         self._domain = found % max(1, len(receipts.domains))
@@ -104,8 +111,15 @@ class Shards(OnDemand[ShardPlan]):
         domain = self._domains[self._domain[index]]
         block, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
         names = self._names.take(pa.array(block)).to_pylist()
+        rest += [column[block] for column in self._places]
         slices = tuple(map(Slice, names, *(column.tolist() for column in rest)))
         return ShardPlan(domain, self.folders[domain], int(self._number[index]), self.shards_of[domain], slices)
+
+
+def places_of(receipts: Receipts) -> tuple[Array, ...]:
+    """int64 [blocks] each: the file, and the first byte there; of rows without provenance neither."""
+    provenance = any(column.role == FILE.role for column in receipts.columns)
+    return (receipts.file, receipts.first_byte) if provenance else ()
 
 
 def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
