@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from beam_prep.core.reading.records import Records as Records
     from beam_prep.core.reading.rollouts import RolloutFields as RolloutFields
     from beam_prep.core.shards.chunk import Chunking as Chunking
+    from beam_prep.core.shards.compose import Compose as Compose
     from beam_prep.core.shards.layout import Layout as Layout
+    from beam_prep.core.shards.mix import DomainMix as DomainMix
+    from beam_prep.core.shards.splits import Splits as Splits
     from beam_prep.core.tokens.batch import Batch as Batch
     from beam_prep.core.tokens.batch import Segments as Segments
     from beam_prep.core.tokens.mask import RoleMask as RoleMask
@@ -31,13 +34,17 @@ if TYPE_CHECKING:
     from beam_prep.readers.open import open_dataset
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
+    from beam_prep.transforms.decontaminate import Decontaminate as Decontaminate
     from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
+    from beam_prep.transforms.filter import Carry as Carry
     from beam_prep.transforms.filter import FilterByChars as FilterByChars
     from beam_prep.transforms.filter import FilterRecords as FilterRecords
+    from beam_prep.transforms.filter import KeyRecords as KeyRecords
     from beam_prep.transforms.filter import MapRecords as MapRecords
     from beam_prep.transforms.mask import BuildMask as BuildMask
     from beam_prep.transforms.pad import Pad as Pad
     from beam_prep.transforms.read import ReadJSONL as ReadJSONL
+    from beam_prep.transforms.records import FromRecords as FromRecords
     from beam_prep.transforms.shard import Shard as Shard
     from beam_prep.transforms.shift import Labels as Labels
     from beam_prep.transforms.shift import Shift as Shift
@@ -56,13 +63,19 @@ _PUBLIC = {
     "ApplyTemplate": "transforms.template",
     "Batch": "core.tokens.batch",
     "BuildMask": "transforms.mask",
+    "Carry": "transforms.filter",
     "Chunking": "core.shards.chunk",
     "Column": "core.data.schema",
+    "Compose": "core.shards.compose",
     "Dataset": "readers.dataset",
+    "Decontaminate": "transforms.decontaminate",
+    "DomainMix": "core.shards.mix",
     "FilterByChars": "transforms.filter",
     "FilterRecords": "transforms.filter",
+    "FromRecords": "transforms.records",
     "FromRollouts": "transforms.tokenize",
     "FromTokens": "transforms.tokenize",
+    "KeyRecords": "transforms.filter",
     "Labels": "transforms.shift",
     "Layout": "core.shards.layout",
     "MapRecords": "transforms.filter",
@@ -86,6 +99,7 @@ _PUBLIC = {
     "Shift": "transforms.shift",
     "TextRules": "core.data.schema",
     "SplitPrompt": "transforms.split_prompt",
+    "Splits": "core.shards.splits",
     "Tokenize": "transforms.tokenize",
     "Tokenizer": "core.encoding.tokenizer",
     "Truncate": "transforms.truncate",

@@ -119,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
         help="show the records that were left out for this reason, or all that were `rejected` or `dropped` "
         "(of drops, an output keeps the first of each reason)",
     )
+    inspect.add_argument(
+        "--source", action="store_true", help="with --record: print the line of the input that it was made of"
+    )
     inspect.add_argument("--ids", action="store_true", help="show each token's id in front of it")
     inspect.add_argument(
         "--html",
@@ -525,7 +528,8 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
     if given.config is None:
         from beam_prep.inspect.output import inspect
 
-        inspect(given.paths[0], given.record, given.count, given.domain, **chosen, pager=not given.no_pager)
+        options = {**chosen, "pager": not given.no_pager, "source": given.source}
+        inspect(given.paths[0], given.record, given.count, given.domain, **options)
         return 0
     _import_beam()
     from beam_prep.preview import preview
@@ -555,6 +559,8 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
         return f"--config is for files before a run, and {output} is an output; type: beam-prep inspect {output}"
     if given.tokenizer_path is None:
         return f"--config without --tokenizer_path; type: {before}"
+    if given.source:
+        return "--source is for outputs; a file before a run is shown with the place of each record"
     if given.record is not None or given.domain is not None:
         return "--record and --domain are for outputs; with --config, use --count N"
     return None

@@ -11,7 +11,6 @@ from typing import Any
 from beam_prep import recipe
 from beam_prep.core.data.block import InputFile, Origin, Split
 from beam_prep.core.data.hashing import tree_digest
-from beam_prep.core.reading.blocks import RawBlock, read_blocks
 from beam_prep.core.shards.borders import input_end, shard_borders
 from beam_prep.core.shards.layout import CUT
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
@@ -20,14 +19,13 @@ from beam_prep.core.shards.slices import Shards
 from beam_prep.errors import SpoolError
 from beam_prep.formats.spool import encode_block
 from beam_prep.pipeline import Pipeline
-from beam_prep.storage.files import open_input
 from beam_prep.storage.generations import Generations
 from beam_prep.storage.output import output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import free_bytes, output_ratio
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.reuse import EarlierOutput, Keys
-from beam_prep.storage.splits import first_records, split_file
+from beam_prep.storage.splits import blocks_of, first_records, split_file
 from beam_prep.storage.spool import Spool
 
 NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
@@ -127,7 +125,7 @@ def dry_run(job: Pipeline) -> DryRun:
     to_do = {block.origin.digest: block for block in blocks if block.receipt is None}
     kept = _shards_that_stay(job, spool, blocks, earlier)
     spooled, written = _sizes(job)
-    size = sum(block.origin.size for block in blocks)
+    size = sum(block.origin.bytes for block in blocks)
     output_bytes = int(written * size) - earlier.bytes_of(kept)
     return DryRun(
         output=job.output,
@@ -135,12 +133,12 @@ def dry_run(job: Pipeline) -> DryRun:
         changed=[] if earlier.manifest is None else _changes(earlier.manifest, job.facts),
         blocks=len(blocks),
         reused=len(blocks) - len(to_do),
-        bytes_to_do=sum(block.origin.size for block in to_do.values()),
+        bytes_to_do=sum(block.origin.bytes for block in to_do.values()),
         reasons=dict(Counter(block.why for block in to_do.values())),
         files=dict(Counter(block.origin.source.path for block in to_do.values())),
         shards=len(earlier) if len(earlier) else None,
         shards_linked=len(kept),
-        spool_bytes=int(spooled * sum(block.origin.size for block in to_do.values())),
+        spool_bytes=int(spooled * sum(block.origin.bytes for block in to_do.values())),
         output_bytes=max(0, output_bytes),
         spool_free=free_bytes(spool.folder) if is_local(spool.folder) else None,
         output_free=free_bytes(os.path.dirname(job.output)) if is_local(job.output) else None,
@@ -148,16 +146,8 @@ def dry_run(job: Pipeline) -> DryRun:
 
 
 def _blocks(split: Split, job: Pipeline, spool: Spool) -> Iterator[Block]:
-    size = None if split.stop < 0 else split.stop - split.start
-    with open_input(split.source, split.start, size) as stream:
-        found = False
-        for raw in read_blocks(stream, split.start, split.stop, job.block_bytes, job.max_line_bytes):
-            found = True
-            yield _block(raw.origin(split.file, split.source, job.block_bytes, job.max_line_bytes), spool)
-        if not found:
-            yield _block(
-                RawBlock(0, 0, 0, b"", b"").origin(split.file, split.source, job.block_bytes, job.max_line_bytes), spool
-            )
+    for _, origin in blocks_of(split, job.block_bytes, job.max_line_bytes):
+        yield _block(origin, spool)
 
 
 def _block(origin: Origin, spool: Spool) -> Block:
@@ -250,7 +240,7 @@ def _sizes(job: Pipeline) -> tuple[float, float]:
         records = first_records(source, number)
         if records is None:
             continue
-        size = records.origin.size
+        size = records.origin.bytes
         batch = recipe.run_steps(recipe.chain(job.config, job.tokenizer), records)
         layout, eos_id = recipe.layout(job.config, job.tokenizer), job.tokenizer.id_of("eos_token")
         batch = layout.spooled(batch, eos_id, job.config.preprocessing.untrained, job.config.columns())

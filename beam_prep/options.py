@@ -106,8 +106,8 @@ OPTIONS = (
         label="Input files",
         group="Job",
         kind="text",
-        help="JSONL files or globs, separated by commas or white space, or @LIST, a file that names one a line; "
-        ".gz, .bz2 and .zst are read too",
+        help="JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a "
+        "line; .gz, .bz2 and .zst are read too",
         metavar="LIST",
         pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
         example="gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
@@ -309,6 +309,20 @@ OPTIONS = (
         example="jinja",
     ),
     Option(
+        name="shuffle_method",
+        label="How rows are shuffled",
+        group="Speed",
+        kind="choice",
+        help="how the rows of output.shuffle come to their shards; the bytes are the same",
+        default="auto",
+        choices=(
+            ("auto", "gather where blocks are on a local disk and fit in memory, otherwise runs"),
+            ("gather", "rows are picked out of all blocks for each shard"),
+            ("runs", "groups of blocks are sorted, and shards merged from these"),
+        ),
+        example="runs",
+    ),
+    Option(
         name="check",
         label="Check against the reference",
         group="Speed",
@@ -376,7 +390,10 @@ OTHER_NAMES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
-    inputs_help = "JSONL files, quoted globs, or @LIST; .gz, .bz2 and .zst are read too; or give --inputs"
+    inputs_help = (
+        "JSONL or Parquet files, quoted globs, or @LIST; .gz, .bz2, .zst and folders of datasets are read too; "
+        "or give --inputs"
+    )
     parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)
     _add(parser, OPTIONS)
 

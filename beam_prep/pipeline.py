@@ -22,6 +22,8 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
+from beam_prep.core.reading.decontaminate import IndexSource
+from beam_prep.core.shards.compose import Method
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
@@ -49,6 +51,7 @@ from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.spool import Spool
@@ -85,7 +88,7 @@ class Result:
 
 
 class Pipeline:
-    """A job: JSONL files, a config and a tokenizer -> an output directory.
+    """A job: JSONL or Parquet files, a config and a tokenizer -> an output directory.
 
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
@@ -111,6 +114,7 @@ class Pipeline:
         render: `auto` or `jinja`: see `ApplyTemplate`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
             block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.
+        shuffle_method: `auto`, `gather` or `runs`: see `Compose`.
         beam_options: any options of Beam, for `run` if it is given none. The options that say where a store is
             (`--s3_endpoint_url` ...) are needed here, because the inputs are listed here.
 
@@ -146,6 +150,7 @@ class Pipeline:
         tokenizer_backend: Backend = "auto",
         render: Render = "auto",
         check: Check = "sample",
+        shuffle_method: Method = "auto",
         beam_options: Sequence[str] | PipelineOptions | None = None,
     ) -> None:
         self.beam_options = beam_options
@@ -186,6 +191,9 @@ class Pipeline:
         self.tokenizer_backend = tokenizer_backend
         self.render = render
         self.check = check
+        if shuffle_method not in get_args(Method):
+            raise ConfigError(f"shuffle_method is {shuffle_method!r}, wanted one of {', '.join(get_args(Method))}")
+        self.compose = recipe.compose(self.config, shuffle_method, total_size(self.inputs))
         self.overwrite = overwrite
         self.max_reject_rate = max_reject_rate
         self.max_drop_rate = max_drop_rate
@@ -198,7 +206,10 @@ class Pipeline:
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
         self._dies = False
-        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes)
+        # Read once: what is compared must be what the facts say, also if a file changes meanwhile.
+        self._references = recipe.references_of(self.config)
+        self.references: IndexSource | None = None if self._references is None else self._references.index
+        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes, self._references)
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
 
@@ -362,8 +373,9 @@ class Pipeline:
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in ignored:
             log.warning("warning: %s", warning)
-        check_heads(self.inputs)
+        check_heads(self.inputs, ConfigView.of(self.config.canonical()).fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
+        config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:
             log.warning("%s", warning)
         first_warnings = [*ignored, *config_warnings]
@@ -374,6 +386,8 @@ class Pipeline:
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
             self.tokenizer = ship(self.tokenizer, self.staging.root)
+        if self._references is not None:
+            self.references = ship_references(self._references, self.staging.root)
         folder = self.staging.path("progress") if self.staging.local else None
         reports = None
         if folder is None and here:  # workers of this machine need no store for their reports
@@ -386,7 +400,7 @@ class Pipeline:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
                 about = {"how": how, "warnings": first_warnings}
-                single_use = here and self.spool is None and self.staging.local
+                single_use = here and self.spool is None and self.staging.local and not self.compose.composes
                 self.apply(pipeline, about, single_use, folder)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
@@ -477,7 +491,7 @@ class Pipeline:
                 recipe.wanted_columns(config, self.render),
                 self.max_line_bytes,
             )
-            | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check)
+            | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check, self.references)
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,
@@ -496,6 +510,7 @@ class Pipeline:
                 preflight=self._preflight(spool),
                 progress=progress,
                 generations=self.generations,
+                compose=self.compose,
                 facts=self.facts,
                 run={
                     **run,

@@ -14,11 +14,14 @@ from rich.text import Text
 
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes
+from beam_prep.core.data.carried import carried_value, placed
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.json_list import is_json_file, place_in
+from beam_prep.core.reading.drops import CONTAMINATED
+from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.records import Records
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
@@ -35,10 +38,10 @@ from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.sequences import RowDisplay, role_key
 from beam_prep.inspect.visible import VISIBLE, percent
-from beam_prep.recipe import chain, layout, read_config, run_steps
+from beam_prep.recipe import chain, layout, read_config, references_of, run_steps
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.foreign import advice_on
-from beam_prep.storage.splits import FIRST_BYTES, first_records, records_at
+from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.shift import Labels, Shift
@@ -265,15 +268,15 @@ def _chosen(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
 
 
 def _of_reason(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
-    """The records that were left out for the reason that is asked for.
+    """The records that were left out, or marked, for the reason that is asked for.
 
     Raises:
         BeamPrepError: there are none.
     """
     chosen = job.selection
-    kinds: dict[str, Counter[str]] = {"dropped": Counter(), "rejected": Counter()}
+    kinds: dict[str, Counter[str]] = {"dropped": Counter(), "rejected": Counter(), "marked": Counter()}
     found = False
-    for record in _left_out(job, sample):
+    for record in itertools.chain(_left_out(job, sample), _marked(job, sample)):
         kinds[record.kind][record.reason] += 1
         if chosen.says(record.kind, record.reason):
             found = True
@@ -281,6 +284,14 @@ def _of_reason(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
                 yield record
     if not found:
         raise no_reason(f"those that were looked at in {_files(job)}", chosen, kinds)
+
+
+def _marked(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
+    """All records of the sample that are kept and marked."""
+    for batch in sample:
+        shown = _Shown(job, batch)
+        for line in batch.line[np.isin(batch.line, list(batch.ledger.notes))].tolist():
+            yield shown.left_out(line)
 
 
 def _left_out(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
@@ -329,7 +340,7 @@ def _sample(job: _Job) -> Iterator[Batch]:
     for index in some:
         source = job.files[index]
         parts = [first_records(source, index, head)]
-        if source.compression is None and not is_json_file(source.path) and source.size > head:
+        if not is_stream(source) and source.size > head:
             places = (source.size - head - 1) // _PART_BYTES + 1
             for place in drawn(places, _PARTS // len(some) - 1).tolist():
                 parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
@@ -390,7 +401,7 @@ def _report(job: _Job, sample: Sequence[Batch]) -> Text:
 
 
 def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
-    return len(files) == 1 and files[0].compression is None and batch.origin.size == files[0].size
+    return len(files) == 1 and not is_stream(files[0]) and batch.origin.size == files[0].size
 
 
 def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
@@ -417,7 +428,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         dropped += dropped_in(batch, TEXT_LIMIT)
         if not first_rejects and ledger.messages:
             line = min(ledger.messages)
-            offset = batch.origin.first_byte + int(ledger.starts[line])
+            offset = batch.offset(line)
             reason = ledger.outcomes[ledger.status[line] - 1][1]
             message = ledger.messages[line]
             first_rejects.append({"file": path, "offset": offset, "reason": reason, "message": message})
@@ -453,7 +464,8 @@ def _head(job: _Job) -> Text:
     if step.packing_strategy != "none":
         size = step.max_packed_len or step.max_seq_len
         text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document is shown alone\n")
-    for warning in config.warnings:
+    references = references_of(config)
+    for warning in [*config.warnings, *([] if references is None else references.warnings)]:
         text.append(f"config: {warning}\n")
     return text.append_text(legend(job.screen.marks))
 
@@ -517,18 +529,22 @@ class _Shown:
         """A row that is kept; several, if it is cut into chunks."""
         batch = self._batch
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
+        if self._layout.provenance:
+            own = placed(own, batch.origin.file, batch.origin.first_byte)
         columns, _ = next(self._layout.rows([(own, None)], self._schema))
         rows = len(next(iter(columns.values())))
         found = []
         for number in range(rows):
             chunk = f"chunk {number + 1:,} of {rows:,}" if rows > 1 else ""
-            title = [self._place(int(batch.line[row])), chunk, why, f"domain {batch.domain[row]}"]
+            note = batch.ledger.notes.get(int(batch.line[row]), "")
+            title = [self._place(int(batch.line[row])), chunk, why, f"domain {batch.domain[row]}", note]
             values: dict[str, Any] = {
                 role_key(column.of or "", is_of_labels(column)) if is_role_column(column) else column.name: columns[
                     column.name
                 ][number]
                 for column in self._schema
             }
+            values |= {c.name: carried_value(c, values[c.name]) for c in self._schema if c.carried}
             found.append(
                 ShownRow(
                     self._display,
@@ -542,22 +558,24 @@ class _Shown:
         return found
 
     def left_out(self, line: int) -> LeftOut:
-        """Says why a line that is not blank became no row."""
-        ledger = self._batch.ledger
-        kind, reason = ledger.outcomes[int(ledger.status[line]) - 1]
-        why = _DROPPED.get(reason, "") if kind == "dropped" else ledger.messages[line]
-        if kind == "dropped":
+        """Says why a line that is not blank became no row, or is marked."""
+        ledger, status = self._batch.ledger, int(self._batch.ledger.status[line])
+        kind, reason = ("marked", CONTAMINATED) if status == ALIVE else ledger.outcomes[status - 1]
+        why = ledger.messages[line] if kind == "rejected" else ledger.notes.get(line, "")
+        if kind == "dropped" and reason in _DROPPED:
             step, plan = self._job.config.preprocessing, self._job.layout
             packed = plan.cuts and plan.capacity < step.max_seq_len
             limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
-            why = why.format(**step.model_dump(), limit=limit, tokens=tokens)
+            why = _DROPPED[reason].format(**step.model_dump(), limit=limit, tokens=tokens)
         return LeftOut(self._place(line), kind, reason, why, ledger.text(line, TEXT_LIMIT))
 
     def _place(self, line: int) -> str:
-        origin = self._batch.origin
-        if origin.start:  # nobody has counted the lines before
-            return f"{origin.source.path}, byte offset {origin.first_byte + int(self._batch.ledger.starts[line]):,}"
-        return f"{origin.source.path}, {place_in(origin.source.path, line + 1)}"
+        path, offset = self._batch.origin.source.path, self._batch.offset(line)
+        if is_table(path):
+            return f"{path}, {place_in(path, offset + 1)}"
+        if self._batch.origin.start:  # nobody has counted the lines before
+            return f"{path}, byte offset {offset:,}"
+        return f"{path}, {place_in(path, line + 1)}"
 
 
 def _counted(batch: Batch, row: int) -> list[str]:

@@ -24,26 +24,35 @@ from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice_of import TEMPLATE_LIMITS, Render, check_voice
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock
+from beam_prep.core.reading.decontaminate import IndexSource
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.core.shards.chunk import Chunking
+from beam_prep.core.shards.compose import Compose, Method
 from beam_prep.core.shards.layout import Layout
+from beam_prep.core.shards.mix import DomainMix
+from beam_prep.core.shards.splits import Splits
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.core.tokens.pad import Padding
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.paths import is_local
+from beam_prep.storage.references import References, read_references
 from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.filter import AdaptRecords, FilterByChars, KeyRecords
+from beam_prep.transforms.decontaminate import Decontaminate
+from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars, KeyRecords
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.shift import Labels, Shift
 from beam_prep.transforms.split_prompt import SplitPrompt
 from beam_prep.transforms.template import ApplyTemplate
 from beam_prep.transforms.tokenize import AnyBackend, FromRollouts, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
+
+REFERENCES = "references"
+"""The fact that says which evaluation data the records were compared with."""
 
 # What makes tokens: another version of these makes other blocks and outputs.
 _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
@@ -87,6 +96,8 @@ class Prepare(beam.PTransform):
         tokenizer_backend: see `Tokenize`.
         render: see `ApplyTemplate`.
         check: `sample`: see `sampled` of these two; `full`: see `check_in_full`.
+        references: gives the evaluation data of `preprocessing.decontaminate` on workers; None: it is read here, and is
+            a part of the pipeline.
     """
 
     config: PipelineConfig
@@ -94,6 +105,7 @@ class Prepare(beam.PTransform):
     tokenizer_backend: Backend | Literal["inherited"] = "auto"
     render: Render = "auto"
     check: Check = "sample"
+    references: IndexSource | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -101,7 +113,8 @@ class Prepare(beam.PTransform):
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         blocks: Any = records
-        for transform in chain(self.config, self.tokenizer, self.tokenizer_backend, self.render, self.check):
+        backend, render, check = self.tokenizer_backend, self.render, self.check
+        for transform in chain(self.config, self.tokenizer, backend, render, check, self.references):
             blocks |= transform
         return blocks
 
@@ -112,6 +125,7 @@ def chain(
     backend: AnyBackend = "reference",
     render: Render = "jinja",
     check: Check | None = None,
+    references: IndexSource | None = None,
 ) -> list[BlockStep]:
     """All steps of a config between ReadJSONL and Shard, in order: the one place that lists them.
 
@@ -123,10 +137,11 @@ def chain(
         backend: see `Tokenize`.
         render: see `ApplyTemplate`.
         check: `sample`: the reference makes a sample of each block, too; `full`: see `check_in_full`; None: neither.
+        references: see `Prepare`.
     """
-    steps = mask_steps(config, tokenizer, backend, render, check)
+    steps = mask_steps(config, tokenizer, backend, render, check, references)
     if check == "full":
-        steps.append(CheckInFull(config, tokenizer))
+        steps.append(CheckInFull(config, tokenizer, references))
     return steps + row_steps(config, tokenizer)
 
 
@@ -141,20 +156,28 @@ def mask_steps(
     backend: AnyBackend = "reference",
     render: Render = "jinja",
     check: Check | None = None,
+    references: IndexSource | None = None,
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
-    steps: list[BlockStep] = key_steps(config)
+    steps = key_steps(config)
+    if config.output.carry:
+        steps.append(Carry(config.output.carry))
+    compared: list[BlockStep] = []
+    if (rule := preprocessing.decontaminate) is not None:
+        source = references or read_references(rule.against, rule.field, rule.ngram).index
+        compared.append(Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
     if given.rollouts is not None:
-        return [*steps, FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
+        return [*steps, *compared, FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
     outputs = outputs_of(config)
     if given.tokenized:
-        return [*steps, FromTokens(outputs[0], tokenizer, domain_key)]
+        return [*steps, *compared, FromTokens(outputs[0], tokenizer, domain_key)]
     if given.adapter is not None:
         steps.append(AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
         steps.append(FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
+    steps += compared
     sampled = check == "sample"
     return [
         *steps,
@@ -171,6 +194,37 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
         return []
     by, normalize = ([], "none") if rule is None else (rule.by, rule.normalize)
     return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
+
+
+def compose(config: PipelineConfig, method: Method = "auto", input_bytes: int = 0) -> Compose:
+    """What a config makes of the rows of all blocks.
+
+    Args:
+        config: the config.
+        method: see `Compose`.
+        input_bytes: about as many as the input has; the digests of more are grouped into more buckets.
+    """
+    output = config.output
+    splits = None
+    if output.splits is not None:
+        missing = None if output.split_missing == "reject" else output.split_missing
+        splits = Splits.of(output.splits, output.split_seed, missing)
+    mix = tuple(
+        (domain, DomainMix(each.tokens, each.share, each.epochs, each.repeat))
+        for domain, each in (output.mix or {}).items()
+    )
+    return Compose(
+        None if output.shuffle is None else output.shuffle.seed,
+        splits,
+        mix,
+        config.preprocessing.deduplicate is not None,
+        method,
+        max(64, input_bytes // _BUCKET_BYTES),
+    )
+
+
+_BUCKET_BYTES = 1 << 30
+"""Bytes of input whose digests are a bucket, about: a million records of 1 KB."""
 
 
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
@@ -199,6 +253,7 @@ class CheckInFull(BlockStep):
 
     config: PipelineConfig
     tokenizer: Tokenizer
+    references: IndexSource | None = None
 
     gives = Batch
 
@@ -206,7 +261,7 @@ class CheckInFull(BlockStep):
         super().__init__()
 
     def step(self) -> Callable[[Batch], Batch]:
-        return partial(check_in_full, config=self.config, tokenizer=self.tokenizer)
+        return partial(check_in_full, config=self.config, tokenizer=self.tokenizer, references=self.references)
 
 
 def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
@@ -251,7 +306,9 @@ def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer, ren
     return found
 
 
-def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+def check_in_full(
+    batch: Batch, config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
+) -> Batch:
     """The batch, if the reference gives the same for every line of its block, from the bytes on.
 
     Lines are parsed one by one, chats rendered by jinja, texts and their offsets encoded by the Rust library of
@@ -266,12 +323,11 @@ def check_in_full(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) ->
         ledger, origin = batch.ledger, batch.origin
         raw = RawBlock(origin.start, origin.size, origin.skip, ledger.raw, b"")
         records = parse_list(raw, origin) if is_json_file(origin.source.path) else parse(raw, origin)
-        found = first_difference(batch, run_steps(mask_steps(config, tokenizer), records))
+        found = first_difference(batch, run_steps(mask_steps(config, tokenizer, references=references), records))
         if found is not None:
             line, how = found
-            offset = origin.first_byte + int(ledger.starts[line])
             raise RunError(
-                f"--check full: {origin.source.path} (byte offset {offset}) is not what transformers and jinja give: "
+                f"--check full: {batch.place(line)} is not what transformers and jinja give: "
                 f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us about it"
             )
         for way in ("jinja", "transformers"):
@@ -322,6 +378,7 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         Chunking(preprocessing.chunk_size, preprocessing.stride, preprocessing.untrained == "keep")
         if preprocessing.chunks
         else None,
+        config.output.provenance,
     )
 
 
@@ -337,8 +394,22 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
     return pad_id
 
 
+def references_of(config: PipelineConfig) -> References | None:
+    """The evaluation data of a config; None if it has none.
+
+    Raises:
+        InputError, StorageError: it cannot be read: see `read_references`.
+    """
+    rule = config.preprocessing.decontaminate
+    return None if rule is None else read_references(rule.against, rule.field, rule.ngram)
+
+
 def facts(
-    config: PipelineConfig, tokenizer: Tokenizer, reject_text: int, max_line_bytes: int = MAX_LINE_BYTES
+    config: PipelineConfig,
+    tokenizer: Tokenizer,
+    reject_text: int,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    references: References | None = None,
 ) -> dict[str, Any]:
     """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart."""
     versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
@@ -351,6 +422,7 @@ def facts(
         },
         "tokenizer": {"fingerprint": tokenizer.fingerprint, "special_tokens": tokenizer.special_tokens},
         "versions": {"beam_prep": __version__, **versions},
+        **({} if references is None else {REFERENCES: references.facts()}),
     }
 
 

@@ -261,7 +261,7 @@ class Replay:
 
     def _blocks(self, job: Pipeline, folder: str) -> EarlierBlocks:
         """The blocks of the earlier run."""
-        facts = {key: self.manifest[key] for key in job.facts}
+        facts = {key: self.manifest[key] for key in {**job.facts, recipe.REFERENCES: None} if key in self.manifest}
         trust = Trust(job.tokenizer_backend, job.render, job.check)
         doubt = None
         if job.check != "full" and self._same_vocabulary(job.tokenizer):

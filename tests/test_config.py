@@ -119,6 +119,7 @@ def test_defaults() -> None:
         "packing_strategy": "none",
         "max_packed_len": None,
         "packing_group": 5000,
+        "decontaminate": None,
         "shift": False,
     }
     assert config.output.formats == ("bin",)

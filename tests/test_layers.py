@@ -75,6 +75,10 @@ MAY_IMPORT = {
         "inspect",
         "storage",
     },
+    "beam_yaml": {
+        *("config", "core.encoding", "core.pieces", "core.reading", "core.shards", "core.tokens"),
+        *("errors", "recipe", "storage", "transforms"),
+    },
     "progress": {"core.data"},
     "runners": {"core.data", "errors", "options", "patches", "running", "storage", "worker"},
     "running": {"errors", "patches"},
@@ -142,7 +146,7 @@ WITHOUT_BEAM = (
     "options",
     "progress",
 )
-SEEN_BY_BEAM = ("storage", "transforms", "recipe", "pipeline", "replay", "runners", "running", "testing")
+SEEN_BY_BEAM = ("storage", "transforms", "recipe", "beam_yaml", "pipeline", "replay", "runners", "running", "testing")
 HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
 
 

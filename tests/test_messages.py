@@ -123,20 +123,28 @@ def excel() -> bytes:
 
 
 ALIKE, RENAMED = "wanted JSONL: type: python -c", "which is read from a .json file: type: mv"
+TABLE = "which is read from a .parquet file: type: mv"
 # Name of the file -> (its content, what it is said to be, what follows, the input after the command; None: no command).
 FORMATS: dict[str, tuple[Callable[[], bytes], str, str, str | None]] = {
-    "x.parquet": (parquet, "is a Parquet file", ALIKE, "x.jsonl"),
-    "parquet.jsonl": (parquet, "is a Parquet file", ALIKE, "parquet.converted.jsonl"),
-    "it's.parquet": (parquet, "is a Parquet file", ALIKE, "it's.jsonl"),
-    "odd\n\x1b[31m'\\.parquet": (parquet, "is a Parquet file", ALIKE, "odd\n\x1b[31m'\\.jsonl"),
+    "x.jsonl": (parquet, "is a Parquet file", TABLE, "x.parquet"),
+    "x": (parquet, "is a Parquet file", TABLE, "x.parquet"),
+    "it's.jsonl": (parquet, "is a Parquet file", TABLE, "it's.parquet"),
+    "odd\n\x1b[31m'\\.json": (parquet, "is a Parquet file", TABLE, "odd\n\x1b[31m'\\.parquet"),
     "x.parquet.gz": (
         lambda: gzip.compress(parquet()),
         "holds a Parquet file",
-        "wanted JSONL: type: gzip -dk x.parquet.gz && python -c",
-        "x.jsonl",
+        "which is read from a .parquet file: type: gzip -dk x.parquet.gz",
+        "x.parquet",
+    ),
+    "y.gz": (
+        lambda: gzip.compress(parquet()),
+        "holds a Parquet file",
+        "which is read from a .parquet file: type: gzip -dk y.gz && mv y y.parquet",
+        "y.parquet",
     ),
     "x.feather": (feather, "is an Arrow file (Feather)", ALIKE, "x.jsonl"),
-    "data-00000-of-00001.arrow": (arrow_stream, "is an Arrow stream", ALIKE, "data-00000-of-00001.jsonl"),
+    "feather.arrow": (feather, "is an Arrow file (Feather)", ALIKE, "feather.jsonl"),
+    "stream.bin": (arrow_stream, "is an Arrow stream", "which is read from a .arrow file: type: mv", "stream.arrow"),
     "x.pkl": (
         lambda: pickle.dumps(CHATS),
         "is a pickled Python object",
@@ -256,11 +264,11 @@ def test_a_format_is_named_with_the_command_that_makes_jsonl_of_it(name: str, ca
 
 def test_a_format_is_named_by_a_preview_too(capsys: Capture) -> None:
     Path("x.csv").write_bytes(rows_of_csv(","))
-    Path("x.parquet").write_bytes(parquet())
+    Path("x.feather").write_bytes(feather())
     assert started("inspect", "x.csv", "-c", CONFIG, "--tokenizer_path", TOKENIZER) == 0
     assert "'x.csv' is a table (CSV)" in " ".join(capsys.readouterr().out.split())
-    assert started("inspect", "x.parquet", "-c", CONFIG, "--tokenizer_path", TOKENIZER) == 3
-    assert "'x.parquet' is a Parquet file" in capsys.readouterr().err
+    assert started("inspect", "x.feather", "-c", CONFIG, "--tokenizer_path", TOKENIZER) == 3
+    assert "'x.feather' is an Arrow file (Feather)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [*LINES[:3], '{"text": "a,b"}\n', '{"PAR1": 1}\n', "\ufeff{}\n", "null\n", ""])
@@ -270,10 +278,10 @@ def test_jsonl_is_taken_for_nothing_else(line: str) -> None:
 
 
 def test_a_file_in_a_store_is_copied_first() -> None:
-    said = refusal(b"PAR1", "gs://bucket/a b/x y.parquet")
+    said = refusal(b"ARROW1\0\0", "gs://bucket/a b/x y.feather")
     assert said is not None
     assert "copy it to this disk, and type: python -c" in said
-    assert said.endswith("'x y.parquet' > 'x y.jsonl'")
+    assert said.endswith("'x y.feather' > 'x y.jsonl'")
 
 
 # The command line

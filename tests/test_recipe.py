@@ -13,9 +13,9 @@ SEEN_BY_BLOCKS = {
     "input": ("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt", "rollouts"),
     "preprocessing": (
         *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),
-        *("control_tokens", "padding", "max_packed_len", "shift", "stride", "deduplicate"),
+        *("control_tokens", "padding", "max_packed_len", "shift", "stride", "deduplicate", "decontaminate"),
     ),
-    "output": ("domain_key", "dtype", "columns", "fim", "loss_weights", "split_key"),
+    "output": ("domain_key", "dtype", "columns", "fim", "loss_weights", "split_key", "carry", "provenance"),
 }
 """Fields of a config that a block may depend on, by their parts."""
 

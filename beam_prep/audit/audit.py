@@ -11,6 +11,7 @@ from beam_prep.audit.finding import Finding
 from beam_prep.audit.sample import Sample
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.places import is_table
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import BeamPrepError, InputError
 from beam_prep.recipe import read_config
@@ -115,4 +116,5 @@ def _notes(sample: Sample) -> Iterable[str]:
     if any(s.template == "message" and s.action != "mask" for spec in sample.config.outputs() for s in spec.sections):
         yield 'headers of trained messages are trained, too, with "template": true; "conversation" leaves them out'
     for path in sample.drawn.unread[:3]:
-        yield f"{path} is compressed: only its beginning was read"
+        what = "a table" if is_table(path) else "compressed"
+        yield f"{path} is {what}: only its beginning was read"

@@ -8,9 +8,9 @@ import numpy as np
 from beam_prep.core.data.block import ALIVE, InputFile
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.reading.json_list import is_json_file
 from beam_prep.core.reading.records import Records
-from beam_prep.storage.splits import blocks_drawn, records_at
+from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
+from beam_prep.storage.tables import is_parquet
 
 NOT_DRAWN = "not_drawn"
 """The reason that stands in the ledgers of drawn records at lines that were read and not drawn."""
@@ -33,7 +33,7 @@ class Drawn:
         about: lines of the input, about.
         all: True if these are all lines.
         files: files that were looked into.
-        unread: files of which only the beginning was read, as they are compressed and large.
+        unread: files of which only the beginning was read, as they are large, and compressed or tables.
     """
 
     blocks: tuple[Records, ...]
@@ -47,15 +47,16 @@ class Drawn:
 def draw(files: Sequence[InputFile], count: int) -> Drawn:
     """`count` records of all files, in order; fewer where so many are more than `_SAMPLE_BYTES`.
 
-    Plain files are read at places that are drawn; compressed files, and lists in `.json` files, from their beginning.
+    Plain files are read at places that are drawn; compressed files, tables, and lists in `.json` files, from their
+    beginning.
 
     Raises:
         InputError: a file cannot be read.
     """
     some = drawn(len(files), _FILES, first=True).tolist()
-    streams = [index for index in some if _is_stream(files[index])]
+    streams = [index for index in some if is_stream(files[index])]
     plain = [index for index in some if index not in set(streams)]
-    weight = {index: files[index].size * (1 if files[index].compression is None else _UNPACKED) for index in some}
+    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in some}
     total = max(1, sum(weight.values()))
     strata, unread = [], []
     complete = len(some) == len(files)
@@ -108,7 +109,7 @@ class _Stratum:
     held: int = 0
 
     def __post_init__(self) -> None:
-        self.read = sum(block.origin.size for block in self.blocks)
+        self.read = sum(block.origin.bytes for block in self.blocks)
         self.lines = sum(map(_lines, self.blocks))
         self.held = sum(len(block.ledger.raw) for block in self.blocks)
 
@@ -129,6 +130,10 @@ class _Stratum:
         return _take(self.blocks, self.lines, count)
 
 
+def _is_packed(file: InputFile) -> bool:
+    return file.compression is not None or is_parquet(file.path)
+
+
 def _quotas(strata: Sequence[_Stratum], count: int) -> list[int]:
     """How many lines each stratum gives: by its share of the input, as far as it has them."""
     total = sum(part.about for part in strata) or 1.0
@@ -137,10 +142,6 @@ def _quotas(strata: Sequence[_Stratum], count: int) -> list[int]:
         more = min(strata[place].lines - quotas[place], count - sum(quotas))
         quotas[place] += max(0, more)
     return quotas
-
-
-def _is_stream(file: InputFile) -> bool:
-    return file.compression is not None or is_json_file(file.path)
 
 
 def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

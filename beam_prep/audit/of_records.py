@@ -122,7 +122,7 @@ def _mend_unread(sample: Sample, name: str) -> str:
 
 def unread(sample: Sample) -> list[str]:
     """All fields that the config does not read, the most frequent first."""
-    read = {*_read_fields(sample), sample.config.output.domain_key}
+    read = {*_read_fields(sample), sample.config.output.domain_key, *sample.config.output.carry}
     counts: Counter[str] = Counter()
     for _, _, record in sample.originals():
         counts.update(name for name in record if name not in read)

@@ -35,7 +35,7 @@ class Example:
     """A record in which something was found.
 
     Attributes:
-        file, offset: where its line begins, in bytes of the (decompressed) file.
+        file, offset: where its line begins, in bytes of the (decompressed) file; in rows of a table.
         text: what was found there.
     """
 
@@ -253,8 +253,7 @@ class Sample:
         ledger = part.records.ledger
         shown = text or ledger.text(line, TEXT_LIMIT + 1)
         shown = shown if len(shown) <= TEXT_LIMIT else f"{shown[:TEXT_LIMIT]} ..."
-        origin = part.records.origin
-        return Example(origin.source.path, origin.first_byte + int(ledger.starts[line]), shown)
+        return Example(part.records.origin.source.path, part.records.offset(line), shown)
 
     def left_out(self) -> Iterator[tuple[str, str, Part, int]]:
         """(dropped or rejected, reason, part, line) of every record that becomes no row."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from beam_prep.audit.audit import Audit
+from beam_prep.core.data.places import at_offset
 from beam_prep.core.shards.report import Findings, lines
 from beam_prep.inspect.visible import VISIBLE
 
@@ -36,7 +37,7 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield f"   {at_stake}, in {_count(finding.records, 'record')}"
         if finding.example is not None:
             example = finding.example
-            yield f"   example: {example.file} (byte offset {example.offset}): {' '.join(example.text.split())}"
+            yield f"   example: {at_offset(example.file, example.offset)}: {' '.join(example.text.split())}"
         yield f"   mend: {finding.mend}"
     if audit.notes:
         yield ""

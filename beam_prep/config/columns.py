@@ -10,6 +10,11 @@ from beam_prep.core.data.schema import LOSS_WEIGHTS, PROMPT_COMPLETION
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
     """Column to dtype, in output order, under the columns' own names."""
+    return _of_tokens(given, preprocessing, output) | output.carried()
+
+
+def _of_tokens(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
+    """Those that steps make."""
     if output.columns == "prompt_completion":
         return {name: output.dtype.get(name, "int32") for name in PROMPT_COMPLETION}
     specs = specs_of(given, output)

@@ -1,6 +1,8 @@
 """Settings that contradict each other: problems between the parts of a config, none of which is wrong alone."""
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import Location, Problem, unknown_name
 from beam_prep.config.sections import prompt_first
 from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
-from beam_prep.core.data.schema import name_problems
+from beam_prep.core.data.carried import FILE, OFFSET
+from beam_prep.core.data.schema import NAME, RESERVED, name_problems
 
 MAX_PADDED = 1 << 22
 """Tokens that rows are padded to: a row is in memory with its padding."""
@@ -30,6 +33,16 @@ def joint_problems(
     if preprocessing is not None:
         yield from _text_rule_problems(given, preprocessing)
         yield from _layout_problems(given, preprocessing, output)
+        rule = preprocessing.decontaminate
+        if rule is not None and rule.fields is None and given.tokenized:
+            text = (
+                "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
+            )
+            yield ("preprocessing", "decontaminate"), text
+        if "mds" in output.formats and preprocessing.packing_strategy != "none" and "string" in output.carry.values():
+            name = next(name for name, kind in output.carry.items() if kind == "string")
+            text = f"found the string {name!r}; a packed row has a list of them, which the format 'mds' cannot hold"
+            yield ("output", "carry"), text
         mode = preprocessing.truncation_mode
         if given.rollouts is not None and mode in ("keep_start", "keep_end"):
             text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
@@ -56,8 +69,12 @@ def joint_problems(
     if not given.one_sequence and output.loss_weights:
         yield ("output", "loss_weights"), "found true; it works only with input.sections, whose rows are one sequence"
     holds = contents_of(given, output)
+    yield from _carry_problems(holds, output)
     for name, dtype in output.dtype.items():
-        if name not in holds:
+        if name in output.carried():
+            text = f"found {dtype!r}; this column is carried along: give its type in output.carry"
+            yield ("output", "dtype", name), text if name in output.carry else f"found {dtype!r}; it cannot be changed"
+        elif name not in holds:
             yield ("output", "dtype", name), unknown_name("column", name, holds)
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
@@ -68,6 +85,30 @@ def joint_problems(
         yield from _format_problems(dtypes, output, lists=bool(given.sources))
 
 
+def _carry_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Problem]:
+    """Problems of the names of what is carried along: under its own name, or that of `output.names`, it is a column."""
+    provenance = [FILE.name, OFFSET.name] if output.provenance else []
+    taken = {output.names.get(name, name).lower(): name for name in (*holds, *provenance)}
+    for name in output.carry:
+        written = output.names.get(name, name)
+        if name in holds or name in provenance:
+            of = "provenance adds a column" if name in provenance else "the tokens have a column"
+            yield ("output", "carry"), f"found {name!r}; {of} of this name, so the field cannot be carried along"
+        elif name in output.names and re.fullmatch(NAME, written):
+            continue  # `name_problems` looks at it
+        elif not re.fullmatch(NAME, written) or written.lower() in RESERVED:
+            why = "is reserved" if written.lower() in RESERVED else "is no name of letters, digits and '_'"
+            example = json.dumps({name: "its_name"})
+            yield ("output", "carry"), f"found {name!r}, which {why}; name its column in output.names: {example}"
+        elif (other := taken.setdefault(written.lower(), name)) != name:
+            why = "columns become file names, so upper and lower case count as equal; use output.names"
+            yield ("output", "carry"), f"found {name!r} beside column {other!r}; {why}"
+    strings = [name for name, kind in output.carry.items() if kind == "string"]
+    if strings and "megatron" in output.formats:
+        text = f"found the string {strings[0]!r}; the format 'megatron' holds numbers alone: leave out one of them"
+        yield ("output", "carry"), text
+
+
 def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: bool) -> Iterator[Problem]:
     """Problems of formats that cannot hold everything."""
     for kind in output.formats:
@@ -75,8 +116,9 @@ def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: boo
             if dtype in (unknown := UNKNOWN_DTYPES.get(kind, ())):
                 text = f"found {dtype!r}; the format {kind!r} has all dtypes but {', '.join(unknown)}"
                 yield ("output", "dtype", name), text
-    # Every column but seq_lens has a value for each token; of lists the number of values is not known here.
-    width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name != "seq_lens")
+    # Every column but these has a value for each token; of lists the number of values is not known here.
+    others = {"seq_lens", *output.carried()}
+    width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name not in others)
     if "mds" in output.formats and not lists and output.max_tokens_per_shard > (most := MAX_MDS // width):
         text = f"found {output.max_tokens_per_shard}, of {width} bytes each; at most {most}, because a shard of 'mds'"
         yield ("output", "max_tokens_per_shard"), f"{text} has less than 4 GiB"

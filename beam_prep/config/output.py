@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from beam_prep.config.presets import PresetName
-from beam_prep.config.problems import Problem
+from beam_prep.config.problems import Problem, shown
 from beam_prep.config.values import DType, Formats, Name, Strict, Text
+from beam_prep.core.data.carried import FILE, OFFSET, CarryType, carried_column
 from beam_prep.core.data.fim import Fim, FimMode
 
 
@@ -16,6 +17,15 @@ def _three(value: object) -> object:
     if isinstance(value, list | tuple) and len(value) != 3:
         raise ValueError(f"found {len(value)} tokens; must be 3: those before prefix, middle and suffix")
     return tuple(value) if isinstance(value, list) else value
+
+
+def _as_strings(value: object) -> object:
+    """A list of fields, each once, as fields of strings."""
+    if not isinstance(value, list | tuple):
+        return value
+    if not all(isinstance(name, str) for name in value) or len(set(value)) < len(value):
+        raise ValueError(f"found {shown(value)}; must be a list of fields, each once, or an object: field to type")
+    return dict.fromkeys(value, "string")
 
 
 class FimConfig(Strict):
@@ -105,6 +115,27 @@ class OutputConfig(Strict):
         default={},
         description="Column to the name under which it is written; all other keys use the column's own name.",
     )
+    carry: Annotated[
+        dict[Text, CarryType],
+        BeforeValidator(_as_strings),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
+                    {"type": "object", "additionalProperties": {"enum": list(get_args(CarryType))}},
+                ]
+            }
+        ),
+    ] = Field(
+        default={},
+        description="Fields of the record that are kept beside its tokens, as strings; or field to type: string, "
+        "int32, int64, float32, float64.",
+    )
+    provenance: bool = Field(
+        default=False,
+        description="Add where each row comes from: file, the number of the input, and offset, the byte at which its "
+        "line begins.",
+    )
     fim: FimConfig | None = Field(
         default=None,
         description="Fill in the middle: reorders a part of the documents. For one section of text that is trained.",
@@ -148,9 +179,14 @@ class OutputConfig(Strict):
         if self.mix is not None and self.shuffle is None:
             yield ("mix",), 'found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}'
         if self.mix is not None:
-            shares = sum(Fraction(str(domain.share)) for domain in self.mix.values() if domain.share is not None)
-            if shares > 1:
+            shares = sum(Fraction(str(domain.share or 0)) for domain in self.mix.values())
+            if shares > Fraction(1):
                 yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
+
+    def carried(self) -> dict[str, str]:
+        """Column to dtype, of what is carried along beside the tokens."""
+        columns = [carried_column(name, kind) for name, kind in self.carry.items()]
+        return {column.name: column.dtype for column in (*columns, *((FILE, OFFSET) if self.provenance else ()))}
 
     @property
     def formats(self) -> tuple[str, ...]:

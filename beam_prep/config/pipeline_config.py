@@ -35,6 +35,9 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("output", "split_missing"): "reject",
     ("output", "mix"): None,
     ("preprocessing", "deduplicate"): None,
+    ("preprocessing", "decontaminate"): None,
+    ("output", "carry"): {},
+    ("output", "provenance"): False,
 }
 """(part, field) -> the value at which `canonical` leaves the field out.
 
@@ -185,6 +188,14 @@ class PipelineConfig(Strict):
         limited = (spec for spec in self.outputs() if spec.char_limits)
         return tuple(dict.fromkeys(section.field for spec in limited for section in spec.sections))
 
+    @property
+    def decontaminated_fields(self) -> tuple[str, ...]:
+        """The fields that are compared with evaluation data: those of the rule, else those of all sections."""
+        rule = self.preprocessing.decontaminate
+        if rule is not None and rule.fields is not None:
+            return rule.fields
+        return tuple(dict.fromkeys(section.field for spec in self.outputs() for section in spec.sections))
+
     def outputs(self) -> tuple[OutputSpec, ...]:
         """The outputs that each record becomes, in config order."""
         return specs_of(self.input, self.output)
@@ -219,7 +230,7 @@ class PipelineConfig(Strict):
         holds = contents_of(self.input, self.output)
         lines = []
         for name, dtype in self.columns().items():
-            if holds[name] in ("token ids", "labels") and name not in RESERVED and LARGEST[dtype] < max_id:
+            if holds.get(name) in ("token ids", "labels") and name not in RESERVED and LARGEST[dtype] < max_id:
                 wide = [other for other in ALLOWED_DTYPES[holds[name]] if LARGEST[other] >= max_id]
                 lines.append(
                     f"output.dtype.{name} is {dtype}, which holds ids up to {LARGEST[dtype]}; "

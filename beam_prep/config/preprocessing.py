@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from beam_prep.config.values import Strict, Text
 from beam_prep.core.data.schema import Packing
@@ -18,6 +18,34 @@ class DeduplicateConfig(Strict):
         default="none",
         description="whitespace: runs of white space count as one blank, those at the ends of a text not; "
         "nfkc_casefold: that, and neither case nor Unicode form counts.",
+    )
+
+
+def _several(value: object) -> object:
+    """One text, or a list of them."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+_TEXT_OR_LIST = WithJsonSchema(
+    {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+)
+
+
+class DecontaminateConfig(Strict):
+    """The evaluation data that no record may share an n-gram of words with."""
+
+    against: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1), _TEXT_OR_LIST] = Field(
+        description="The files of the evaluation data: paths and globs."
+    )
+    field: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1), _TEXT_OR_LIST] | None = Field(
+        default=None, description="The fields of their records that are looked for; null: all texts."
+    )
+    fields: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1), _TEXT_OR_LIST] | None = Field(
+        default=None, description="The fields of the input's records that are looked at; null: those of the sections."
+    )
+    ngram: int = Field(default=13, ge=1, description="Words of an n-gram.")
+    mode: Literal["drop", "mark"] = Field(
+        default="drop", description="drop the records that share one; or mark them: they are kept, counted and listed."
     )
 
 
@@ -68,6 +96,10 @@ class PreprocessingConfig(Strict):
         default=None, description="Tokens of a packed row; null means max_seq_len."
     )
     packing_group: int = Field(default=5000, gt=0, description="Consecutive rows of a shard that are packed together.")
+    decontaminate: DecontaminateConfig | None = Field(
+        default=None,
+        description="Evaluation data: records that share an n-gram of words with it are dropped or marked.",
+    )
     shift: bool = Field(default=False, description="Shift the labels by one, which transformers' models do themselves.")
 
     deduplicate: DeduplicateConfig | None = Field(

@@ -19,6 +19,7 @@ and `load_from_disk`; datasets/arrow_writer.py, `_build_metadata` (the schema's 
 
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -32,11 +33,11 @@ from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import Batches, BatchView, check_types, features, sizes_of
 from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, row_number
+from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt
 
-__all__ = ["Arrow", "ArrowReader", "ArrowWriter", "dataset_dict"]
+__all__ = ["Arrow", "ArrowReader", "ArrowWriter", "dataset_files"]
 
 STATE, INFO = "state.json", "dataset_info.json"
-DATASET_DICT = "dataset_dict.json"
 
 BATCH_ROWS = 1000
 """Rows of a record batch, at most: datasets' own default."""
@@ -66,12 +67,38 @@ class Arrow:
         return ArrowReader(folder / _file_name(shard, shards), columns)
 
 
-def dataset_dict(domains: Sequence[str]) -> dict[str, list[str]]:
-    """The content of a `dataset_dict.json` beside the domains' folders.
+def _dataset_dict(folders: Sequence[str]) -> dict[str, list[str]]:
+    """The content of a `dataset_dict.json` beside the folders of splits, or of domains where there are no splits.
 
-    With it `datasets.load_from_disk` opens the folder above them, too, as a `DatasetDict` of the domains.
+    With it `datasets.load_from_disk` opens the folder above them, too, as a `DatasetDict` of these.
     """
-    return {"splits": list(domains)}
+    return {"splits": list(folders)}
+
+
+def dataset_files(
+    columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
+) -> dict[str, dict[str, Any]]:
+    """Name -> content of the files that describe an output to `datasets` as a whole.
+
+    Where there are splits, the folder of each opens as one dataset, of all of its domains.
+
+    Args:
+        columns: of the output.
+        domains: domain -> folder.
+        shards: all, in order.
+    """
+    splits = list(dict.fromkeys(shard.split for shard in shards if shard.split is not None))
+    found: dict[str, dict[str, Any]] = {DATASET_DICT: dict(_dataset_dict(splits or sorted(domains.values())))}
+    of_part = Counter(shard.part for shard in shards)
+    for split in splits:
+        names = [
+            f"{domains[shard.domain]}/{_file_name(shard.shard, of_part[shard.part])}"
+            for shard in shards
+            if shard.split == split
+        ]
+        found[f"{split}/{STATE}"] = {**_state(0), "_data_files": [{"filename": name} for name in names]}
+        found[f"{split}/{INFO}"] = _info(columns)
+    return found
 
 
 def _file_name(shard: int, shards: int) -> str:
@@ -182,6 +209,9 @@ class ArrowReader:
 
     def lengths(self, name: str) -> Array:
         """int64 [rows]: see `contract.ShardReader`."""
+        column = next(column for column in self._columns if column.name == name)
+        if column.depth == 0:
+            return np.array([len(self.row(row)[name]) for row in range(len(self))], np.int64)
         lengths = [np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64) for batch in self._batches]
         return np.concatenate([np.zeros(0, np.int64), *lengths])
 

@@ -2,6 +2,8 @@
 
 Columns are `list<item: dtype>` (depth 2: `list<item: list<item: dtype>>`) without nulls; bool values are bits. The
 borders of the batches follow from the rows alone. The schema's key `huggingface` has the features of `datasets`.
+
+What is carried along is no list: `string`, or `dtype`; in a packed row it is a list of these.
 """
 
 import json
@@ -23,7 +25,7 @@ def features(columns: Sequence[Column]) -> dict[str, Any]:
     """The argument of `datasets`' `Features.from_dict`."""
     found = {}
     for column in columns:
-        feature: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
+        feature: dict[str, Any] = {"dtype": "string" if column.role == "string" else column.dtype, "_type": "Value"}
         for _ in range(column.depth):
             feature = {"feature": feature, "_type": "Sequence"}
         found[column.name] = feature
@@ -37,8 +39,8 @@ def schema_of(columns: Sequence[Column]) -> pa.Schema:
 
 
 def _type(column: Column) -> pa.DataType:
-    """`list<item: dtype>`, or the list of this."""
-    found = pa.from_numpy_dtype(np.dtype(column.dtype))
+    """`list<item: dtype>`, or the list of this; without lists where a row is one value."""
+    found = pa.string() if column.role == "string" else pa.from_numpy_dtype(np.dtype(column.dtype))
     for _ in range(column.depth):
         found = pa.list_(found)
     return found
@@ -124,11 +126,16 @@ class Batches:
         if not self._rows:
             return
         arrays = [
-            _array(Ragged.concat([part[column.name] for part in self._parts]), _type(column))
+            _array(_items(Ragged.concat([part[column.name] for part in self._parts]), column), _type(column))
             for column in self._columns
         ]
         self._put(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
         self._clear()
+
+
+def _items(rows: Ragged, column: Column) -> Array | Ragged:
+    """Rows as their type has them: numbers, where each row is one."""
+    return rows.flat if column.depth == 0 and column.role != "string" else rows
 
 
 def _array(values: Array | Ragged, stored: pa.DataType) -> pa.Array:
@@ -139,20 +146,25 @@ def _array(values: Array | Ragged, stored: pa.DataType) -> pa.Array:
     if values.offsets[-1] > MAX_VALUES:
         raise ValueError(f"a row of {values.offsets[-1]} values: a list of Arrow holds up to {MAX_VALUES}")
     borders = pa.py_buffer(values.offsets.astype(np.int32))
+    if pa.types.is_string(stored):
+        return pa.Array.from_buffers(stored, len(values), [None, borders, pa.py_buffer(values.flat)], null_count=0)
     inner = _array(values.values, stored.value_type)
     return pa.Array.from_buffers(stored, len(values), [None, borders], null_count=0, children=[inner])
 
 
 def sizes_of(batch: pa.RecordBatch) -> Array:
-    """int64 [rows]: innermost values of each, of all columns."""
+    """int64 [rows]: innermost values of each, of all columns but those of strings, and of single numbers."""
     return np.zeros(batch.num_rows, np.int64) + sum(map(_sizes, batch.columns))
 
 
-def _sizes(rows: pa.ListArray) -> Array:
+def _sizes(rows: pa.Array) -> Array | int:
+    if not pa.types.is_list(rows.type) or pa.types.is_string(rows.type.value_type):
+        return 0
     borders = rows.offsets.to_numpy().astype(np.int64)
     if pa.types.is_nested(rows.values.type):
         borders = rows.values.offsets.to_numpy().astype(np.int64)[borders]
-    return np.diff(borders)
+    sizes: Array = np.diff(borders)
+    return sizes
 
 
 class BatchView:
@@ -187,8 +199,17 @@ class _View:
         while pa.types.is_list(array.type):
             self._borders.append((array.offsets.to_numpy(), len(array.values)))
             array = array.values
-        self._bits = pa.types.is_boolean(array.type)
-        self._values: Array = np.frombuffer(array.buffers()[1], np.uint8) if self._bits else array.to_numpy()
+        self._bits, self._values = pa.types.is_boolean(array.type), np.zeros(0, np.uint8)
+        if pa.types.is_string(array.type):
+            if array.null_count:
+                raise ValueError("a string is null")
+            borders, data = array.buffers()[1:]  # of no strings there may be none
+            starts = np.zeros(1, np.int32) if borders is None else np.frombuffer(borders, np.int32)
+            if data is not None:
+                self._values = np.frombuffer(data, np.uint8)
+            self._borders.append((starts[array.offset : array.offset + len(array) + 1], len(self._values)))
+        else:
+            self._values = np.frombuffer(array.buffers()[1], np.uint8) if self._bits else array.to_numpy()
 
     def row(self, index: int) -> Array | Ragged:
         """One row.
@@ -203,7 +224,7 @@ class _View:
                 raise ValueError(f"its borders do not rise from 0 to {size}")
             start, stop = int(lists[0]), int(lists[-1])
         values = self._flat(start, stop)
-        return values if len(self._borders) == 1 else Ragged(values, lists.astype(np.int64) - start)
+        return values if len(self._borders) <= 1 else Ragged(values, lists.astype(np.int64) - start)
 
     def _flat(self, start: int, stop: int) -> Array:
         if not self._bits:

@@ -17,6 +17,9 @@ OpenFile = Callable[[str], BinaryIO]
 Row = dict[str, Any]
 """Column name to a row's values: an array [length], or a `Ragged` (its lists) where the column's depth is 2.
 
+What is carried along (`Column.carried`) is an array, too: the bytes of a string, or one number; of a packed row a
+`Ragged` of strings, or the numbers. `bp.open` gives strings and numbers for them.
+
 `Any`, since only the schema says which of the two: a trainer's type checker would complain at every use.
 """
 
@@ -70,7 +73,8 @@ class ShardReader(Protocol):
         ...
 
     def sizes(self) -> Array:
-        """int64 [rows]: values of each row, of all columns; or its bytes: see `Format.sizes_in`.
+        """int64 [rows]: values of each row, of all columns but what is carried along; or its bytes: see
+        `Format.sizes_in`.
 
         Raises:
             FormatError: see `len`.
@@ -84,13 +88,18 @@ class ColumnsReader:
     Args:
         columns: every column, by name.
         differ: what to say if they have different numbers of rows.
+        schema: of these columns.
 
     Raises:
-        FormatError: the columns have different numbers of rows.
+        FormatError: the columns have different numbers of rows, or a row has not one value where it must.
     """
 
-    def __init__(self, columns: dict[str, Ragged], differ: str) -> None:
+    def __init__(self, columns: dict[str, Ragged], differ: str, schema: Sequence[Column]) -> None:
         self.columns = columns
+        self._measured = [column.name for column in schema if not column.carried]
+        for column in schema:
+            if column.depth == 0 and column.role != "string" and (columns[column.name].lengths != 1).any():
+                raise FormatError(f"{differ}: a row has not one value of {column.name!r}")
         counts = {name: len(rows) for name, rows in columns.items()}
         if len(set(counts.values())) > 1:
             raise FormatError(f"{differ}: {counts}")
@@ -110,7 +119,8 @@ class ColumnsReader:
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`."""
-        return sum((rows.flat_lengths for rows in self.columns.values()), start=np.zeros(self._rows, np.int64))
+        lengths = (self.columns[name].flat_lengths for name in self._measured)
+        return sum(lengths, start=np.zeros(self._rows, np.int64))
 
 
 FilesOfShard = dict[str, bytes | None]
@@ -174,8 +184,10 @@ def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
     if names != data.keys():
         raise ValueError(f"found columns {sorted(data)}, declared are {sorted(names)}")
     for column in columns:
-        if data[column.name].depth != column.depth:
-            raise ValueError(f"column {column.name!r}: found depth {data[column.name].depth}, declared {column.depth}")
+        if data[column.name].depth != column.levels:
+            raise ValueError(f"column {column.name!r}: found depth {data[column.name].depth}, declared {column.levels}")
+        if column.depth == 0 and column.role != "string" and (data[column.name].lengths != 1).any():
+            raise ValueError(f"column {column.name!r}: a row has not one value")
     counts = {name: len(ragged) for name, ragged in data.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"columns of different row counts: {counts}")

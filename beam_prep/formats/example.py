@@ -27,11 +27,13 @@ MAX_SIZE = 2**31 - 1
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIELD_1 = b"\x0a"
 _MAP_VALUE = b"\x12"
-_LIST_FIELD = {"float32": 2, "int64": 3}
+_LIST_FIELD = {"string": 1, "float32": 2, "int64": 3}
 
 
 def feature_type(column: Column) -> str:
-    """The type of a column's values in an Example: "int64" or "float32"."""
+    """The type of a column's values in an Example: "int64", "float32" or "string" (bytes, in UTF-8)."""
+    if column.role == "string":
+        return "string"
     return "float32" if np.dtype(column.dtype).kind == "f" else "int64"
 
 
@@ -75,6 +77,9 @@ def _encoded(columns: Sequence[Column], data: Mapping[str, Ragged]) -> Iterator[
     for column in columns:
         rows = data[column.name]
         values = cast(rows.flat, column.dtype, column.name)
+        if column.role == "string":
+            yield _List(column.name, "string", *_strings(rows))
+            continue
         yield _List(column.name, feature_type(column), values, offsets_of(rows.flat_lengths))
         if isinstance(rows.values, Ragged):
             yield _List(lengths_key(column), "int64", rows.values.lengths, rows.offsets)
@@ -122,7 +127,9 @@ class _List:
         self._tag = bytes([_LIST_FIELD[kind] << 3 | _BYTES])
         self._body, self._borders = _packed(kind, values, offsets)
         self._packed = np.diff(self._borders)
-        self._list = np.where(self._packed > 0, _field_size(self._packed), 0)
+        # Of strings, each has its own tag and length, and their list has none.
+        self._headed = kind != "string"
+        self._list = np.where(self._packed > 0, _field_size(self._packed), 0) if self._headed else self._packed
         self._value = _field_size(self._list)
         self._key_field = _FIELD_1 + varint.encode(np.array([len(self.key)]))[0].tobytes() + self.key
         self._entry = len(self._key_field) + _field_size(self._value)
@@ -135,13 +142,27 @@ class _List:
         cursor.message(self._value, _MAP_VALUE)
         cursor.message(self._list, self._tag)
         # A list without values is written as no list at all.
-        filled = np.flatnonzero(self._packed)
-        cursor.message(self._packed[filled], rows=filled)
+        if self._headed:
+            filled = np.flatnonzero(self._packed)
+            cursor.message(self._packed[filled], rows=filled)
         cursor.copy(self._body, self._borders)
+
+
+def _strings(rows: Ragged) -> tuple[Array, Array]:
+    """Wire bytes of a string each row, or of a list of them: uint8, and the rows' borders in them."""
+    strings, borders = (rows.values, rows.offsets) if isinstance(rows.values, Ragged) else (rows, None)
+    starts = offsets_of(_field_size(strings.lengths))
+    out = np.empty(starts[-1], np.uint8)
+    cursor = _Cursor(out, starts[:-1].copy())
+    cursor.message(strings.lengths)
+    cursor.copy(np.ascontiguousarray(strings.flat), strings.offsets)
+    return out, starts if borders is None else starts[borders]
 
 
 def _packed(kind: str, values: Array, offsets: Array) -> tuple[Array, Array]:
     """Wire bytes of all values, uint8, and the rows' borders in them."""
+    if kind == "string":
+        return values, offsets
     if kind == "float32":
         return cast(values, "float32", "").view(np.uint8), offsets * 4
     return varint.encode_rows(values, offsets)
@@ -173,11 +194,19 @@ def decode_example(payload: bytes | bytearray | memoryview | Array, columns: Seq
 
 
 def _column(column: Column, found: Mapping[str, memoryview]) -> Array | Ragged:
+    if column.role == "string":
+        strings = [np.frombuffer(part, np.uint8) for part in _parts(column.name, "string", found)]
+        if column.depth == 0 and len(strings) != 1:
+            raise ValueError(f"feature {column.name!r} has {len(strings)} strings, wanted one")
+        flat = np.concatenate([np.zeros(0, np.uint8), *strings])
+        return flat if column.depth == 0 else Ragged.from_lengths(flat, list(map(len, strings)))
     values = _values(column.name, feature_type(column), found)
+    if column.depth == 0 and len(values) != 1:
+        raise ValueError(f"feature {column.name!r} has {len(values)} values, wanted one")
     if column.dtype == "uint64":
         values = values.view(np.uint64)
     values = cast(values, column.dtype, column.name)
-    if column.depth == 1:
+    if column.levels == 1:
         return values
     return Ragged.from_lengths(values, _values(lengths_key(column), "int64", found))
 
@@ -194,17 +223,23 @@ def _features(example: memoryview) -> dict[str, memoryview]:
 
 def _values(key: str, kind: str, found: Mapping[str, memoryview]) -> Array:
     """The values of a feature: int64 or float32 [length]."""
-    if key not in found:
-        raise ValueError(f"no feature {key!r}")
-    parts: list[Array] = []
-    for field, wire, part in _fields(found[key]):
-        if field == _LIST_FIELD[kind] and wire == _BYTES:
-            # Packed or single, the bytes of a list's field 1 are its values.
-            parts += [np.frombuffer(item, np.uint8) for number, _, item in _fields(part) if number == 1]
-        elif field <= 3:
-            raise ValueError(f"feature {key!r} is no list of {kind}")
+    # Packed or single, the bytes of a list's field 1 are its values.
+    parts = [np.frombuffer(part, np.uint8) for part in _parts(key, kind, found)]
     data = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
     return data.view("<f4") if kind == "float32" else varint.decode(data)
+
+
+def _parts(key: str, kind: str, found: Mapping[str, memoryview]) -> list[memoryview]:
+    """What field 1 of a feature's list holds."""
+    if key not in found:
+        raise ValueError(f"no feature {key!r}")
+    parts: list[memoryview] = []
+    for field, wire, part in _fields(found[key]):
+        if field == _LIST_FIELD[kind] and wire == _BYTES:
+            parts += [item for number, _, item in _fields(part) if number == 1]
+        elif field <= 3:
+            raise ValueError(f"feature {key!r} is no list of {kind}")
+    return parts
 
 
 def _bytes_fields(message: memoryview, number: int) -> Iterator[memoryview]:

@@ -105,7 +105,7 @@ class HDF5Writer:
         self._borders = {
             (group, column.name): _Borders(f"{group}/{column.name}")
             for column in columns
-            for group in ([_OFFSETS] if column.depth == 1 else [_OFFSETS, _LISTS, _INNER])
+            for group in ([_OFFSETS] if column.levels == 1 else [_OFFSETS, _LISTS, _INNER])
         }
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
@@ -226,7 +226,7 @@ class HDF5Reader(ColumnsReader):
             raise FormatError(f"{path}: no such file") from None
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path}: not a complete HDF5 file of these columns: {error}") from None
-        super().__init__(opened, f"{path}: columns of different row counts")
+        super().__init__(opened, f"{path}: columns of different row counts", columns)
 
     def __reduce__(self) -> tuple[type["HDF5Reader"], tuple[Path, tuple[Column, ...]]]:
         # A pickled memmap is a copy of the file.
@@ -241,7 +241,7 @@ def _open_column(data: Array, file: Any, column: Column) -> Ragged:
     """
     values = _values(data, file, column.name, column.dtype)
     offsets = _rising(data, file, f"{_OFFSETS}/{column.name}", len(values))
-    if column.depth == 1:
+    if column.levels == 1:
         return Ragged(values, offsets)
     lists = Ragged(values, _rising(data, file, f"{_INNER}/{column.name}", len(values)))
     rows = Ragged(lists, _rising(data, file, f"{_LISTS}/{column.name}", len(lists)))

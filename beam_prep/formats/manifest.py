@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.shards.splits import part_of
 from beam_prep.errors import FormatError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ShardReceipt:
         packing: what packing did, see `PackStats`; None without.
         files: in every format.
         chunks: what cutting into chunks did, see `ChunkStats`; None without.
+        split: which it is of; None without.
     """
 
     domain: str
@@ -64,11 +66,17 @@ class ShardReceipt:
     packing: dict[str, int] | None
     files: tuple[WrittenFile, ...]
     chunks: dict[str, int] | None = None
+    split: str | None = None
+
+    @property
+    def part(self) -> str:
+        """Its domain, or `split/domain`."""
+        return part_of(self.split, self.domain)
 
     def as_dict(self) -> dict[str, Any]:
-        """As a manifest has it."""
+        """As a manifest has it: without what there is none of."""
         found = asdict(self)
-        return found if self.chunks is not None else {name: each for name, each in found.items() if name != "chunks"}
+        return {name: each for name, each in found.items() if name not in ("chunks", "split") or each is not None}
 
 
 def build_manifest(
@@ -99,11 +107,24 @@ def build_manifest(
         "counters": plan.counters,
         **({"roles": plan.roles} if plan.roles else {}),
         "totals": sum_shards(shards),
+        **({"splits": splits} if (splits := _splits(plan, shards)) else {}),
+        **({"mix": plan.mix, "repeated": plan.repeated} if plan.mix else {}),
         "domains": plan.domains,
         "shards": [shard.as_dict() for shard in shards],
         "rejects": [asdict(file) for file in rejects],
         "files": [asdict(file) for file in others],
     }
+
+
+def _splits(plan: "Plan", shards: Sequence[ShardReceipt]) -> dict[str, Any]:
+    """The totals of each split."""
+    return {name: sum_shards([shard for shard in shards if shard.split == name]) for name in plan.splits}
+
+
+def folder_of_shard(manifest: Mapping[str, Any], domain: str, split: str | None) -> str:
+    """The folder of the shards of a domain, in a split if there are any."""
+    folder: str = manifest["domains"][domain]
+    return folder if split is None else f"{split}/{folder}"
 
 
 def count_tokens(columns: Sequence[Column], rows: Mapping[str, Ragged | Array]) -> dict[str, dict[str, int]]:

@@ -8,6 +8,7 @@
   (1 dimension, shifted by 2, and the width of the next: 0, 1, 2 for 1, 2, 4 bytes), the number of values, the values.
 * bool is uint8, 0 or 1: an ndarray here cannot be bool. A column of lists of lists has its values, flat, under its
   name, and the lengths of the inner lists as the int64 field `<name>/lengths`, as in `tfrecord`.
+* What is carried along is a `str`, or a number in its dtype, whose size is not said in the row.
 * An empty row is an ndarray of no values. `StreamingDataset` reads it, though `MDSWriter` writes none.
 * The offsets are uint32, so a shard has less than 4 GiB. They come first, and are known last: until then the rows are
   in a temporary file (`TMPDIR`).
@@ -100,18 +101,35 @@ def index_text(columns: Sequence[Column], folder: str, shards: Sequence[ShardRec
 
 
 def _fields(columns: Sequence[Column]) -> dict[str, tuple[Column, str]]:
-    """Field -> its column and the dtype that is stored, in the order of a row."""
+    """Field -> its column and the dtype that is stored, in the order of a row.
+
+    Raises:
+        ValueError: rows have lists of strings.
+    """
+    if lists := [column.name for column in columns if column.role == "string" and column.depth]:
+        raise ValueError(f"column {lists[0]!r}: the format mds has no lists of strings")
     fields = {column.name: (column, "uint8" if column.dtype == "bool" else column.dtype) for column in columns}
-    fields |= {f"{column.name}/lengths": (column, "int64") for column in columns if column.depth == 2}
+    fields |= {f"{column.name}/lengths": (column, "int64") for column in columns if column.levels == 2}
     return dict(sorted(fields.items()))
+
+
+def _encoding(column: Column, dtype: str) -> str:
+    if column.depth == 0:
+        return "str" if column.role == "string" else dtype
+    return f"ndarray:{dtype}"
+
+
+def _size(column: Column, dtype: str) -> int | None:
+    """Bytes of a field that has as many in every row."""
+    return np.dtype(dtype).itemsize if column.depth == 0 and column.role != "string" else None
 
 
 def _description(columns: Sequence[Column]) -> dict[str, Any]:
     fields = _fields(columns)
     return {
-        "column_encodings": [f"ndarray:{dtype}" for _, dtype in fields.values()],
+        "column_encodings": [_encoding(*field) for field in fields.values()],
         "column_names": list(fields),
-        "column_sizes": [None] * len(fields),
+        "column_sizes": [_size(*field) for field in fields.values()],
         "compression": None,
         "format": "mds",
         "hashes": ["sha256"],
@@ -143,12 +161,17 @@ class MDSWriter:
         if not rows:
             return
         arrays = [_array(columns[column.name], column, name) for name, (column, _) in self._fields.items()]
-        heads = [[_head(length) for length in array.lengths.tolist()] for array in arrays]
+        heads = [
+            [b""] * rows if column.depth == 0 else [_head(length) for length in array.lengths.tolist()]
+            for array, (column, _) in zip(arrays, self._fields.values(), strict=True)
+        ]
         sizes = [
             array.lengths * array.flat.itemsize + np.fromiter(map(len, head), np.int64, rows)
             for array, head in zip(arrays, heads, strict=True)
         ]
-        of_rows = np.sum(sizes, axis=0) + _U4.itemsize * len(sizes)
+        # A field that has as many bytes in every row does not say them.
+        said = [each for each, field in zip(sizes, self._fields.values(), strict=True) if _size(*field) is None]
+        of_rows = np.sum(sizes, axis=0) + _U4.itemsize * len(said)
         self._bytes += int(of_rows.sum()) + _U4.itemsize * rows
         if self._bytes > _MAX_BYTES:
             raise ValueError(
@@ -156,8 +179,8 @@ class MDSWriter:
                 "lower output.max_tokens_per_shard"
             )
         self._sizes.append(of_rows)
-        of_fields = np.stack(sizes, axis=1).astype(_U4).reshape(-1)
-        parts: list[Sequence[bytes | memoryview]] = [_slices(of_fields, np.full(rows, len(sizes)))]
+        of_fields = np.stack(said, axis=1).astype(_U4).reshape(-1)
+        parts: list[Sequence[bytes | memoryview]] = [_slices(of_fields, np.full(rows, len(said)))]
         for array, head in zip(arrays, heads, strict=True):
             parts += [head, _slices(array.flat, array.lengths)]
         with in_temporary_folder():
@@ -259,14 +282,17 @@ class MDSReader:
         Raises:
             ValueError: it is damaged.
         """
-        start = _U4.itemsize * len(self._fields)
+        fixed = [_size(*field) for field in self._fields.values()]
+        start = _U4.itemsize * fixed.count(None)
         if len(row) < start:
             raise ValueError(f"it has {len(row)} bytes")
-        sizes = row[:start].view(_U4).tolist()
+        said = iter(row[:start].view(_U4).tolist())
+        sizes: list[int] = [next(said) if size is None else size for size in fixed]
         if start + sum(sizes) != len(row):
             raise ValueError(f"its fields have {sizes} bytes, all of it {len(row)}")
-        for (name, (_, dtype)), size in zip(self._fields.items(), sizes, strict=True):
-            yield _decoded(row[start : start + size], np.dtype(dtype).newbyteorder("<"), name)
+        for (name, (column, dtype)), size in zip(self._fields.items(), sizes, strict=True):
+            stored, field = np.dtype(dtype).newbyteorder("<"), row[start : start + size]
+            yield field.view(stored) if column.depth == 0 else _decoded(field, stored, name)
             start += size
 
     def sizes(self) -> Array:
@@ -288,4 +314,4 @@ def _decoded(field: Array, dtype: np.dtype[Any], name: str) -> Array:
 
 def _value(column: Column, arrays: Mapping[str, Array]) -> Array | Ragged:
     values = arrays[column.name].view(bool) if column.dtype == "bool" else arrays[column.name]
-    return values if column.depth == 1 else Ragged.from_lengths(values, arrays[f"{column.name}/lengths"])
+    return values if column.levels == 1 else Ragged.from_lengths(values, arrays[f"{column.name}/lengths"])

@@ -91,6 +91,8 @@ class MegatronWriter:
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], shard: int) -> None:
         for column in columns:
+            if column.role == "string":
+                raise ValueError(f"column {column.name!r}: the format megatron holds numbers, and no strings")
             if column.dtype not in CODES:
                 known = ", ".join(CODES)
                 raise ValueError(f"column {column.name!r}: the format megatron has no {column.dtype}; it has {known}")
@@ -173,7 +175,7 @@ class MegatronReader(ColumnsReader):
         """
         self._given = (folder, tuple(columns), shard)
         opened = {column.name: _open_column(folder / _prefix(column, shard), column) for column in columns}
-        super().__init__(opened, f"{folder}: the indices of shard {shard} have different numbers of documents")
+        super().__init__(opened, f"{folder}: the indices of shard {shard} have different numbers of documents", columns)
 
     def __reduce__(self) -> tuple[type["MegatronReader"], tuple[Path, tuple[Column, ...], int]]:
         # A pickled memmap is a copy of the file.
@@ -190,7 +192,7 @@ def _open_column(prefix: Path, column: Column) -> Ragged:
     sequences, documents = _index(path, data, column)
     values = _values(prefix.with_name(prefix.name + ".bin"), column, int(sequences[-1]))
     rows = Ragged(values, sequences)
-    return rows if column.depth == 1 else Ragged(rows, documents)
+    return rows if column.levels == 1 else Ragged(rows, documents)
 
 
 def _index(path: Path, data: bytes, column: Column) -> tuple[Array, Array]:
@@ -212,7 +214,7 @@ def _index(path: Path, data: bytes, column: Column) -> tuple[Array, Array]:
         raise FormatError(f"{path}: the sequences do not begin where the one before ends")
     if borders == 0 or documents[0] != 0 or documents[-1] != count or (np.diff(documents) < 0).any():
         raise FormatError(f"{path}: the borders of documents do not rise from 0 to {count}")
-    if column.depth == 1 and not np.array_equal(documents, np.arange(count + 1)):
+    if column.levels == 1 and not np.array_equal(documents, np.arange(count + 1)):
         raise FormatError(f"{path}: found documents of several sequences, wanted one each")
     return sequences, documents
 

@@ -97,7 +97,7 @@ class _OpenColumn:
         self.file = file
         self._size = 0
         self._lengths: dict[str, list[Array]] = {"offsets": []}
-        if column.depth == 2:
+        if column.levels == 2:
             self._lengths |= {"inner_offsets": [], "list_offsets": []}
 
     def append(self, rows: Ragged) -> None:
@@ -146,6 +146,7 @@ class BinReader(ColumnsReader):
         super().__init__(
             {column.name: _open_column(folder, column, meta) for column in columns},
             f"{folder / META}: columns of different row counts",
+            columns,
         )
 
     def __reduce__(self) -> tuple[type["BinReader"], tuple[Path, tuple[Column, ...]]]:
@@ -180,7 +181,7 @@ def _open_column(folder: Path, column: Column, meta: Any) -> Ragged:
         raise FormatError(f"{where}: found shape {shape.tolist()}, wanted one size")
     values = _map(folder / f"{column.name}.bin", column.dtype, int(shape[0]))
     offsets = _borders(entry, "offsets", len(values), where)
-    if column.depth == 1:
+    if column.levels == 1:
         return Ragged(values, offsets)
     lists = Ragged(values, _borders(entry, "inner_offsets", len(values), where))
     rows = Ragged(lists, _borders(entry, "list_offsets", len(lists), where))

@@ -166,6 +166,7 @@ class NpyReader:
                 changed value shows only in the manifest's sha256.)
         """
         self._given = (folder, tuple(columns), shard)
+        self._measured = [column.name for column in columns if not column.carried]
         self._dtypes = {column.name: column.dtype for column in columns}
         self._columns = {column.name: _open_column(folder, column, shard) for column in columns}
         counts = {name: len(rows) for name, rows in self._columns.items()}
@@ -200,7 +201,8 @@ class NpyReader:
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`."""
-        return sum((rows.flat_lengths for rows in self._columns.values()), start=np.zeros(self._rows, np.int64))
+        lengths = (self._columns[name].flat_lengths for name in self._measured)
+        return sum(lengths, start=np.zeros(self._rows, np.int64))
 
 
 def _as(values: Array, dtype: str) -> Array:
@@ -216,7 +218,7 @@ def _open_column(folder: Path, column: Column, shard: int) -> Ragged:
     path, about = (folder / name for name in _file_names(column, shard))
     dtype = np.dtype(_stored(column)).newbyteorder("<")
     try:
-        borders, inner = _borders(about, column.depth)
+        borders, inner = _borders(about, column.levels)
         found = path.stat().st_size
     except FileNotFoundError as error:
         raise FormatError(f"{error.filename}: no such file") from None

@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import pyarrow as pa
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.gather import Order
-from beam_prep.core.shards.views import Copies
+from beam_prep.core.shards.sidecars import Copies
 from beam_prep.formats.sealed import Data, Sealed, seal
 from beam_prep.formats.spool import encode_rows, read_batch
 
@@ -86,6 +87,24 @@ class RunRows:
 
     def __len__(self) -> int:
         return len(self.key)
+
+    @classmethod
+    def none(cls) -> "RunRows":
+        """No rows of no columns."""
+        nothing = np.zeros(0, np.uint64)
+        return cls({}, nothing, nothing, nothing.astype(np.int64))
+
+    @classmethod
+    def concat(cls, parts: Sequence["RunRows"]) -> "RunRows":
+        """The rows of all parts, in order; there is at least one."""
+        rows = {name: Ragged.concat([part.rows[name] for part in parts]) for name in parts[0].rows}
+        beside = zip(*(part.beside.values() for part in parts), strict=True)
+        return cls(rows, *map(np.concatenate, beside))
+
+    def take(self, places: Array) -> "RunRows":
+        """The rows at these places, in that order."""
+        rows = {name: values.take(places) for name, values in self.rows.items()}
+        return RunRows(rows, self.key[places], self.sample[places], self.cut[places])
 
     @property
     def beside(self) -> dict[str, Array]:

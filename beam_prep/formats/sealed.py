@@ -45,14 +45,19 @@ def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> by
     return sums + _TAIL.pack(len(content), len(bodies), google_crc32c.value(sums + size + name.encode()), _MAGIC)
 
 
+def chunks_of(size: int) -> int:
+    """How many chunks a file of this size has, or more."""
+    return -(-size // CHUNK)
+
+
 class Sealed:
     """The content of a sealed file. Nothing of it is given out unproven.
 
     Args:
         file: an Arrow file, at any place. Of one that lies in memory, or is mapped into it, slices are views.
         name: with which it was sealed.
-        proven: bool [chunks], of a file that is mapped into memory: the chunks that were proven when it was open before,
-            to which those that are proven now are added; None, or of another length: none were.
+        proven: bool, at least one a chunk, of a file that is mapped into memory: the chunks that were proven when it
+            was open before, to which those that are proven now are added; None: none were.
 
     Raises:
         FormatError: the seal, or what is no body, is damaged; or the file is cut, has none, or was sealed as another.
@@ -76,7 +81,7 @@ class Sealed:
             raise self._damaged("its end is damaged, or it is a copy of another file")
         self.size = int(size)
         self._crcs = np.frombuffer(sums, "<u4", chunks)
-        self._proven = np.zeros(chunks, bool) if proven is None or len(proven) != chunks else proven
+        self._proven = np.zeros(chunks, bool) if proven is None else proven[:chunks]
         self._bodies = np.frombuffer(sums, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
         if self._mapped is not None:
             at = 0

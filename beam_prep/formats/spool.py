@@ -22,7 +22,7 @@ from beam_prep.core.data.block import BlockReceipt, count_outcomes, of_this_run
 from beam_prep.core.data.lengths import histogram
 from beam_prep.core.data.ragged import Array, Ragged, narrow, offsets_of
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.reading.drops import Drop, drops
+from beam_prep.core.reading.drops import Drop, drops, marks
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
@@ -68,7 +68,7 @@ def encode_block(
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit, name)
-    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, drops(batch.ledger, text_limit), name)
+    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, text_limit, name)
     files[ROWS] = _rows(batch, domain, receipt, name)
     return receipt, files
 
@@ -92,7 +92,7 @@ def encode_rows(
     name: str,
     beside: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[Data, bytes]:
-    """The content of a file of rows, one record batch a part, and its seal. Labels are written as bits where they can be.
+    """The content of a file of rows, one record batch a part, and its seal. Labels become bits where they can.
 
     Args:
         columns, schema: the rows.
@@ -117,7 +117,9 @@ def encode_rows(
     with pa.ipc.new_file(sink, written, metadata=dict(footer)) as writer:
         for part in parts:
             first = sink.tell()
-            taken = [_arrow(columns[key][part] if isinstance(part, slice) else columns[key].take(part)) for key in fields]
+            taken = [
+                _arrow(columns[key][part] if isinstance(part, slice) else columns[key].take(part)) for key in fields
+            ]
             taken += [pa.array(values[part]) for values in beside.values()]
             writer.write_batch(pa.record_batch(taken, schema=written))
             messages.append((first, sink.tell()))
@@ -148,7 +150,7 @@ def _arrow(rows: Ragged) -> pa.ListArray:
 
 
 def _sidecar(
-    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, dropped: list[Drop], block: str
+    batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, text_limit: int, block: str
 ) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
@@ -161,13 +163,15 @@ def _sidecar(
         columns[SPLIT] = digests[SPLIT][batch.line]
     if DUPLICATE in digests:
         columns |= {f"{DUPLICATE}:{half}": digests[DUPLICATE][batch.line, half] for half in (0, 1)}
-        columns["offset"] = _narrow(batch.ledger.starts[batch.line])
+        columns["offset"] = _narrow(batch.ledger.offsets(batch.line))
     table = pa.table({name: pa.array([values]) for name, values in columns.items()})
     footer = {
         "outcomes": json.dumps(batch.ledger.outcomes),
         "roles": json.dumps(roles.names),
-        "drops": json.dumps([asdict(record) for record in dropped]),
+        "drops": json.dumps([record.as_dict() for record in drops(batch.ledger, text_limit)]),
     }
+    if marked := marks(batch.ledger, text_limit):
+        footer["marks"] = json.dumps([record.as_dict() for record in marked])
     return _write(table, footer, block + SIDECAR)
 
 
@@ -183,7 +187,7 @@ def _rejects(batch: Batch, text_limit: int, block: str) -> tuple[Data, bytes]:
     table = pa.table(
         {
             "line": pa.array(lines, pa.int32()),
-            "offset": pa.array(ledger.starts[lines], pa.int64()),
+            "offset": pa.array(ledger.offsets(lines), pa.int64()),
             "reason": reasons,
             "message": [ledger.messages[line] if text_limit else None for line in lines],
             "text": [ledger.text(line, text_limit) if text_limit else None for line in lines],
@@ -255,7 +259,9 @@ def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: i
         raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
     batch = rows_of_domain.slice(start, stop - start)
     are_all = len(batch) == len(rows_of_domain) and reader.num_record_batches == 1
-    return decoded({column: _ragged(batch.column(column), sealed) for column in batch.schema.names}, batch.schema), are_all
+    return decoded(
+        {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}, batch.schema
+    ), are_all
 
 
 def decoded(rows: dict[str, Ragged], schema: pa.Schema) -> dict[str, Ragged]:
@@ -282,9 +288,7 @@ def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven
     """
     sealed = Sealed(source, name + ROWS, proven)
     reader = sealed.open()
-    if domain >= reader.num_record_batches or (
-        len(rows) and int(rows.max()) >= len(batch := reader.get_batch(domain))
-    ):
+    if domain >= reader.num_record_batches or (len(rows) and int(rows.max()) >= len(batch := reader.get_batch(domain))):
         raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
     batch = reader.get_batch(domain)
     return decoded({column: _picked(batch.column(column), rows, sealed) for column in batch.schema.names}, batch.schema)
@@ -312,7 +316,9 @@ def _values(array: pa.Array, index: Array) -> Array:
     return bits
 
 
-def read_batch(source: pa.NativeFile, name: str, batch: int, beside: Sequence[str]) -> tuple[dict[str, Ragged], list[Array]]:
+def read_batch(
+    source: pa.NativeFile, name: str, batch: int, beside: Sequence[str]
+) -> tuple[dict[str, Ragged], list[Array]]:
     """A record batch of a file that `encode_rows` wrote: its rows, and the numbers `beside` them.
 
     Raises:
@@ -350,7 +356,10 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
     counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
     steps, role, *counts = (found.pop(f"role:{place}").astype(np.int64) for place in range(5))
     roles = RoleCounts(tuple(json.loads(reader.metadata[b"roles"])), np.cumsum(steps), role, np.stack(counts))
-    dropped = tuple(Drop(**record) for record in json.loads(reader.metadata[b"drops"]))
+    dropped, marked = (
+        tuple(Drop(**record) for record in json.loads(reader.metadata.get(name, b"[]")))
+        for name in (b"drops", b"marks")
+    )
     length = found.pop("length", found["tokens"]).astype(np.int64)
     digests = {}
     if SPLIT in found:
@@ -366,6 +375,7 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
         roles=roles,
         drops=dropped,
         digests=digests,
+        marks=marked,
     )
 
 

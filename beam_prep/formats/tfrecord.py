@@ -3,7 +3,7 @@
 Integer and bool columns are Int64Lists, float columns FloatLists: **float64 is rounded to float32** (beyond its range:
 infinite), and uint64 values from 2**63 on are kept as the int64 of the same bits, because Examples have nothing wider.
 A column of lists of lists has its values, flat, under its key, and the lengths of the inner lists as the int64 feature
-`<key>/lengths`. An empty row is a list without values.
+`<key>/lengths`. An empty row is a list without values. A string that is carried along is a value of a BytesList.
 
 In TensorFlow, with `features.json` (the content is what `features` gives):
 
@@ -89,14 +89,15 @@ def require_fast_crc32c() -> None:
 def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
     """The content of `features.json`: what a reader needs to know of every feature.
 
-    Per key: `type` ("int64" or "float32", as it is in the Example), `dtype` (numpy name of the column), `kind`
-    ("ragged": rows differ in length), and for a column of lists of lists `lengths`, the key of the inner lengths.
+    Per key: `type` ("int64", "float32" or "string", as it is in the Example), `dtype` (numpy name of the column),
+    `kind` ("ragged": rows differ in length; "single": a row has one value), and for a column of lists of lists
+    `lengths`, the key of the inner lengths.
     """
     found: dict[str, dict[str, str]] = {}
     for column in columns:
-        entry = {"type": feature_type(column), "dtype": column.dtype, "kind": "ragged"}
+        entry = {"type": feature_type(column), "dtype": column.dtype, "kind": "ragged" if column.depth else "single"}
         found[column.name] = entry
-        if column.depth == 2:
+        if column.levels == 2 and column.role != "string":
             entry["lengths"] = lengths_key(column)
             found[entry["lengths"]] = {"type": "int64", "dtype": "int64", "kind": "ragged"}
     return found

@@ -1,4 +1,4 @@
-"""Records that became no row: dropped or rejected, and why."""
+"""Records that became no row: dropped or rejected, and why; and those that are marked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ TEXT = 200
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A record that becomes no row.
+    """A record that becomes no row, or one that is marked.
 
     Attributes:
         place: the file, and the line (of a list: the record).
-        kind: `dropped` or `rejected`.
+        kind: `dropped` or `rejected`; `marked`: it was kept.
         reason, message: why.
         text: the beginning of its line.
     """
@@ -38,7 +38,12 @@ class LeftOut:
     @classmethod
     def of_drop(cls, drop: Mapping[str, Any]) -> "LeftOut":
         """From the drops of an output: see `Dataset.drops`."""
-        return cls._of(drop, "dropped", "")
+        return cls._of(drop, "dropped", str(drop.get("note", "")))
+
+    @classmethod
+    def of_mark(cls, mark: Mapping[str, Any]) -> "LeftOut":
+        """From the marked records of an output: see `Dataset.marked`."""
+        return cls._of(mark, "marked", str(mark.get("note", "")))
 
     @classmethod
     def _of(cls, record: Mapping[str, Any], kind: str, message: str) -> "LeftOut":

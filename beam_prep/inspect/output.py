@@ -15,6 +15,7 @@ from rich.text import Text
 
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.reading.drops import CONTAMINATED
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.left_out import LeftOut, left_out_text
@@ -25,6 +26,7 @@ from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import open_dataset
+from beam_prep.readers.source import source_lines
 
 
 def inspect(
@@ -42,6 +44,7 @@ def inspect(
     ids: bool = False,
     html: str | os.PathLike[str] | None = None,
     pager: bool = False,
+    source: bool = False,
 ) -> None:
     """Prints records of an output, decoded: the first, the shortest, the longest, and a few that are drawn.
 
@@ -55,9 +58,11 @@ def inspect(
         html: write a page for a browser to this file instead. Unless records are chosen, it has 1,000 rows that are
             drawn (all, if there are no more), and of each reason the first rejects.
         pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
+        source: instead of the record, print the line of the input that it was made of; of a packed row, all of them.
 
     Raises:
-        BeamPrepError: there is no such output, domain, record or reason; or two arguments exclude each other.
+        BeamPrepError: there is no such output, domain, record or reason; or two arguments exclude each other; or the
+            line of a record is not known, or not to be had.
     """
     selection = Selection(
         record=record,
@@ -70,9 +75,14 @@ def inspect(
         grep=grep,
         reason=reason,
     )
+    if source and (record is None or html is not None):
+        raise BeamPrepError("--source shows the line that one record was made of, as text; type: --record N --source")
     if html is not None:
         check_page(html)
     dataset = open_dataset(output)
+    if source:
+        Screen(pager).show(_source_texts(_view(dataset, selection), selection))
+        return
     if html is None:
         screen = Screen(pager)
         totals = _totals(dataset, screen.marks)
@@ -96,6 +106,18 @@ def _row_texts(rows: Dataset, selection: Selection, screen: Screen, ids: bool) -
     """The rows that are asked for as texts."""
     texts = (shown.text(screen, ids, selection.pattern) for shown in _rows(rows, selection))
     return texts if selection.grep is None else or_nothing(texts, f"{len(rows):,} rows", selection)
+
+
+def _source_texts(rows: Dataset, selection: Selection) -> Iterator[Text]:
+    """The lines that a row was made of."""
+    assert selection.record is not None
+    number = _number(rows, selection.record, selection.domain)
+    for line in source_lines(rows, number):
+        yield (
+            Text()
+            .append(f"━━ record {number} · {line.path}, byte offset {line.offset:,}".translate(VISIBLE), "bold")
+            .append(f"\n{line.text.translate(VISIBLE)}")
+        )
 
 
 def or_nothing(texts: Iterable[Text], where: str, selection: Selection) -> Iterator[Text]:
@@ -151,19 +173,24 @@ def _left_out_texts(dataset: Dataset, selection: Selection) -> Iterable[Text]:
     counts = _counts_of_reason(dataset, selection)
     texts = map(left_out_text, _left_out(dataset, selection))
     found = texts if selection.grep is None else or_nothing(texts, f"{sum(counts.values()):,} records", selection)
+    if counts["marked"]:
+        about = f"marked, and kept: {counts['marked']:,} {CONTAMINATED}; an output says of the first {LEFT_OUT} where"
+        found = itertools.chain(found, [Text(about)])
     if not counts["dropped"]:
         return found
     return itertools.chain(found, [Text(_about_drops(dataset, selection).translate(VISIBLE))])
 
 
 def _counts_of_reason(dataset: Dataset, selection: Selection) -> dict[str, int]:
-    """How many records were `dropped` and `rejected` for the reason that is asked for.
+    """How many records were `dropped`, `rejected` and `marked` for the reason that is asked for.
 
     Raises:
         BeamPrepError: none was; the message lists the reasons that there are.
     """
     ledger = dataset.manifest["ledger"]
     kinds = {kind: dict(ledger[kind]) for kind in ("dropped", "rejected")}
+    marked = dataset.manifest.get("counters", {}).get(CONTAMINATED)
+    kinds["marked"] = {CONTAMINATED: marked} if marked else {}
     counts = {
         kind: sum(count for reason, count in reasons.items() if selection.says(kind, reason))
         for kind, reasons in kinds.items()
@@ -200,8 +227,12 @@ _INPUTS_SHOWN = 3
 
 
 def _left_out(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
-    """Rejects, then drops, of the reason that is asked for."""
-    records = itertools.chain(map(LeftOut.of_reject, dataset.rejects()), map(LeftOut.of_drop, dataset.drops()))
+    """Rejects, then drops, then marked records, of the reason that is asked for."""
+    records = itertools.chain(
+        map(LeftOut.of_reject, dataset.rejects()),
+        map(LeftOut.of_drop, dataset.drops()),
+        map(LeftOut.of_mark, dataset.marked()),
+    )
     found = (
         record
         for record in records
@@ -323,10 +354,10 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
     dataset = open_dataset(output)
     texts = {column.name for column in dataset.schema if column.role == "text"}
 
-    def plain(key: str, value: Array | Ragged) -> Any:
+    def plain(key: str, value: Any) -> Any:
         if isinstance(value, Ragged):
             return [plain(key, one) for one in value]
-        return value.tobytes().decode(errors="replace") if key in texts else value
+        return value.tobytes().decode(errors="replace") if key in texts else value  # strings are strings already
 
     left = len(dataset) if count is None else min(checked_count(count), len(dataset))
     with stop_when_reader_closes():

@@ -1,6 +1,7 @@
 """A row as sequences of tokens: which are trained, which are padding, and notes on them."""
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import IGNORE_INDEX, PROMPT_COMPLETION, Column
+from beam_prep.core.data.schema import CARRIED, IGNORE_INDEX, PROMPT_COMPLETION, Column
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
@@ -106,10 +107,11 @@ def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSeq
         "text": False,
         "attention": _padded(display, row) is not None,
         "value": column.name in _values(display, row),
+        **dict.fromkeys(CARRIED, False),
         "position": column.role == "position" and positions_of(column, display, row) is not None,
     }
     if not shown_elsewhere[column.role]:
-        show = {"weights": _runs, "text": _text}.get(column.role, _numbers)
+        show = _carried if column.carried else {"weights": _runs, "text": _text}.get(column.role, _numbers)
         yield f"{column.name}: {show(row[column.name])}"
 
 
@@ -242,7 +244,20 @@ def _trains(config: Mapping[str, Any], name: str) -> bool | None:
 
 
 def _text(values: Array | Ragged) -> str:
-    text = np.asarray(values).tobytes().decode(errors="replace")
+    return _beginning(np.asarray(values).tobytes().decode(errors="replace"))
+
+
+def _carried(values: Any) -> str:
+    """A string or a number; of a packed row those of its documents, strings in quotes."""
+    if not isinstance(values, list | np.ndarray):
+        return _beginning(str(values))
+    if isinstance(values, np.ndarray):
+        return _numbers(values)
+    some = ", ".join(json.dumps(_beginning(text), ensure_ascii=False) for text in values[:_VALUES])
+    return some + (f" ... ({len(values):,} in all)" if len(values) > _VALUES else "")
+
+
+def _beginning(text: str) -> str:
     return text if len(text) <= 10 * _VALUES else f"{text[: 10 * _VALUES]} ... ({len(text):,} characters in all)"
 
 

@@ -46,7 +46,8 @@ def collate(
       labels are shifted: the token before it belongs to another one. There is no `attention_mask`: with one, models let
       documents see each other.
 
-    Columns keep their names. Integers become int64 (jax: int32).
+    Columns keep their names. Integers become int64 (jax: int32). What is carried along is not padded: strings are a
+    list of `str`, numbers an array, with a value for each row; of packed rows, for each document.
 
     >>> ds = bp.open("out/chat")
     >>> batch = bp.collate(ds, pad_id=0)([ds[0], ds[5]])
@@ -100,7 +101,7 @@ def _packed_problems(schema: Sequence[Column], multiple: int) -> list[str]:
             f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: use packed=False, pad_id=..."
         )
     for column in schema:
-        if not column.of_tokens:
+        if not column.of_tokens and not column.carried:
             problems.append(f"column {column.name!r} has no value for each token: use packed=False, pad_id=...")
         if column.role == "attention":
             problems.append("the rows are padded: make the output without padding, or use packed=False, pad_id=...")
@@ -120,20 +121,36 @@ class Collate:
     side: Side
     multiple: int
 
-    def __call__(self, rows: Sequence[Row] | Mapping[str, Ragged]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Row] | Mapping[str, Any]) -> dict[str, Any]:
         """A batch of rows, or of their columns (`ds[[1, 5, 7]]`)."""
         if isinstance(rows, Mapping):
             columns = dict(rows)
         else:
-            columns = {c.name: joined([row[c.name] for row in rows], c.dtype, c.depth) for c in self.schema}
+            columns = {
+                c.name: _together(c, [row[c.name] for row in rows])
+                if c.carried
+                else joined([row[c.name] for row in rows], c.dtype, c.depth)
+                for c in self.schema
+            }
         made = self._flattened(columns) if self.packed else self._padded(columns)
         return {name: _converted(value, self.arrays) for name, value in made.items()}
 
-    def _padded(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
+    def _carried(self, column: Column, values: Any) -> Any:
+        """Of each row, or of each document of packed rows."""
+        if not column.depth:
+            return values
+        if column.role == "string":
+            return [each for row in values for each in row]
+        return np.concatenate([np.zeros(0, column.dtype), *values])
+
+    def _padded(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         ids = [column.name for column in self.schema if column.role == "ids"]
         fills = {"ids": self.pad_id, "labels": IGNORE_INDEX}
         for column in self.schema:
+            if column.carried:
+                batch[column.name] = self._carried(column, columns[column.name])
+                continue
             batch[column.name] = self._rectangle(columns[column.name], fills.get(column.role, 0), column.role)
         if not any(column.role == "attention" for column in self.schema):
             for name in ids:
@@ -152,7 +169,7 @@ class Collate:
         padded[np.arange(padded.shape[1]) < rows.lengths[:, None]] = lists
         return padded
 
-    def _flattened(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
+    def _flattened(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         (ids,) = (columns[column.name] for column in self.schema if column.role == "ids")
         lengths = next((columns[c.name].flat for c in self.schema if c.role == "lengths"), ids.lengths)
         lengths = lengths[lengths > 0].astype(np.int64)
@@ -162,6 +179,9 @@ class Collate:
         batch: dict[str, Any] = {}
         for column in self.schema:
             if column.role in ("position", "lengths"):
+                continue
+            if column.carried:
+                batch[column.name] = self._carried(column, columns[column.name])
                 continue
             values = columns[column.name].flat.copy()
             if column.role in NO_LOSS and not column.shifted:
@@ -185,8 +205,13 @@ def _rectangle(values: Array, lengths: Array, fill: int, multiple: int, side: st
     return padded
 
 
+def _together(column: Column, values: list[Any]) -> Any:
+    """The values of rows, as `ds[[1, 5, 7]]` gives what is carried along."""
+    return values if column.depth or column.role == "string" else np.array(values, column.dtype)
+
+
 def _converted(value: Any, arrays: Arrays) -> Any:
-    if isinstance(value, int):
+    if isinstance(value, int | list):
         return value
     if value.dtype.kind in "iu" and value.ndim > 1:  # borders stay int32
         value = value.astype(np.int32 if arrays == "jax" else np.int64, copy=False)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
+from beam_prep.core.data.carried import carried_values
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column, Strategy
@@ -39,8 +40,11 @@ class Dataset:
     Row order: domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column name to
     array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is a dict
     of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are copies
-    and belong to the caller. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and share the open shards. An
-    indexed shard stays open (memory-mapped) until others need its place; iterating keeps one shard open at a time.
+    and belong to the caller. What is carried along (`output.carry`, `output.provenance`) is a `str`, an `int` or a
+    `float`; of packed rows a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with a
+    value for each row; of packed rows a list of these. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and
+    share the open shards. An indexed shard stays open (memory-mapped) until others need its place; iterating keeps one
+    shard open at a time.
 
     >>> ds = bp.open("out/chat")
     >>> row = ds[0]
@@ -122,8 +126,8 @@ class Dataset:
     @overload
     def __getitem__(self, index: slice) -> "Dataset": ...
     @overload
-    def __getitem__(self, index: Sequence[int] | Array) -> dict[str, Ragged]: ...
-    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> "Row | Dataset | dict[str, Ragged]":
+    def __getitem__(self, index: Sequence[int] | Array) -> dict[str, Any]: ...
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> "Row | Dataset | dict[str, Any]":
         """A row (negative: from the end), a view of a slice, or the columns of the rows of a list.
 
         Raises:
@@ -135,7 +139,11 @@ class Dataset:
         if isinstance(index, slice):
             return Dataset(self._output, self._rows[index])
         if isinstance(index, Sequence) or (isinstance(index, np.ndarray) and index.ndim):
-            return self._output.gather(self._row_numbers(index))
+            found: dict[str, Any] = self._output.gather(self._row_numbers(index))
+            for column in self.schema:
+                if column.carried:
+                    found[column.name] = carried_values(column, found[column.name])
+            return found
         return self._output.row(self._row_number(index))
 
     def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
@@ -222,7 +230,8 @@ class Dataset:
     def torch(self) -> "TorchRows":
         """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
 
-        Integers are int64, a list of lists is a list of tensors. `bp.collate(..., arrays="torch")` makes tensors of
+        Integers are int64, a list of lists is a list of tensors. Strings and single numbers that are
+        carried along stay `str`, `int` and `float`. `bp.collate(..., arrays="torch")` makes tensors of
         batches, in less time.
         """
         from beam_prep.readers.torch_rows import TorchRows
@@ -230,7 +239,9 @@ class Dataset:
         return TorchRows(self)
 
     def tf(self) -> Any:
-        """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`."""
+        """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`,
+        and what is carried along as a scalar (of packed rows as [documents]), strings as `tf.string`.
+        """
         from beam_prep.readers.tf_rows import tf_rows
 
         return tf_rows(self)
@@ -295,8 +306,8 @@ class Dataset:
         return np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
 
     def rejects(self) -> Iterator[dict[str, Any]]:
-        """The rejected records of the entire output, in order: `file`, `offset` (bytes), `line` (from 1), `reason`,
-        `message`, and `text`, the beginning of the line. Files are read as far as it takes.
+        """The rejected records of the entire output, in order: `file`, `offset` (bytes; rows of a table), `line`
+        (from 1), `reason`, `message`, and `text`, the beginning of the line. Files are read as far as it takes.
 
         >>> ds = bp.open("out/chat")
         >>> [reject["reason"] for reject in ds.rejects()]
@@ -309,7 +320,8 @@ class Dataset:
 
     def drops(self) -> list[dict[str, Any]]:
         """The first records of each reason that were dropped, in order: `file`, `offset` (bytes), `line` (from 1),
-        `reason`, and `text`, the beginning of the line. Of an output of an earlier version: none.
+        `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share. Of
+        an output of an earlier version: none.
 
         >>> bp.open("out/chat").drops()
         []
@@ -318,6 +330,18 @@ class Dataset:
             FormatError: `run.json` is damaged.
         """
         found: list[dict[str, Any]] = self.run.get("report", {}).get("dropped", [])
+        return found
+
+    def marked(self) -> list[dict[str, Any]]:
+        """The first records that were kept and marked (`preprocessing.decontaminate`), in order: as `drops`.
+
+        >>> bp.open("out/chat").marked()
+        []
+
+        Raises:
+            FormatError: `run.json` is damaged.
+        """
+        found: list[dict[str, Any]] = self.run.get("report", {}).get("marked", [])
         return found
 
     @property

@@ -99,7 +99,7 @@ class OpenOutput:
                 f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
                 "make the output again"
             )
-        opened = OpenShard(reader, self.starts[index], [column.name for column in self.schema])
+        opened = OpenShard(reader, self.starts[index], self.schema)
         if isinstance(self._files, Stored):
             hold(folder, opened)
         return opened
@@ -163,7 +163,8 @@ class OpenOutput:
 
         Args:
             rows: int64, numbers of rows of the entire output.
-            cuts: int64, of each row the first value and the end of those that are wanted; None: all.
+            cuts: int64, of each row the first value and the end of those that are wanted; None: all. What is carried
+                along is not cut.
         """
         if len(rows) > _AT_ONCE:  # the views below keep all of their shards mapped
             parts = []
@@ -182,9 +183,12 @@ class OpenOutput:
                 column[place] = view
         if cuts is not None:
             borders = list(zip(cuts[0].tolist(), cuts[1].tolist(), strict=True))
-            views = [[view[a:b] for view, (a, b) in zip(column, borders, strict=True)] for column in views]
+            views = [
+                found if column.carried else [view[a:b] for view, (a, b) in zip(found, borders, strict=True)]
+                for column, found in zip(self.schema, views, strict=True)
+            ]
         return {
-            column.name: joined(found, column.dtype, column.depth)
+            column.name: joined(found, column.dtype, column.levels)
             for column, found in zip(self.schema, views, strict=True)
         }
 

@@ -1,10 +1,12 @@
 """`ds.packed(...)`: packed rows of a dataset of documents, by an index. No token is rewritten."""
 
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from beam_prep.core.data.carried import carried_values
 from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.data.schema import Column, Strategy
 from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, plan_packs
@@ -59,10 +61,11 @@ class Packed(View):
 
     @property
     def schema(self) -> tuple[Column, ...]:
-        """The columns of the dataset, then `position_ids` and `seq_lens`."""
+        """The columns of the dataset, then `position_ids` and `seq_lens`. What is carried along is of each document."""
         (ids,) = (column.name for column in self._dataset.schema if column.role == "ids")
         added = Column(POSITION_IDS, "int32", 1, "position", ids), Column(SEQ_LENS, "int32", 1, "lengths", ids)
-        return (*self._dataset.schema, *added)
+        schema = (replace(column, depth=1) if column.carried else column for column in self._dataset.schema)
+        return (*schema, *added)
 
     def _ordered(self, epoch: int) -> None:
         self._order = None if self._seed is None else shuffled(self.samples, self._seed, epoch)
@@ -78,12 +81,13 @@ class Packed(View):
         tokens = offsets_of(lengths)
         positions = (np.arange(tokens[-1]) - np.repeat(tokens[:-1], lengths)).astype(np.int32)
         documents = offsets_of(counts)
+        beside = {c.name: carried_values(c, columns.pop(c.name)) for c in self._dataset.schema if c.carried}
         values = {name: rows.flat for name, rows in columns.items()} | {POSITION_IDS: positions}
         rows = []
         for pack in range(len(packs)):
             a, b = documents[pack], documents[pack + 1]
             row: Row = {name: flat[tokens[a] : tokens[b]] for name, flat in values.items()}
-            rows.append(row | {SEQ_LENS: lengths[a:b]})
+            rows.append(row | {name: found[a:b] for name, found in beside.items()} | {SEQ_LENS: lengths[a:b]})
         return rows
 
 
@@ -103,6 +107,6 @@ def _ids_of(dataset: "Dataset") -> str:
             raise ConfigError(f"the rows of {dataset.path} are padded: make the output without padding")
         if column.role == "position":
             raise ConfigError(f"{dataset.path} has {column.name!r}, which a packed view makes: leave it out there")
-        if not column.of_tokens:
+        if not column.of_tokens and not column.carried:
             raise ConfigError(f"column {column.name!r} of {dataset.path} has no value for each token: not to be packed")
     return ids[0]

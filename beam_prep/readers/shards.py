@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from beam_prep.core.data.carried import carried_value
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column
 from beam_prep.formats import Row, ShardReader
 
 
@@ -23,13 +25,15 @@ class OpenShard:
     Args:
         reader: of its format.
         start: the number of its first row in the entire output.
-        names: of its columns.
+        schema: its columns.
     """
 
-    __slots__ = ("__weakref__", "_flat", "_names", "reader", "start")
+    __slots__ = ("__weakref__", "_carried", "_flat", "_names", "reader", "start")
 
-    def __init__(self, reader: ShardReader, start: int, names: Sequence[str]) -> None:
+    def __init__(self, reader: ShardReader, start: int, schema: Sequence[Column]) -> None:
+        names = [column.name for column in schema]
         self.reader, self.start, self._names = reader, start, names
+        self._carried = [column for column in schema if column.carried]
         self._flat: list[tuple[str, Array, Array]] | None = None
         columns = _columns_of(reader)
         if columns is not None and all(_is_flat(columns[name]) for name in names):
@@ -39,11 +43,15 @@ class OpenShard:
         """A row, by its number in the entire output."""
         at = number - self.start
         if self._flat is not None:  # a third of the time
-            return {name: values[starts[at] : starts[at + 1]].copy() for name, values, starts in self._flat}
-        return {
-            name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
-            for name, value in self.reader.row(at).items()
-        }
+            row: Row = {name: values[starts[at] : starts[at + 1]].copy() for name, values, starts in self._flat}
+        else:
+            row = {
+                name: value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
+                for name, value in self.reader.row(at).items()
+            }
+        for column in self._carried:
+            row[column.name] = carried_value(column, row[column.name])
+        return row
 
     def views(self, number: int) -> list[Array | Ragged]:
         """The columns of a row, which may be views of the file."""

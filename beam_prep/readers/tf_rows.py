@@ -33,8 +33,8 @@ def tf_rows(rows: Iterable) -> Any:
 
 def _signature(tf: Any, schema: Sequence[Column]) -> dict[str, Any]:
     return {
-        column.name: tf.TensorSpec([None], column.dtype)
-        if column.depth == 1
+        column.name: tf.TensorSpec([None] * column.depth, tf.string if column.role == "string" else column.dtype)
+        if column.depth <= 1
         else tf.RaggedTensorSpec([None, None], column.dtype, ragged_rank=1)
         for column in schema
     }

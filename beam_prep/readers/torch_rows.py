@@ -5,7 +5,7 @@ from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.formats import Row
 
 
@@ -34,7 +34,9 @@ class TorchRows:
         ]
 
 
-def _tensors(values: Array | Ragged) -> Any:
+def _tensors(values: Any) -> Any:
+    if not isinstance(values, np.ndarray | Ragged):  # what is carried along: strings and numbers
+        return values
     if isinstance(values, Ragged):
         return [_tensors(each) for each in values]
     import torch

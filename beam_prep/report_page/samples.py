@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.carried import carried_value
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.inspect.sequences import RowDisplay, TokenSequence, parts_of, pieces_of, special_ids
@@ -66,8 +67,10 @@ def shown_rows(
         yield ShownRow(sample["domain"], tuple(sequences), sample["cut"])
 
 
-def _array(values: list[Any], column: Column) -> Array | Ragged:
+def _array(values: list[Any], column: Column) -> Any:
     dtype = np.dtype(column.dtype)
+    if column.carried:
+        return carried_value(column, np.asarray(values, dtype))
     return np.asarray(values, dtype) if column.depth == 1 else Ragged.from_lists(values, dtype)
 
 

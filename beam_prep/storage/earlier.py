@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from beam_prep.core.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, BlockReceipt, Ledger, Origin
+from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.shards.replay import (
@@ -127,15 +128,15 @@ class EarlierBlocks:
         now, kept = _rows_of(spool, found, origin), _rows_of(self.spool, earlier, origin)
         (sidecar,) = spool.sidecars([spool.name(origin.digest)])
         ledger = Ledger(raw.data, np.append(0, ends)[:-1], ends, sidecar.status, sidecar.outcomes)
+        ledger.by_row = is_table(origin.source.path)
         block = replace(now.rows, ledger=ledger, roles=CountedRoles(counts=now.roles))
         self._check(block, kept, kept.rows.line)
 
     def _check(self, batch: Batch, kept: KeptRows, lines: Array) -> None:
         if (found := first_change(batch, kept, lines)) is not None:
             line, how = found
-            offset = batch.origin.first_byte + int(batch.ledger.starts[line])
             raise ConfigError(
-                f"{batch.origin.source.path} (byte offset {offset}): this record was kept, and would change: {how}; "
+                f"{batch.place(line)}: this record was kept, and would change: {how}; "
                 f"a replay changes no kept record, so make everything again: {self.instead}"
             )
 
@@ -154,7 +155,7 @@ def _rows_of(spool: Spool, receipt: BlockReceipt, origin: Origin) -> KeptRows:
     nothing = np.zeros(0, np.int64)
     rows = Batch(
         origin,
-        Ledger(b"", nothing, nothing),
+        Ledger(b"", nothing, nothing, notes={mark.line: mark.note for mark in sidecar.marks}),
         sidecar.line,
         domain=[receipt.domains[code][0] for code in sidecar.domain.tolist()],
         columns=columns,

@@ -18,10 +18,12 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.places import is_table
 from beam_prep.core.reading import foreign
 from beam_prep.core.reading.blocks import Readable
 from beam_prep.core.reading.json_list import ListAsLines, is_json_file
 from beam_prep.errors import ConfigError, InputError, StorageError
+from beam_prep.storage import dataset_folder
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo
@@ -41,7 +43,8 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
     """Lists the files of a job: arguments in the order given, the matches of a glob sorted by bytes.
 
     Args:
-        patterns: paths, globs, and `@LIST`: a file that names these, one a line.
+        patterns: paths, globs, and `@LIST`: a file that names these, one a line. The folder of a dataset that
+            `datasets` saved stands for its Arrow files.
 
     Raises:
         InputError: an argument matches nothing, is a directory, cannot be read, or names a file for the second time.
@@ -84,16 +87,20 @@ def _match(pattern: str) -> list[InputFile]:
             found = glob.glob(pattern, recursive=True)
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
-        return [
-            InputFile(path, *file_stat(path), _compression(path), place=os.path.abspath(path))
-            for path in sorted(found, key=os.fsencode)
-        ]
+        files = [file for path in sorted(found, key=os.fsencode) for file in _files_of_folder(path) or [path]]
+        return [InputFile(path, *file_stat(path), _compression(path), place=os.path.abspath(path)) for path in files]
     try:
         stored = objects.match_pattern(pattern)
     except (StorageError, ConfigError) as error:
         raise type(error)(f"cannot look up {pattern!r}: {error}") from None
     # The consoles of stores create empty objects as folders.
     stored = [each for each in stored if not each.path.endswith("/")]
+    if not stored and not glob.has_magic(pattern):
+        folder = pattern.rstrip("/")
+        found_all = objects.find_all(_files_of_folder(folder) or [])
+        if None in found_all:
+            raise InputError(f"an .arrow file that {folder}/state.json names is not there")
+        stored = [each for each in found_all if each is not None]
     if not stored:
         raise InputError(
             f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
@@ -102,6 +109,25 @@ def _match(pattern: str) -> list[InputFile]:
         InputFile(each.path, each.size, each.updated, _compression(each.path), each.version, each.checksum)
         for each in stored
     ]
+
+
+def _files_of_folder(folder: str) -> list[str] | None:
+    """The paths of the Arrow files of a folder that `datasets` saved; None: it is no such folder.
+
+    Raises:
+        InputError: see `dataset_folder`.
+    """
+    if is_local(folder) and not os.path.isdir(folder):
+        return None
+
+    def read(name: str) -> bytes:
+        return read_bytes(join(folder, name))
+
+    if exists(join(folder, dataset_folder.STATE)):
+        return [join(folder, name) for name in dataset_folder.rows_files(folder, read)]
+    if exists(join(folder, dataset_folder.SPLITS)):
+        raise dataset_folder.splits_problem(folder, read)
+    return None
 
 
 def _compression(path: str) -> str | None:
@@ -161,6 +187,8 @@ def open_input(
             the end of the last line.
         position: is told of every read of a compressed file.
 
+    Of a table, the content is the file as it is stored.
+
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not compressed as its ending says.
     """
@@ -176,10 +204,34 @@ def open_input(
     try:
         if start:
             stream.seek(start - 1)
-        content = _Input(source, stream, start == 0, position)
+        content = _Input(source, stream, start == 0 and not is_table(source.path), position)
         yield ListAsLines(content, source.path) if is_json_file(source.path) else content
         # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
+    finally:
+        stream.close()
+
+
+@contextmanager
+def open_table(source: InputFile) -> Iterator[Any]:
+    """A table's file, which is read in any order.
+
+    Raises:
+        InputError: the file changed since it was listed, or cannot be read.
+    """
+    if is_local(source.path):
+        _check_unchanged(source)
+        try:
+            stream: Any = pa.OSFile(source.place or source.path)
+        except OSError as error:
+            raise InputError(f"cannot read {source.path!r}: {error}") from None
+    else:
+        stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated))
+    try:
+        yield stream
+        _check_unchanged(source)
+    except (Changed, FileNotFoundError):
+        raise _changed(source) from None
     finally:
         stream.close()
 

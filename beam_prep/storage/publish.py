@@ -8,7 +8,7 @@ import logging
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,16 +16,16 @@ from beam_prep.core.data.block import MICROSECONDS
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.chunk import ChunkStats
-from beam_prep.core.shards.layout import CUT, Layout
+from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.pack import PackStats
 from beam_prep.core.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
-from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan, Slice
+from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan
+from beam_prep.core.shards.splits import part_of
 from beam_prep.errors import EngineError, OutputError, RunError
 from beam_prep.formats import FORMATS, mds
-from beam_prep.formats.arrow import dataset_dict
+from beam_prep.formats.arrow import dataset_files
 from beam_prep.formats.manifest import (
-    DATASET_DICT,
     FAILURE,
     FEATURES,
     MANIFEST,
@@ -40,6 +40,7 @@ from beam_prep.formats.manifest import (
     output_columns,
 )
 from beam_prep.formats.tfrecord import features
+from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.generations import Generations
 from beam_prep.storage.output import failed_at, output_at
@@ -69,7 +70,7 @@ _ENCODER = "encoder: "
 
 def write_shard(
     shard: KeyedShard,
-    spool: Spool,
+    arranger: Arranger,
     output: OutputTarget,
     formats: Sequence[str],
     layout: Layout,
@@ -78,7 +79,7 @@ def write_shard(
     """Links a shard from the earlier output, if that has it; otherwise writes it.
 
     Args:
-        shard, spool, output, formats, layout: what is written, from where, to where, and how.
+        shard, arranger, output, formats, layout: what is written, from where, to where, and how.
         tell: is told of rows as they are written.
     """
     how = "written"
@@ -90,22 +91,23 @@ def write_shard(
         except Damaged as error:
             log.warning("%s; the shard is written anew", error)
             how = "damaged"
-    return WrittenShard(_written(shard.plan, spool, output, formats, layout, tell), shard.key, how)
+    return WrittenShard(_written(shard.plan, arranger, output, formats, layout, tell), shard.key, how)
 
 
 def _written(
     plan: ShardPlan,
-    spool: Spool,
+    arranger: Arranger,
     output: OutputTarget,
     formats: Sequence[str],
     layout: Layout,
     tell: Callable[[int], None],
 ) -> ShardReceipt:
-    """Streams a shard's slices from the spool into every format.
+    """Streams a shard's rows from the spool into every format.
 
-    Memory: one slice (a block's rows of one domain) and one packing group, for any size of the shard.
+    Memory: one slice (a block's rows of one domain), or the rows that are gathered or merged at a time, and one packing
+    group, for any size of the shard.
     """
-    columns = layout.columns(spool.receipt(plan.slices[0].name).columns)
+    columns = layout.columns(arranger.columns(plan))
     rows = 0
     counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
     packed, chunked = PackStats(layout.capacity), ChunkStats()
@@ -114,7 +116,7 @@ def _written(
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
             for name in formats
         ]
-        for data, stats in layout.rows((_slice(piece, plan, spool, tell) for piece in plan.slices), columns):
+        for data, stats in layout.rows(_told(arranger.rows(plan), tell), columns):
             for writer in writers:
                 writer.write(data)
             rows += len(data[columns[0].name])
@@ -133,19 +135,20 @@ def _written(
         asdict(packed) if layout.packing != "none" else None,
         files.written(),
         asdict(chunked) if layout.chunking is not None else None,
+        plan.split,
     )
 
 
-def _slice(
-    piece: Slice, plan: ShardPlan, spool: Spool, tell: Callable[[int], None]
-) -> tuple[Mapping[str, Ragged], Array | None]:
-    tell(piece.stop - piece.start)
-    cut = spool.counter(CUT, piece.name, piece.domain, piece.start, piece.stop) if plan.cut else None
-    return spool.rows(piece.name, piece.domain, piece.start, piece.stop, plan.last), cut
+def _told(
+    parts: Iterable[tuple[Mapping[str, Ragged], Array | None]], tell: Callable[[int], None]
+) -> Iterator[tuple[Mapping[str, Ragged], Array | None]]:
+    for rows, cut in parts:
+        tell(len(next(iter(rows.values()))))
+        yield rows, cut
 
 
 def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> WrittenFile:
-    """Rejects as JSON lines: file, offset (bytes), line (from 1), reason, message, text."""
+    """Rejects as JSON lines: file, offset (bytes; of a table: rows), line (from 1), reason, message, text."""
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
         file = files.open(name)
@@ -170,12 +173,12 @@ SAMPLE_TOKENS, SAMPLE_LISTS = 512, 4
 """Tokens of a sequence, and sequences of a list, that a report shows."""
 
 
-def samples(plan: Plan, spool: Spool) -> tuple[dict[str, Any], ...]:
+def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
     """The rows that were drawn for the report, as lists: domain, their columns, and the beginning of each."""
     columns = [asdict(column) for column in plan.columns]
     found = []
     for domain, piece in plan.drawn:
-        rows = spool.rows(*piece)
+        rows, _ = arranger.slice(piece)
         row = {name: _beginning(rows[name][0]) for name in rows}
         cut = any(_is_long(rows[name][0]) for name in rows)
         found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})
@@ -304,7 +307,7 @@ class Publisher:
             RunError: see `Shard`.
             OutputError: the output appeared meanwhile.
         """
-        made = sorted(made, key=lambda shard: (shard.receipt.domain, shard.receipt.shard))
+        made = sorted(made, key=lambda shard: _place(plan, shard.receipt))
         shards = [shard.receipt for shard in made]
         rejects = sorted(rejects, key=lambda file: file.path)
         problem = self.problem(plan)
@@ -342,8 +345,8 @@ class Publisher:
         return self.output
 
     def _check_shards(self, plan: Plan, shards: list[ShardReceipt]) -> None:
-        wanted = sorted((domain, shard) for domain, count in plan.shards_of.items() for shard in range(count))
-        found = [(shard.domain, shard.shard) for shard in shards]
+        wanted = sorted((part, shard) for part, count in plan.shards_of.items() for shard in range(count))
+        found = sorted((shard.part, shard.shard) for shard in shards)
         if wanted != found:
             raise EngineError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
@@ -353,10 +356,10 @@ class Publisher:
         if "tfrecord" in self.formats:
             others[FEATURES] = dump(features(plan.columns))
         if "arrow" in self.formats:
-            others[DATASET_DICT] = dump(dataset_dict(sorted(plan.domains.values())))
+            others |= {name: dump(found) for name, found in dataset_files(plan.columns, plan.domains, shards).items()}
         if "mds" in self.formats:
-            for domain, found in itertools.groupby(shards, lambda shard: shard.domain):
-                folder = plan.domains[domain]
+            for (split, domain), found in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
+                folder = part_of(split, plan.domains[domain])
                 others[f"{folder}/{mds.INDEX}"] = mds.index_text(plan.columns, folder, list(found))
         if self.tokenizer is not None:
             others |= {f"{TOKENIZER}/{name}": content for name, content in self.tokenizer.contents().items()}
@@ -388,6 +391,7 @@ class Publisher:
             "report": {
                 "lengths": {"kept": plan.lengths[0], "uncut": plan.lengths[1]},
                 "dropped": [_dropped(drop) for drop in plan.drops],
+                **({"marked": [_dropped(drop) for drop in plan.marks]} if plan.marks else {}),
                 "rejected": plan.first_rejects,
                 "samples": plan.samples,
             },
@@ -401,13 +405,20 @@ class Publisher:
         return f"{problem}; nothing was published, {where}"
 
 
+def _place(plan: Plan, shard: ShardReceipt) -> tuple[int, str, int]:
+    """Where a shard is in the manifest: splits are in the order of the config, then domains by name."""
+    return (plan.splits.index(shard.split) if shard.split is not None else 0), shard.domain, shard.shard
+
+
 def _of(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
     return {name[len(prefix) :]: count for name, count in counts.items() if name.startswith(prefix)}
 
 
 def _dropped(drop: Dropped) -> dict[str, Any]:
     found = drop.found
-    return {"file": drop.path, "offset": drop.offset, "line": drop.line, "reason": found.reason, "text": found.text}
+    note = {"note": found.note} if found.note else {}
+    place = {"file": drop.path, "offset": drop.offset, "line": drop.line}
+    return {**place, "reason": found.reason, **note, "text": found.text}
 
 
 def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:

@@ -21,12 +21,23 @@ from typing import Any
 
 from beam_prep._version import __version__
 from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.compose import Compose
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.slices import ShardPlan
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.contract import FilesOfShard
-from beam_prep.formats.manifest import MANIFEST, SLICES, ShardReceipt, WrittenFile, dump, load, receipts_of
+from beam_prep.formats.manifest import (
+    MANIFEST,
+    SLICES,
+    ShardReceipt,
+    WrittenFile,
+    dump,
+    folder_of_shard,
+    load,
+    receipts_of,
+)
+from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.files import join
 from beam_prep.storage.generations import Generations
 from beam_prep.storage.paths import is_local
@@ -109,6 +120,12 @@ class Keys:
     formats: tuple[str, ...]
     layout: Layout
     columns: tuple[Column, ...]
+    compose: Compose = dataclasses.field(default_factory=Compose)
+
+    @classmethod
+    def of_job(cls, arranger: Arranger, formats: tuple[str, ...], layout: Layout, columns: Sequence[Column]) -> "Keys":
+        """Of a job; `columns`: of its blocks."""
+        return cls(arranger.spool, formats, layout, layout.columns(columns), arranger.compose)
 
     def of(self, plan: ShardPlan) -> str:
         """The key of a shard. The names of blocks are digests of their bytes, in part; and of the recipe."""
@@ -125,7 +142,12 @@ class Keys:
             "columns": [dataclasses.asdict(column) for column in self.columns],
             "cut": plan.cut,
             "slices": plan.slices,
+            "order": plan.order,
         }
+        if (splits := self.compose.splits) is not None:
+            facts["splits"] = dataclasses.asdict(splits)
+        if (merge := plan.merge) is not None:
+            facts["merge"] = (merge.runs.facts, merge.part, merge.first, merge.stop, merge.most)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -164,7 +186,7 @@ class EarlierOutput:
             receipts = receipts_of(self.manifest)
             if found["manifest"] == hashlib.sha256(text).hexdigest() and len(found["keys"]) == len(receipts):
                 self._by_key = dict(zip(found["keys"], receipts, strict=True))
-                self._shards = Counter(receipt.domain for receipt in receipts)
+                self._shards = Counter(receipt.part for receipt in receipts)
         except (OSError, FormatError, ValueError, KeyError, TypeError):
             return
 
@@ -194,11 +216,11 @@ class EarlierOutput:
         receipt, formats, columns = self._by_key.get(key), keys.formats, keys.columns
         if receipt is None or self.manifest is None:
             return None
-        before = _files(formats, columns, receipt.shard, self._shards[receipt.domain])
+        before = _files(formats, columns, receipt.shard, self._shards[receipt.part])
         after = _files(formats, columns, plan.shard, plan.shards)
         if before is None or after is None:
             return None
-        folder = self.manifest["domains"][receipt.domain]
+        folder = folder_of_shard(self.manifest, receipt.domain, receipt.split)
         written = {file.path: file for file in receipt.files}
         old = [written.get(f"{folder}/{name}") for name, content in before.items() if content is None]
         new = [f"{plan.folder}/{name}" for name, content in after.items() if content is None]
@@ -206,7 +228,7 @@ class EarlierOutput:
             return None
         described = {f"{plan.folder}/{name}": content for name, content in after.items() if content is not None}
         files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
-        receipt = dataclasses.replace(receipt, domain=plan.domain, shard=plan.shard, files=())
+        receipt = dataclasses.replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=())
         return EarlierShard(self._folder, receipt, files, described)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.gather import Order
-from beam_prep.core.shards.views import Copies
+from beam_prep.core.shards.sidecars import Copies
 from beam_prep.errors import FormatError, SpoolError
 from beam_prep.formats.scratch import (
     RunRows,
@@ -34,7 +34,7 @@ class Scratch:
     folder: str
 
     def write_copies(self, copies: Copies) -> str:
-        """Writes which records of a block are copies. Returns the file's name: the digest of its content; "" of none."""
+        """Writes which records of a block are copies. Returns the file's name, a digest; "" of none."""
         if not len(copies):
             return ""
         name = "copies/" + _digest(encode_copies(copies, "")[0])

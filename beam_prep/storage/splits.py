@@ -3,19 +3,22 @@
 import logging
 import pickle
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 
-from beam_prep.core.data.block import REPLAYED, InputFile, Ledger, Split
+from beam_prep.core.data.block import REPLAYED, InputFile, Ledger, Origin, Split
 from beam_prep.core.data.columns import Wanted
+from beam_prep.core.data.places import is_table
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError, SpoolError
 from beam_prep.storage.files import Position, open_input
 from beam_prep.storage.spool import Spool
+from beam_prep.storage.tables import is_parquet, table_blocks
 
 log = logging.getLogger("beam_prep")
 
@@ -37,12 +40,51 @@ def split_files(_: bytes, packed: bytes, block_bytes: int) -> Iterable[Split]:
 
 
 def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split]:
-    """The byte ranges of a plain file. A compressed, `.json` or empty file is one split."""
+    """The byte ranges of a plain file, or of a Parquet file. A file that is a stream, or empty, is one split."""
     index, source = place
-    if source.compression is not None or is_json_file(source.path):
+    if is_stream(source) and not is_parquet(source.path):
         return [Split(index, source, 0, -1)]
     ranges = range(0, max(source.size, 1), block_bytes)
     return [Split(index, source, start, min(start + block_bytes, source.size)) for start in ranges]
+
+
+def is_stream(source: InputFile) -> bool:
+    """True if records are found from the file's beginning on: it is compressed, a `.json` file, or a table."""
+    return source.compression is not None or is_json_file(source.path) or is_table(source.path)
+
+
+def blocks_of(
+    split: Split, block_bytes: int, max_line_bytes: int = MAX_LINE_BYTES, digests: bool = True
+) -> Generator[tuple[RawBlock, Origin]]:
+    """The blocks of a split, as they are read. An empty file has one, too: the manifest lists it.
+
+    Args:
+        split: of a file.
+        block_bytes: of a block.
+        max_line_bytes: a longer line is rejected.
+        digests: the blocks of a table have those of the file, see `table_blocks`.
+
+    Raises:
+        InputError: the file changed, is damaged, or cannot be read.
+    """
+    source = split.source
+    if is_table(source.path):
+        yield from table_blocks(split, block_bytes, max_line_bytes, digests)
+        return
+    end = split.start
+    size = None if split.stop < 0 else split.stop - split.start
+    position, before = Position(), 0
+    with open_input(source, split.start, size, position) as stream:
+        for raw in read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes):
+            end = raw.start + raw.size
+            stored = raw.size if source.compression is None else position.stored - before
+            before = position.stored
+            yield raw, replace(raw.origin(split.file, source, block_bytes, max_line_bytes), stored=stored)
+    if end < split.stop:
+        raise InputError(f"{source.path!r} became shorter while the job ran: run again when nobody writes to it")
+    if end == 0:
+        raw = RawBlock(0, 0, 0, b"", b"")
+        yield raw, raw.origin(split.file, source, block_bytes, max_line_bytes)
 
 
 def read_split(
@@ -57,19 +99,8 @@ def read_split(
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
     """
-    end = split.start
-    size = None if split.stop < 0 else split.stop - split.start
-    position, before = Position(), 0
-    with open_input(split.source, split.start, size, position) as stream:
-        for raw in read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes):
-            end = raw.start + raw.size
-            stored = raw.size if split.source.compression is None else position.stored - before
-            before = position.stored
-            yield _block(split, raw, block_bytes, spool, columns, max_line_bytes, stored)
-    if end < split.stop:
-        raise InputError(f"{split.source.path!r} became shorter while the job ran: run again when nobody writes to it")
-    if end == 0:  # an empty file has a block, too: the manifest lists it
-        yield _block(split, RawBlock(0, 0, 0, b"", b""), block_bytes, spool)
+    for raw, origin in blocks_of(split, block_bytes, max_line_bytes):
+        yield _block(raw, origin, spool, columns)
 
 
 FIRST_BYTES = 1024 * 1024
@@ -82,9 +113,9 @@ def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYT
     Raises:
         InputError: the file cannot be read.
     """
-    with open_input(source) as stream:
-        raw = next(read_blocks(stream, 0, -1, block_bytes), None)
-    return None if raw is None else _block(Split(file, source, 0, -1), raw, block_bytes, None)
+    with closing(blocks_of(Split(file, source, 0, -1), block_bytes, digests=False)) as blocks:
+        raw, origin = next(blocks)
+    return _block(raw, origin) if raw.size else None
 
 
 def records_at(source: InputFile, file: int, start: int, size: int) -> Records | None:
@@ -100,11 +131,11 @@ def records_at(source: InputFile, file: int, start: int, size: int) -> Records |
     """
     with open_input(source, start, size) as stream:
         raw = next(read_blocks(stream, start, min(start + size, source.size), size), None)
-    return None if raw is None else _block(Split(file, source, start, start + size), raw, size, None)
+    return None if raw is None else _block(raw, raw.origin(file, source, size))
 
 
 def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int) -> tuple[list[Records], int, bool]:
-    """Blocks of a file that has no places to read from: compressed, or a list in a `.json` file.
+    """Blocks of a file that has no places to read from: see `is_stream`.
 
     It is read once, from its beginning, and only the blocks that are drawn are kept and parsed: always the same ones.
 
@@ -121,32 +152,22 @@ def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int)
     Raises:
         InputError: the file cannot be read.
     """
-    chance, kept, seen, end = np.random.default_rng(0), dict[int, RawBlock](), 0, 0
+    chance, kept, seen, end = np.random.default_rng(0), dict[int, tuple[RawBlock, Origin]](), 0, 0
     complete = True
-    with open_input(source) as stream:
-        for raw in read_blocks(stream, 0, -1, size):
+    with closing(blocks_of(Split(file, source, 0, -1), size, digests=False)) as blocks:
+        for raw, origin in blocks:
             if end >= most:
                 complete = False
                 break
             place = seen if seen < count else int(chance.integers(seen + 1))
-            if place < count:
-                kept[place] = raw
-            seen, end = seen + 1, raw.start + raw.size
-    split = Split(file, source, 0, -1)
-    raws = sorted(kept.values(), key=lambda raw: raw.start)
-    return [_block(split, raw, size, None) for raw in raws], end, complete
+            if place < count and raw.size:
+                kept[place] = raw, origin
+            seen, end = seen + 1, end + origin.bytes
+    found = sorted(kept.values(), key=lambda block: block[1].start)
+    return [_block(raw, origin) for raw, origin in found], end, complete
 
 
-def _block(
-    split: Split,
-    raw: RawBlock,
-    block_bytes: int,
-    spool: Spool | None,
-    columns: Wanted | None = None,
-    max_line_bytes: int = MAX_LINE_BYTES,
-    stored: int = 0,
-) -> Records:
-    origin = replace(raw.origin(split.file, split.source, block_bytes, max_line_bytes), stored=stored)
+def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None, columns: Wanted | None = None) -> Records:
     receipt, made = None, {}
     try:
         receipt = spool.find(origin.digest) if spool is not None else None
@@ -158,7 +179,7 @@ def _block(
     if receipt is None:
         part = spool.earlier.part(raw, origin) if spool is not None and spool.earlier is not None else None
         content, columns = (raw, columns) if part is None else (part, None)
-        records = parse_list(content, origin) if is_json_file(split.source.path) else parse(content, origin, columns)
+        records = parse_list(content, origin) if is_json_file(origin.source.path) else parse(content, origin, columns)
         if part is not None:
             records.ledger.raw = raw.data
             made[REPLAYED] = 1

@@ -7,18 +7,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from beam_prep.core.data.block import BlockReceipt
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import Trust
 from beam_prep.errors import FormatError, SpoolError
+from beam_prep.formats.sealed import Proven, chunks_of
 from beam_prep.formats.spool import (
     REJECTS,
     ROWS,
     SIDECAR,
     check_whole,
     encode_block,
+    pick_rows,
     read_receipt,
     read_rejects,
     read_rows,
@@ -38,6 +42,24 @@ AT_ONCE = 32
 
 
 _LOOKED_INTO = 16
+_BLOCKS_PROVEN = 100_000
+_PROVEN: dict[tuple[str, int, int, int], Proven] = {}
+
+
+def _proven(path: str) -> Proven:
+    """Which parts of a block on this disk this process has proven, since the file was written: see `Sealed`.
+
+    A shuffle reads each block for every few rows that it needs; their bytes are proven once, not each time.
+    """
+    if not is_local(path):
+        return None
+    found = os.stat(path)
+    key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
+    if key not in _PROVEN:
+        while len(_PROVEN) >= _BLOCKS_PROVEN:
+            _PROVEN.pop(next(iter(_PROVEN)), None)
+        _PROVEN[key] = np.zeros(chunks_of(found.st_size), bool)
+    return _PROVEN[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +163,16 @@ class Spool:
         if last and are_all:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
+
+    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
+        """Some rows of a block's domain, in the order in which they are given; see `pick_rows`.
+
+        Raises:
+            SpoolError: see `_expected_block`.
+        """
+        path = self._path(name, ROWS)
+        with self._expected_block(name):
+            return pick_rows(read_file(path), name, domain, rows, _proven(path))
 
     def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
         """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block does not have it."""

@@ -25,7 +25,7 @@ class BlockCoder(coders.Coder):
         return pickle.loads(encoded)
 
     def estimate_size(self, value: Block) -> int:
-        return value.origin.size
+        return value.origin.bytes
 
     def is_deterministic(self) -> bool:
         return False

@@ -1,11 +1,13 @@
 """Transforms on parsed records."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from beam_prep.core.data.carried import CarryType
 from beam_prep.core.reading.adapters import Adapter, adapt_records
+from beam_prep.core.reading.carry import carry_fields
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
 from beam_prep.core.reading.keys import Keys, key_records
 from beam_prep.core.reading.records import Record, Records
@@ -145,6 +147,41 @@ class KeyRecords(BlockStep):
 
     def step(self) -> Callable[[Records], Records]:
         return partial(key_records, keys=self.keys)
+
+
+@dataclasses.dataclass(eq=False)
+class Carry(BlockStep):
+    """`Records` -> the same `Records`: fields are noted, and become columns of the rows that `Shard` writes.
+
+    It belongs right after the records are read: what steps before it changed is carried along as they changed it. See
+    `beam_prep.core.reading.carry.carry_fields` for what fields may hold.
+
+    Attributes:
+        fields: field -> `string`, `int32`, `int64`, `float32` or `float64`; or only the fields, as strings. A field is
+            the name of its column; `names` of `Shard` gives another.
+
+    >>> block = bp.testing.records([{"id": "a1", "text": "one"}, {"id": 7, "text": "two"}])
+    >>> carried = bp.Carry(["id"]).step()(block).ledger.carried
+    >>> [bytes(value).decode() for value in carried.values["id"]]
+    ['a1', '7']
+    """
+
+    fields: Mapping[str, CarryType] | Sequence[str]
+
+    gives = Records
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        if isinstance(self.fields, str):
+            self.fields = (self.fields,)
+        fields = dict(self.fields) if isinstance(self.fields, Mapping) else dict.fromkeys(self.fields, "string")
+        for name, kind in fields.items():
+            if kind not in (known := get_args(CarryType)):
+                raise ValueError(f"field {name!r} has type {kind!r}, wanted one of {', '.join(known)}")
+        self.fields = fields  # type: ignore[assignment]
+
+    def step(self) -> Callable[[Records], Records]:
+        return partial(carry_fields, fields=self.fields)  # type: ignore[arg-type]
 
 
 def _check_callable(function: Any) -> None:

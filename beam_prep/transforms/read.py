@@ -45,8 +45,9 @@ class ReadSplits(beam.DoFn):
 class ReadJSONL(beam.PTransform):
     """Files -> `Records`, every line of them exactly once, in blocks that are the same on every runner.
 
-    Plain files are split by byte ranges. `.gz`, `.bz2` and `.zst` files, and `.json` files that hold one list of
-    records, are read as streams, in blocks too. A line that is not a JSON object is rejected, a blank line is counted.
+    Plain files, and Parquet (`.parquet`) by its row groups, are split by byte ranges. `.gz`, `.bz2` and `.zst` files,
+    `.json` files that hold one list of records, and Arrow streams (`.arrow`, or the folder of a dataset) are read as
+    streams, in blocks too. A line that is not a JSON object is rejected, a blank line is counted.
     The files are listed when the pipeline is built.
 
     Attributes:

@@ -15,24 +15,32 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.core.data.block import of_this_run
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.shards.layout import CUT, Layout
+from beam_prep.core.shards.compose import Compose
+from beam_prep.core.shards.gather import MOST_ROWS, Gathered
+from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import Plan, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
-from beam_prep.core.shards.slices import RejectsPlan
+from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
 from beam_prep.progress import Counts, Reports, report_block, reported_rows
+from beam_prep.storage.arrange import Arranger
+from beam_prep.storage.memory import memory_limit
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
+from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import Preflight, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
+from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+from beam_prep.transforms.deduplicate import ViewBlocks
+from beam_prep.transforms.merge_runs import MergeShards
 
 _CHECK_EVERY = 20.0
 """Seconds between two looks of a worker at the claim, well below the shortest lease."""
@@ -67,7 +75,7 @@ class SpoolBlocks(beam.DoFn):
             self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
             self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
-        done = Counts(batch.origin.size, stored=batch.origin.stored)
+        done = Counts(batch.origin.bytes, stored=batch.origin.stored)
         if reused:
             self.spool.used(self.spool.name(batch.origin.digest))
         if receipt is None:
@@ -76,7 +84,7 @@ class SpoolBlocks(beam.DoFn):
             if self.spool.earlier is not None:
                 batch = self.spool.earlier.complete(batch)
             receipt, spooled = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
-            done.blocks_made, done.bytes_made, done.spooled = 1, batch.origin.size, spooled
+            done.blocks_made, done.bytes_made, done.spooled = 1, batch.origin.bytes, spooled
             if self.progress is not None:
                 done.trained, done.maybe_trained = _trained(batch)
             if self.preflight is not None and not self._output_ratio and len(batch):
@@ -146,66 +154,96 @@ class PackReceipts(beam.DoFn):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class MakePlan(beam.DoFn):
-    """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for Publish."""
+    """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for Publish.
 
-    spool: Spool
+    Of a shuffle by sorted runs the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of each
+    run `groups`.
+    """
+
+    arranger: Arranger
     max_tokens: int
     max_items: int | None
     publisher: Publisher
     progress: str | None = None
 
     def setup(self) -> None:
-        self.spool.options.activate()
+        self.arranger.spool.options.activate()
 
     def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
         if self.progress is not None:
             report_block(self.progress, Counts(plans=1))
+        spool, scratch, compose = self.arranger.spool, self.arranger.scratch, self.arranger.compose
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs, lengths_by_block=self.max_items is not None)
-        plan = make_plan(receipts, self.spool.sidecars, self.max_tokens, self.max_items)
-        plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, self.spool))
+        gather = gathers(receipts, compose, spool)
+        plan = make_plan(receipts, spool.sidecars, self.max_tokens, self.max_items, compose, scratch.copies, gather)
+        plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, spool))
         if self.publisher.reject_text:
-            plan = dataclasses.replace(plan, samples=samples(plan, self.spool))
+            plan = dataclasses.replace(plan, samples=samples(plan, self.arranger))
         earlier = self.publisher.earlier()
-        if self.spool.uses is not None:
+        if spool.uses is not None:
             publisher = self.publisher
-            self.spool.uses.note(publisher.root, publisher.output, publisher.staging.launch, receipts.names)
-        if self.publisher.prepare(plan):
-            last, cut = self.spool.single_use and receipts.distinct, CUT in plan.counters
-            shards = (dataclasses.replace(shard, last=last, cut=cut) for shard in plan.shards)
+            spool.uses.note(publisher.root, publisher.output, publisher.staging.launch, receipts.names)
+        goes_on = self.publisher.prepare(plan)
+        if goes_on:
+            last = spool.single_use and receipts.distinct and not compose.composes
             if self.progress is not None:
                 report_block(self.progress, Counts(plans=1, planned=plan.ledger.kept))
-            yield from keyed(shards, self._keys(plan), earlier)
+            keys = Keys.of_job(self.arranger, self.publisher.formats, self.publisher.layout, plan.columns)
+            yield from keyed(self._shards(plan, last), keys, earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.
-        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(plan, shards=(), rejects=(), first_rejected=()))
+        small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
+        if plan.runs is None or not goes_on:
+            yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(small, runs=None))
+        else:
+            yield from (beam.pvalue.TaggedOutput("groups", group) for group in plan.groups)
+            yield beam.pvalue.TaggedOutput("unsorted", small)
 
-    def _keys(self, plan: Plan) -> Keys:
-        layout = self.publisher.layout
-        return Keys(self.spool, self.publisher.formats, layout, layout.columns(plan.columns))
+    def _shards(self, plan: Plan, last: bool) -> Iterable[ShardPlan]:
+        for index, shard in enumerate(plan.shards):
+            shard = dataclasses.replace(shard, last=last, cut=plan.cut)
+            if isinstance(plan.shards, Gathered):
+                shard = dataclasses.replace(shard, order=self.arranger.scratch.write_order(plan.shards.order(index)))
+            yield shard
+
+
+def gathers(receipts: Receipts, compose: Compose, spool: Spool) -> bool:
+    """True if the rows of a shuffle are gathered, rather than merged from sorted runs.
+
+    That reads each block for every part of a shard, which is fast where the blocks stay in memory.
+    """
+    if compose.method != "auto":
+        return compose.method == "gather"
+    small = int(receipts.rows.sum()) <= MOST_ROWS
+    return small and is_local(spool.folder) and _TOKEN_BYTES * int(receipts.tokens.sum()) <= memory_limit() // 2
+
+
+_TOKEN_BYTES = 8
+"""Bytes of a token in a block, with its mask, at most."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Write(beam.DoFn):
     """Writes one shard in every format, or one file of rejects."""
 
-    spool: Spool
+    arranger: Arranger
     output: OutputTarget
     formats: tuple[str, ...]
     layout: Layout
     progress: str | None = None
 
     def setup(self) -> None:
-        self.spool.options.activate()
+        self.arranger.spool.options.activate()
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
         if isinstance(work, KeyedShard):
             started = time.perf_counter()
             with reported_rows(self.progress) as tell:
-                written = write_shard(work, self.spool, self.output, self.formats, self.layout, tell)
+                written = write_shard(work, self.arranger, self.output, self.formats, self.layout, tell)
             yield dataclasses.replace(written, seconds=time.perf_counter() - started)
         else:
-            yield write_rejects(work, self.spool, self.output)
+            yield write_rejects(work, self.arranger.spool, self.output)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -257,6 +295,7 @@ class Shard(beam.PTransform):
         generations: the output is a generation, `OUT/<name>`, and this many are kept.
         preflight: stops the run early where the disks lack room; for launchers.
         progress: the folder of the workers' reports; for launchers.
+        compose: shuffle, splits, mix and deduplication: see `Compose`.
         facts: what else the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 
@@ -295,6 +334,7 @@ class Shard(beam.PTransform):
     preflight: Preflight | None = None
     progress: str | None = None
     generations: int | None = None
+    compose: Compose = dataclasses.field(default_factory=Compose)
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -344,6 +384,7 @@ class Shard(beam.PTransform):
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
         assert self.spool is not None
+        assert self.staging is not None
         spool = SpoolBlocks(
             spool=self.spool,
             dtype=dict(self.dtype),
@@ -356,36 +397,47 @@ class Shard(beam.PTransform):
             formats=tuple(self.formats),
             preflight=self.preflight,
         )
-        receipts = (
-            batches
-            | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
+        receipts = batches | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
+        compose, scratch = self.compose, Scratch(self.staging.path("scratch"))
+        if compose.views:
+            buckets = compose.buckets if compose.deduplicate else None
+            receipts |= "View" >> ViewBlocks(self.spool, scratch, compose.splits, buckets)
+        packed = (
+            receipts
             | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | "Parts" >> beam.GroupByKey()
         )
+        arranger = Arranger(self.spool, scratch, compose, self.pack.provenance)
         make = MakePlan(
-            spool=self.spool,
+            arranger=arranger,
             max_tokens=self.max_tokens,
             max_items=self.max_items,
             publisher=self.publisher,
             progress=self.progress,
         )
         write = Write(
-            spool=self.spool,
+            arranger=arranger,
             output=self.publisher.target,
             formats=tuple(self.formats),
             layout=self.pack,
             progress=self.progress,
         )
         publish = Publish(publisher=self.publisher)
-        plan = (
+        made = (
             batches.pipeline
             | "Once" >> beam.Impulse()
-            | "Plan" >> beam.ParDo(make, beam.pvalue.AsMultiMap(receipts)).with_outputs("plan", main="work")
+            | "Plan"
+            >> beam.ParDo(make, beam.pvalue.AsMultiMap(packed)).with_outputs("plan", "unsorted", "groups", main="work")
         )
+        work, plan = made.work, made.plan
+        if compose.shuffle is not None:
+            merged = made.unsorted | "MergeShards" >> MergeShards(made.groups, arranger, self.publisher)
+            work = (work, merged.work) | "AllWork" >> beam.Flatten()
+            plan = (plan, merged.plan) | "OnePlan" >> beam.Flatten()
         return (
-            plan.work
+            work
             | "Spread" >> beam.Reshuffle()
             | "Write" >> beam.ParDo(write)
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
-            | "Publish" >> beam.ParDo(publish, beam.pvalue.AsSingleton(plan.plan))
+            | "Publish" >> beam.ParDo(publish, beam.pvalue.AsSingleton(plan))
         )

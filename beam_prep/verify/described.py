@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep.core.data.schema import Column
-from beam_prep.formats.arrow import INFO, STATE, Arrow, dataset_dict
-from beam_prep.formats.manifest import DATASET_DICT, FEATURES, MANIFEST, receipts_of
+from beam_prep.formats.arrow import INFO, STATE, Arrow, dataset_files
+from beam_prep.formats.manifest import FEATURES, MANIFEST, folder_of_shard, receipts_of
 from beam_prep.formats.mds import INDEX, index
 from beam_prep.formats.tfrecord import features
 
@@ -19,12 +19,18 @@ def described_problems(
     """Compares `features.json`, `dataset_dict.json` and every `index.json`; other files are none of these."""
     if name == FEATURES:
         yield from _compared(folder, name, features(columns))
-    elif name == DATASET_DICT:
-        yield from _compared(folder, name, dataset_dict(sorted(manifest["domains"].values())))
+    elif "arrow" in manifest["formats"] and name in (
+        wanted := dataset_files(columns, manifest["domains"], receipts_of(manifest))
+    ):
+        yield from _compared(folder, name, wanted[name])
     elif name.endswith(f"/{INDEX}") and "mds" in manifest["formats"]:
         place = name.removesuffix(f"/{INDEX}")
-        shards = [shard for shard in manifest["shards"] if manifest["domains"][shard["domain"]] == place]
+        shards = [shard for shard in manifest["shards"] if _folder(manifest, shard) == place]
         yield from _compared(folder, name, index(columns, place, receipts_of({"shards": shards})))
+
+
+def _folder(manifest: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
+    return folder_of_shard(manifest, shard["domain"], shard.get("split"))
 
 
 def arrow_problems(folder: Path, place: str, columns: Sequence[Column], shards: int) -> Iterator[str]:

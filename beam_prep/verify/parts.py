@@ -41,7 +41,7 @@ def parts_of(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[st
 
 
 def _joined(rows: Sequence[Row], columns: Sequence[Column]) -> dict[str, Ragged]:
-    return {column.name: _column([row[column.name] for row in rows], column.depth) for column in columns}
+    return {column.name: _column([row[column.name] for row in rows], column.levels) for column in columns}
 
 
 def _column(rows: Sequence[Ragged | Array], depth: int) -> Ragged:

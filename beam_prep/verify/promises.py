@@ -22,6 +22,7 @@ class Promises:
         trained: columns of masks or labels in which every row has a trained token.
         counts_cut: a row that was cut has a sequence of `longest` tokens.
         from_config: the config made the rows: its lists and values have equal lengths.
+        files: how many inputs there are.
     """
 
     max_id: int | None = None
@@ -33,6 +34,7 @@ class Promises:
     trained: frozenset[str] = frozenset()
     counts_cut: bool = False
     from_config: bool = False
+    files: int | None = None
 
 
 def promises_of(manifest: Mapping[str, Any], columns: Sequence[Column], vocabulary: Vocabulary | None) -> Promises:
@@ -46,7 +48,7 @@ def promises_of(manifest: Mapping[str, Any], columns: Sequence[Column], vocabula
     max_id, pad_id = (None, None) if vocabulary is None else (vocabulary.max_id, vocabulary.pad_id)
     config = manifest.get("config")
     if config is None:
-        return Promises(max_id, pad_id)
+        return Promises(max_id, pad_id, files=len(manifest["inputs"]))
     rules, output = config["preprocessing"], config["output"]
     packing, padding = rules["packing_strategy"], rules["padding"]
     chunks = rules["truncation_mode"] == "chunk"  # which are cut after labels are shifted
@@ -73,4 +75,5 @@ def promises_of(manifest: Mapping[str, Any], columns: Sequence[Column], vocabula
         and rules["truncation_mode"] in ("keep_start", "keep_end")
         and output["columns"] != "prompt_completion",  # whose parts are shorter
         from_config=True,
+        files=len(manifest["inputs"]),
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.core.data.schema import CARRIED, IGNORE_INDEX, Column
 from beam_prep.verify.promises import Promises
 
 Part = Mapping[str, Ragged]
@@ -44,8 +44,10 @@ class RowChecks:
             values = part[column.name]
             if values.flat.dtype.kind == "f" and not np.isfinite(values.flat).all():
                 self._flag(values, ~np.isfinite(values.flat), f"of {column.name!r} holds {{}}, wanted numbers")
-        for column in self._all("text"):
+        for column in (*self._all("text"), *self._all("string")):
             self._texts(column, part)
+        for column in self._all(*CARRIED):
+            self._carried(column, part)
         aligned = all(
             [self._lengths(column, part) for column in self._all(*_ALIGNED)]  # noqa: C419
         )  # each is told
@@ -254,11 +256,32 @@ class RowChecks:
     def _texts(self, column: Column, part: Part) -> None:
         """Texts are UTF-8."""
         rows = part[column.name]
-        for row in range(len(rows)):
+        for row, found in enumerate(rows):
             try:
-                np.asarray(rows[row]).tobytes().decode()
+                for text in found if isinstance(found, Ragged) else [found]:
+                    np.asarray(text).tobytes().decode()
             except UnicodeDecodeError:
                 self._flag_rows(np.array([row]), f"of {column.name!r} holds bytes that are no UTF-8")
+
+    def _carried(self, column: Column, part: Part) -> None:
+        """A row has one value, a packed row as many as documents; places are in files that the manifest lists."""
+        rows = part[column.name]
+        if column.depth:
+            for lengths in self._all("lengths"):
+                found, wanted = rows.lengths, part[lengths.name].lengths
+                text = f"has {{}} of {column.name!r} for {{}} documents, wanted one each"
+                self._flag_rows(np.flatnonzero(found != wanted), text, found, wanted)
+        elif column.role != "string":
+            self._flag_rows(np.flatnonzero(rows.lengths != 1), f"has not one value of {column.name!r}")
+        if column.role == "number" and rows.flat.dtype.kind == "f":
+            self._flag(rows, ~np.isfinite(rows.flat), f"of {column.name!r} holds {{}}, wanted numbers")
+        if column.role == "file":
+            files = self._promises.files
+            most = np.inf if files is None else files - 1
+            wrong = (rows.flat < 0) | (rows.flat > most)
+            self._flag(rows, wrong, f"of {column.name!r} holds {{}}, wanted the number of one of {files} inputs")
+        if column.role == "offset":
+            self._flag(rows, rows.flat < 0, f"of {column.name!r} holds {{}}, wanted a place from 0 on")
 
     def _weights(self, column: Column, part: Part) -> None:
         """A weight is a number above 0 where the loss is taken, else 0."""

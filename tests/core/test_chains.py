@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import numpy as np
@@ -24,10 +24,13 @@ from beam_prep.core.pieces.apply import apply_template, in_order
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
 from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.core.reading.carry import carry_fields
+from beam_prep.core.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
 from beam_prep.core.reading.records import Record, Records, parse
 from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.carry import add_carried
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.rollouts import from_rollouts
@@ -84,6 +87,13 @@ def louder(record: Record) -> Record | str:
     return {**record, "text": text.upper()} if isinstance(text, str) else record
 
 
+def references(ngram: int, text: str) -> Index:
+    builder = IndexBuilder(ngram)
+    builder.add("eval.jsonl", [1], [[text]])
+    return builder.build()
+
+
+REFERENCES = [references(1, "hello, b!"), references(2, "LONG long"), references(1, "四字の語 a")]
 SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
 FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
 MODES: tuple[TruncationMode, ...] = ("keep_start", "keep_end", "drop")
@@ -91,7 +101,11 @@ Step = Callable[[Any], Any]
 ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
     st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
+    st.sampled_from([lambda records: carry_fields(records, {"id": "string"})]),
     st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
+    st.tuples(st.sampled_from(REFERENCES), FIELDS, st.sampled_from(get_args(Mode))).map(
+        lambda given: lambda records: decontaminate(records, *given)
+    ),
 )
 ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
     st.tuples(st.integers(1, 12), st.sampled_from(MODES)).map(lambda given: lambda batch: truncate(batch, *given)),
@@ -101,6 +115,7 @@ ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
 LAST: st.SearchStrategy[Step] = st.one_of(
     st.booleans().map(lambda shift: lambda batch: to_labels(batch, shift)),
     st.just(lambda batch: pad(batch, 4, 0)),
+    st.booleans().map(lambda provenance: lambda batch: add_carried(batch, provenance)),
     st.just(lambda batch: batch),
 )
 
@@ -138,7 +153,7 @@ def outcomes(block: Block) -> list[Any]:
         for line, code in enumerate(ledger.status.tolist())
     ]
     assert [line for line, outcome in enumerate(found) if outcome == "row"] == block.line.tolist()
-    return found
+    return found + sorted(ledger.notes.items())
 
 
 def content(block: Block) -> Any:
@@ -287,6 +302,7 @@ def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str,
         lambda records: filter_records(records, pick),
         lambda records: map_records(records, louder),
         lambda records: adapt_records(records, adapter("alpaca")),
+        lambda records: decontaminate(records, REFERENCES[0]),
         lambda records: apply_template(records, (TEXT,), VOICES[0]),
         lambda records: from_tokens(records, TEXT, 100),
         lambda records: from_rollouts(records, RolloutFields(response_ids="input_ids", grouped=False), 100),
@@ -304,11 +320,20 @@ def test_rows_that_leave_by_drop_or_reject_are_no_error() -> None:
     assert outcomes(given).count("row") == 3
 
 
-def test_rows_of_chats_are_never_taken_as_texts() -> None:
-    chats = read([b'{"messages": [{"role": "user", "content": "a"}]}'] * 2, Wanted("chats", "messages")).columns
-    assert chats is not None
-    with pytest.raises(ValueError, match="rows of chats are not one text each"):
-        chats.take(np.array([0]))
+@given(st.lists(st.lists(MESSAGE, max_size=3) | st.none(), min_size=1, max_size=6), st.data())
+def test_rows_that_are_taken_of_chats_are_those_of_the_chats_alone(chats: list[Any], data: st.DataObject) -> None:
+    lines = [json.dumps({"messages": messages}).encode() for messages in chats]
+    all_of_them = read(lines, Wanted("chats", "messages")).columns
+    rows = data.draw(st.lists(st.sampled_from(range(len(lines))), min_size=1, unique=True).map(sorted))
+    alone = read([lines[row] for row in rows], Wanted("chats", "messages")).columns
+    if all_of_them is None or alone is None:  # without a message there are no columns
+        return
+    taken = all_of_them.take(np.array(rows))
+    assert taken.table.equals(alone.table)
+    assert list(taken.text) == list(alone.text)
+    assert taken.text.data[1][-1] - taken.text.data[1][0] == sum(len(text.encode()) for text in alone.text if text)
+    assert (taken.offsets.tolist(), taken.plain.tolist()) == (alone.offsets.tolist(), alone.plain.tolist())
+    assert list(map(np.ndarray.tolist, taken.patterns())) == list(map(np.ndarray.tolist, alone.patterns()))
 
 
 @pytest.mark.parametrize("output", [EACH, BOTH, replace(TEXT, kind="list")])

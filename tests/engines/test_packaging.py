@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(1800)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 # What users ask for; bench, dev and engines are ours.
-PUBLIC = ("array_record", "arrow", "aws", "fast", "gcp", "hdf5", "report", "tensorflow")
+PUBLIC = ("array_record", "arrow", "aws", "fast", "gcp", "hdf5", "report", "tensorflow", "yaml")
 IN_THE_IMAGE = ("array_record", "fast", "gcp", "hdf5")
 PINS = image.DOCKERFILE.parent / "requirements.txt"
 
@@ -60,8 +60,8 @@ def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
     ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "beam_prep").rglob("*.py")}
-    data = ("py.typed", "inspect/page.css", "inspect/page.html", "inspect/page.js", "report_page/page.html")
-    ours |= {f"beam_prep/{name}" for name in data}
+    pages = ("inspect/page.css", "inspect/page.html", "inspect/page.js", "report_page/page.html")
+    ours |= {f"beam_prep/{name}" for name in ("beam_prep_yaml.yaml", "py.typed", *pages)}
     about = {"pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"}
     # PKG-INFO and the like: setuptools'.
     made = {name for name in files if name.startswith("beam_prep.egg-info/")} | {"PKG-INFO", "setup.cfg"}

@@ -155,7 +155,7 @@ class OfAUser:
 
 
 def test_a_format_of_a_user_may_have_columns_of_any_kind() -> None:
-    opened = shards.OpenShard(OfAUser(), 10, ["input_ids"])
+    opened = shards.OpenShard(OfAUser(), 10, [Column("input_ids", "int64", 1, "ids")])
     assert opened.row(11)["input_ids"].tolist() == [0, 1, 2, 3]
     assert opened.lengths("input_ids").tolist() == [1, 4]
 

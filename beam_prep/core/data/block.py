@@ -2,14 +2,16 @@
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
+from beam_prep.core.data.carried import Carried
 from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.lengths import Histogram
+from beam_prep.core.data.places import at_offset
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import RunError, UserFunctionError
@@ -55,7 +57,8 @@ class Split:
 
     Attributes:
         file: index of the file in the job's input.
-        start, stop: the byte range, of the plain file. A compressed file is one split, `stop` is -1.
+        start, stop: the byte range, of the plain file; of a Parquet file: in which its row groups begin. A compressed
+            file is one split, `stop` is -1.
     """
 
     file: int
@@ -76,6 +79,9 @@ class Ledger:
         outcomes: (kind, reason), in order of first use.
         messages: line -> message, for rejected lines.
         digests: what `key_records` found of each line: `split` uint64 [lines], `duplicate` uint64 [lines, 2].
+        notes: line -> what there is to say of a line that a step dropped, or kept and marked.
+        by_row: the lines are rows of a table, see `places`.
+        carried: fields of the records that are carried along to their rows; None: there are none.
     """
 
     raw: bytes
@@ -85,6 +91,9 @@ class Ledger:
     outcomes: list[tuple[OutcomeKind, str]] = field(default_factory=list)
     messages: dict[int, str] = field(default_factory=dict)
     digests: dict[str, Array] = field(default_factory=dict)
+    notes: dict[int, str] = field(default_factory=dict)
+    by_row: bool = False
+    carried: Carried | None = None
 
     def __post_init__(self) -> None:
         if len(self.status) != len(self.starts):
@@ -92,7 +101,13 @@ class Ledger:
 
     def copy(self) -> "Ledger":
         """A copy, for a step that takes lines out: another step may use the same block."""
-        return replace(self, status=self.status.copy(), outcomes=list(self.outcomes), messages=dict(self.messages))
+        return replace(
+            self,
+            status=self.status.copy(),
+            outcomes=list(self.outcomes),
+            messages=dict(self.messages),
+            notes=dict(self.notes),
+        )
 
     def _code(self, kind: OutcomeKind, reason: str) -> int:
         outcome = (kind, reason)
@@ -119,6 +134,10 @@ class Ledger:
         """Marks a line that cannot be used. It is written to the rejects with `reason` (a short word) and `message`."""
         self.status[line] = self._code("rejected", reason)
         self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a block of rubbish has millions of the same
+
+    def offsets(self, lines: Sequence[int] | Array) -> Array:
+        """int64: where lines begin, from the block's first line on, in bytes; of a table: in rows."""
+        return np.asarray(lines, np.int64) if self.by_row else self.starts[np.asarray(lines, np.int64)]
 
     def text(self, line: int, limit: int = TEXT_LIMIT) -> str:
         """The first `limit` characters of a line; bytes that are no UTF-8 become U+FFFD."""
@@ -185,19 +204,23 @@ class BlockReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The source of a block: its byte range in the input, and the digests of these bytes.
+    """The source of a block: its byte range in the input, and the digests of these bytes. Of a table: its rows.
 
     Attributes:
         file: index of the file in the job's input.
         source: the file, as listed.
-        start: offset of the block's first byte of content (of the decompressed content).
+        start: offset of the block's first byte of content (of the decompressed content). Of a table, here and in
+            `size`: in rows.
         skip: bytes between `start` and the block's first line (the end of a line of the block before).
         size: bytes of content covered, from `start` on, without what the last line has beyond the range.
-        nodes: the digests of that range, see `hashing`.
+        nodes: the digests of that range, see `hashing`. Of a table: of a part of the file's bytes, if any; those of all
+            its blocks are those of the file.
         digest: hex digest of all bytes that the block's lines come from; names it in the spool.
         max_line_bytes: a longer line is rejected.
         cut: the last line is such a one, and its end was not read.
+        refused: (line, reason, message) of lines that are rejects before they are parsed.
         stored: bytes of the file, as it is stored, that were read for the block; for progress alone.
+        text_bytes: of a table: bytes of its rows as JSON; for progress and estimates.
     """
 
     file: int
@@ -209,12 +232,19 @@ class Origin:
     digest: str
     max_line_bytes: int = 1 << 31
     cut: bool = False
+    refused: tuple[tuple[int, str, str], ...] = ()
     stored: int = field(default=0, compare=False)
+    text_bytes: int | None = field(default=None, compare=False)
 
     @property
     def first_byte(self) -> int:
         """Offset of the block's first line in the file's content."""
         return self.start + self.skip
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of content covered."""
+        return self.size if self.text_bytes is None else self.text_bytes
 
 
 @dataclass(slots=True)
@@ -238,11 +268,15 @@ class Block:
 
     def where(self, row: int) -> str:
         """`file (byte offset N)` of a row, for messages."""
-        return self._place(int(self.line[row]))
+        return self.place(int(self.line[row]))
 
-    def _place(self, line: int) -> str:
-        offset = self.origin.first_byte + int(self.ledger.starts[line])
-        return f"{self.origin.source.path} (byte offset {offset})"
+    def offset(self, line: int) -> int:
+        """Where a line begins in the file's content, in bytes; of a table: in rows."""
+        return self.origin.first_byte + int(self.ledger.offsets([line])[0])
+
+    def place(self, line: int) -> str:
+        """`file (byte offset N)` of a line, for messages."""
+        return at_offset(self.origin.source.path, self.offset(line))
 
     def spent(self, step: str, seconds: float) -> None:
         """Notes how long a step took, for `run.json`."""
@@ -261,7 +295,7 @@ class Block:
         living = np.flatnonzero(self.ledger.status == ALIVE)
         if not np.array_equal(living, self.line):
             differ = np.setxor1d(living, self.line)
-            where = f", the first at {self._place(int(differ[0]))}" if len(differ) else ", in another order or twice"
+            where = f", the first at {self.place(int(differ[0]))}" if len(differ) else ", in another order or twice"
             raise RunError(
                 f"{step} a block of {len(self)} rows whose ledger has {len(living)} lines without an outcome{where}: "
                 "a step lost rows, or doubled them; take rows out by FilterRecords, Batch.drop or Batch.reject"

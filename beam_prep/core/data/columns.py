@@ -148,17 +148,17 @@ class Columns:
         return found
 
     def take(self, rows: Array) -> "Columns":
-        """Rows by number, where each is one text.
-
-        Raises:
-            ValueError: they are chats.
-        """
-        if self.kind != "texts":
-            raise ValueError(f"rows of {self.kind} are not one text each: they cannot be taken")
-        table = self.table.take(pa.array(rows))
-        text = Texts(table[self.field].combine_chunks())
-        offsets = np.arange(len(rows) + 1)
-        return replace(self, table=table, text=text, offsets=offsets, role=self.role[rows], plain=self.plain[rows])
+        """Rows by number."""
+        table = self.table.take(pa.array(rows)).combine_chunks()
+        texts = Ragged(np.arange(len(self.text)), self.offsets).take(rows)
+        return replace(
+            self,
+            table=table,
+            text=self.text.take(texts.flat),
+            offsets=texts.offsets,
+            role=self.role[texts.flat],
+            plain=self.plain[rows],
+        )
 
     def patterns(self) -> list[Array]:
         """The rows (ascending) of each sequence of roles in the block, of rows that are `plain` and have messages."""

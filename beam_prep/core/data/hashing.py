@@ -44,6 +44,17 @@ def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK, head: b
     return tuple(stack)
 
 
+def subtree(leaves: Iterable[Iterable[bytes]], first: int) -> tuple[Node, ...]:
+    """The largest complete subtrees over leaves: the parts of the content of each, and the place of the first one."""
+    stack: list[Node] = []
+    for place, parts in enumerate(leaves, first):
+        leaf = hashlib.sha256(b"\x00")
+        for part in parts:
+            leaf.update(part)
+        _push(stack, Node(place, 0, leaf.digest()))
+    return tuple(stack)
+
+
 def tree_digest(nodes: Iterable[Node]) -> str:
     """Hex digest of a file from its subtrees, in order."""
     stack: list[Node] = []

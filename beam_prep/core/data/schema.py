@@ -16,6 +16,9 @@ LOSS_WEIGHTS = "loss_weights"
 RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
 """Names that a user's column cannot have: those of added columns, and those that formats use besides columns."""
 
+NAME = "[A-Za-z][A-Za-z0-9_]*"
+"""The pattern of the name of a column."""
+
 PROMPT_COMPLETION = ("chosen_ids", "rejected_ids", "prompt_ids")
 """The columns of preference pairs whose prompt is split off. The first one measures shards."""
 
@@ -171,11 +174,13 @@ class Column:
     Attributes:
         name: its key in every format.
         dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
-        depth: 1 = each row is a list of values, 2 = each row is a list of lists.
+        depth: 1 = each row is a list of values, 2 = each row is a list of lists; 0 = each row is one value, of what is
+            carried along from records.
         role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `weights`
             (of the loss: 0 where it is not taken), `token_value` (numbers, one for each id), `value` (numbers of the
             row), `text` (the bytes of a text in UTF-8), `attention` (1 where there is a token, 0 where there is
-            padding), `position`, `lengths` (of the documents in a packed row).
+            padding), `position`, `lengths` (of the documents in a packed row). Of what is carried along, see `CARRIED`:
+            `string` (dtype uint8: its bytes in UTF-8), `number`, `file` and `offset`.
         of: for a mask, labels or weights, the column of ids that it belongs to.
         shifted: for labels and weights: those at i belong to the token after input i.
     """
@@ -184,7 +189,20 @@ class Column:
     dtype: str
     depth: int
     role: Literal[
-        "ids", "mask", "labels", "weights", "token_value", "value", "text", "attention", "position", "lengths"
+        "ids",
+        "mask",
+        "labels",
+        "weights",
+        "token_value",
+        "value",
+        "text",
+        "attention",
+        "position",
+        "lengths",
+        "string",
+        "number",
+        "file",
+        "offset",
     ]
     of: str | None = None
     shifted: bool = False
@@ -194,8 +212,23 @@ class Column:
         """True if a row has one list, with a value for each token (or for each of its documents)."""
         return self.depth == 1 and self.role not in OF_RECORDS
 
+    @property
+    def carried(self) -> bool:
+        """True if its values say what a row came from, see `CARRIED`."""
+        return self.role in CARRIED
 
-OF_RECORDS = ("value", "text")
+    @property
+    def levels(self) -> int:
+        """The depth of its `Ragged`: a row of one number is a list of it, and a string is the list of its bytes."""
+        return self.depth + 1 if self.role == "string" else max(self.depth, 1)
+
+
+CARRIED = ("string", "number", "file", "offset")
+"""Roles of columns that are carried along from records, beside their tokens: strings and numbers of fields; and, with
+provenance, the number of the file in the manifest's `inputs`, and the byte in it at which the line begins. A row has
+one value (depth 0), a packed row a list (depth 1), with a value for each of its documents."""
+
+OF_RECORDS = ("value", "text", *CARRIED)
 """Roles of columns whose values are those of a record, not of its tokens: they are neither cut, packed nor padded."""
 
 NO_LOSS = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}
@@ -215,7 +248,7 @@ def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[
             yield column, f"found {column!r}, which is not written; columns here: {', '.join(columns)}"
         elif name == column:
             continue
-        elif not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
+        elif not re.fullmatch(NAME, name):
             yield column, f"found {name!r}; must be a name of letters, digits and '_' that starts with a letter"
         elif name.lower() in RESERVED:
             yield column, f"found {name!r}; reserved names: {', '.join(RESERVED)}"

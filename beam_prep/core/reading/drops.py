@@ -1,15 +1,18 @@
 """Records that were dropped: where the first ones are, and what was found there."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 
-from beam_prep.core.data.block import Ledger
+from beam_prep.core.data.block import ALIVE, Ledger
 
 LOST = ("empty", "untrained")
 """Reasons for which a record is dropped without any rule of the config: there is nothing in it to train on."""
+
+CONTAMINATED = "contaminated"
+"""The reason for which a record is dropped that is in evaluation data, or the counter of rows that are marked so."""
 
 SHOWN = 20
 """The drops of each reason whose places are kept: the first ones."""
@@ -20,16 +23,16 @@ _TEXT_LIMIT = 200
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A record that was dropped, as its line has it.
+    """A record that was dropped, or kept and marked, as its line has it.
 
     Attributes:
         line: its number in the block, from 0.
-        offset: bytes from the block's first line.
-        reason: why it was dropped.
+        offset: bytes from the block's first line; of a table: rows.
+        reason: why it was dropped or marked.
         text: the beginning of the line.
         fields: the record's keys; None: the line is not JSON, or texts are not kept.
         bare: those of them that hold nothing: null, blank text, an empty list.
-        same_as: of a copy, the record that is kept: its file, where its block begins, its line and its first byte there.
+        note: what the step found that dropped or marked it; "" where there is nothing to say, or texts are not kept.
     """
 
     line: int
@@ -38,7 +41,14 @@ class Drop:
     text: str = ""
     fields: list[str] | None = None
     bare: list[str] | None = None
-    same_as: tuple[int, int, int, int] | None = None
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields; without a note that is empty, as earlier versions wrote it."""
+        found = asdict(self)
+        if not self.note:
+            del found["note"]
+        return found
 
 
 def drops(ledger: Ledger, text_limit: int) -> list[Drop]:
@@ -56,18 +66,25 @@ def drops(ledger: Ledger, text_limit: int) -> list[Drop]:
     return sorted(found, key=lambda drop: drop.line)
 
 
+def marks(ledger: Ledger, text_limit: int) -> list[Drop]:
+    """The first records of a block that are kept and marked (`contaminated`). For the arguments see `drops`."""
+    lines = [line for line in sorted(ledger.notes) if ledger.status[line] == ALIVE]
+    return [_drop(ledger, line, CONTAMINATED, text_limit) for line in lines[:SHOWN]]
+
+
 def _drop(ledger: Ledger, line: int, reason: str, text_limit: int) -> Drop:
-    start = int(ledger.starts[line])
+    start, offset = int(ledger.starts[line]), int(ledger.offsets([line])[0])
     if not text_limit:
-        return Drop(line, start, reason)
+        return Drop(line, offset, reason)
+    note = ledger.notes.get(line, "")
     text = ledger.text(line, min(text_limit, _TEXT_LIMIT))
     try:
         record = orjson.loads(ledger.raw[start : ledger.ends[line]].strip(b" ,\t\r"))
     except orjson.JSONDecodeError:
-        return Drop(line, start, reason, text)
+        return Drop(line, offset, reason, text, note=note)
     fields = list(record.items())[:_FIELDS] if isinstance(record, dict) else []
     bare = [name[:_FIELD_LIMIT] for name, value in fields if value is None or _is_bare(value)]
-    return Drop(line, start, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare)
+    return Drop(line, offset, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare, note)
 
 
 def _is_bare(value: Any) -> bool:

@@ -52,14 +52,7 @@ def _each_outside(
     if len(places):
         rows = [records.rows[place] for place in places.tolist()]
         ledger = work_on_each(replace(records, line=records.line[places], rows=rows, columns=None), work).ledger
-        places = np.delete(np.arange(len(in_bytes)), places)
-        records = replace(
-            records,
-            ledger=ledger,
-            line=records.line[places],
-            rows=records.rows.take(places),
-            columns=columns.take(places),
-        )
+        records = records.keep(np.delete(np.arange(len(in_bytes)), places), ledger)
     return records
 
 

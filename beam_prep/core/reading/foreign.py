@@ -32,12 +32,6 @@ _PICKLED = "import json, pickle, sys; " + _WRITE.format(rows='row in pickle.load
 _ARROW_FILE = "import json, sys, pyarrow as pa; file = pa.ipc.open_file(sys.argv[1]); " + _WRITE.format(
     rows="part in range(file.num_record_batches) for row in file.get_batch(part).to_pylist()"
 )
-_ARROW_STREAM = "import json, sys, pyarrow as pa; " + _WRITE.format(
-    rows='part in pa.ipc.open_stream(open(sys.argv[1], "rb")) for row in part.to_pylist()'
-)
-_PARQUET = "import json, sys, pyarrow.parquet as pq; " + _WRITE.format(
-    rows="part in pq.ParquetFile(sys.argv[1]).iter_batches() for row in part.to_pylist()"
-)
 _SQLITE = "import json, sqlite3, sys; base = sqlite3.connect(sys.argv[1]); base.row_factory = sqlite3.Row; " + (
     _WRITE.format(rows='row in map(dict, base.execute("SELECT * FROM " + sys.argv[2]))')
 )
@@ -45,9 +39,7 @@ _EXCEL = 'import sys, pandas; pandas.read_excel(sys.argv[1]).to_json(sys.stdout,
 _AGAIN = "download it again, or leave it out"
 _UNPACK = "unpack it, and name the files that were in it"
 _BINARY: tuple[tuple[bytes, str, str], ...] = (
-    (b"PAR1", "a Parquet file", _PARQUET),
     (b"ARROW1\0\0", "an Arrow file (Feather)", _ARROW_FILE),
-    (b"\xff\xff\xff\xff", "an Arrow stream", _ARROW_STREAM),
     (b"SQLite format 3\0", "an SQLite database", _SQLITE),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel file", _EXCEL),
     (b"PK\x03\x04", "a zip archive", f"{_UNPACK}: unzip {{path}}"),
@@ -66,6 +58,7 @@ _BINARY: tuple[tuple[bytes, str, str], ...] = (
     ),
 )
 """(the first bytes, what it is, advice): a Python program begins with `import`."""
+_TABLES = ((b"PAR1", "a Parquet file", ".parquet"), (b"\xff\xff\xff\xff", "an Arrow stream", ".arrow"))
 _UTF = (
     (b"\xff\xfe\0\0", "UTF-32"),
     (b"\0\0\xfe\xff", "UTF-32"),
@@ -99,6 +92,9 @@ def refusal(head: bytes, path: str) -> str | None:
         if head.startswith(magic):
             command = f"mv {_quoted(path)} {_quoted(path + ending)}"
             return f"{path!r} is compressed, but its name does not end in {ending}: rename it: {command}"
+    for magic, what, ending in _TABLES:
+        if head.startswith(magic) and not path.lower().endswith(ending):
+            return _as_table(path, what, ending)
     for magic, what, advice in _BINARY:
         if head.startswith(magic):
             if magic == b"PK\x03\x04" and (b"[Content_Types].xml" in head or path.lower().endswith(".xlsx")):
@@ -216,6 +212,19 @@ def _made(path: str) -> str:
     """The name of the file that a conversion makes."""
     stem, ending = os.path.splitext(path)
     return f"{stem}.converted.jsonl" if ending.lower() == ".jsonl" else f"{stem}.jsonl"
+
+
+def _as_table(path: str, what: str, ending: str) -> str:
+    """Advice for a table that is read as it is, under its own ending."""
+    unpacked, command = _unpacked(path)
+    name = os.path.splitext(unpacked)[0] + ending
+    commands = [command] if command else []
+    if name != unpacked:
+        last = unpacked.rpartition("/")[2] if "://" in path else unpacked
+        commands.append(f"mv {_quoted(last)} {_quoted(os.path.splitext(last)[0] + ending)}")
+    return f"{path!r} {'holds' if command else 'is'} {what}, which is read from a {ending} file: type: " + (
+        " && ".join(commands)
+    )
 
 
 def _renamed(path: str, what: str) -> str:

@@ -27,6 +27,7 @@ from enum import Enum, auto
 import numpy as np
 
 from beam_prep.core.data.block import Origin
+from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.blocks import BOM, RawBlock, Readable, read_up_to
 from beam_prep.core.reading.records import Records, parse
@@ -56,7 +57,7 @@ def is_json_file(path: str) -> bool:
 
 
 def place_in(path: str, number: int) -> str:
-    """Where a record is in a file: its line, or, in a list, which record it is.
+    """Where a record is in a file: its line, or, in a list or a table, which record or row it is.
 
     >>> place_in("a.jsonl.gz", 1_200), place_in("a.json", 3)
     ('line 1,200', 'record 3')
@@ -65,7 +66,7 @@ def place_in(path: str, number: int) -> str:
         path: of the file.
         number: from 1.
     """
-    return f"{'record' if is_json_file(path) else 'line'} {number:,}"
+    return f"{'row' if is_table(path) else 'record' if is_json_file(path) else 'line'} {number:,}"
 
 
 class _Mode(Enum):

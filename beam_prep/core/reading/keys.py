@@ -15,8 +15,7 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import Reject, step
-from beam_prep.core.data.ragged import Array
-from beam_prep.core.reading.records import Lines, Record, Records
+from beam_prep.core.reading.records import Record, Records
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The digests of a record, see `Ledger.digests`; `duplicate` is also the reason of the drops."""
@@ -102,24 +101,13 @@ def key_records(records: Records, keys: Keys) -> Records:
         else:
             for each, value in zip(found, made, strict=True):
                 each.append(value)
-    kept = records if alive.all() else _taken(records, alive)
+    kept = records if alive.all() else records.keep(np.flatnonzero(alive), ledger)
     for (name, _), each in zip(digests, found, strict=True):
         width = 1 if name == SPLIT else 2
         values = np.zeros((count, width), np.uint64)
         values[kept.line] = np.frombuffer(b"".join(each), "<u8").reshape(-1, width)
         ledger.digests = {**ledger.digests, name: values[:, 0] if name == SPLIT else values}
     return replace(kept, ledger=ledger)
-
-
-def _taken(records: Records, alive: Array) -> Records:
-    places = np.flatnonzero(alive)
-    rows = records.rows
-    return replace(
-        records,
-        line=records.line[places],
-        rows=rows.take(places) if isinstance(rows, Lines) else [rows[place] for place in places.tolist()],
-        columns=None if records.columns is None else records.columns.take(places),
-    )
 
 
 def _split_digest(row: Record, keys: Keys) -> bytes:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import orjson
 from beam_prep.core.data.block import ALIVE, Block, Ledger, Origin, Reject
 from beam_prep.core.data.columns import Columns, Wanted, read_columns
 from beam_prep.core.data.on_demand import OnDemand
+from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.core.reading.json_line import describe, parse_carefully
@@ -44,6 +45,17 @@ class Records(Block):
         ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
         ledger.drop(np.delete(self.line, taken), "filtered")
         return Records(self.origin, ledger, self.line[taken], rows=[self.rows[place] for place in places])
+
+    def keep(self, places: Array, ledger: Ledger) -> "Records":
+        """The rows at these places, ascending, with a ledger that says what became of the others."""
+        rows, columns = self.rows, self.columns
+        return replace(
+            self,
+            ledger=ledger,
+            line=self.line[places],
+            rows=rows.take(places) if isinstance(rows, Lines) else [rows[place] for place in places.tolist()],
+            columns=None if columns is None else columns.take(places),
+        )
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "rows", len(self.rows)
@@ -81,7 +93,10 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
     (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
     """
-    ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0))
+    by_row = is_table(origin.source.path)
+    ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0), by_row=by_row)
+    for line, reason, message in origin.refused:
+        ledger.reject(line, reason, message)
     _reject_long(ledger, origin)
     _mark_blank(ledger)
     lines = np.flatnonzero(ledger.status == ALIVE)

@@ -90,13 +90,16 @@ class Chunking:
         """The chunks of all rows, in order.
 
         Args:
-            columns: name -> one list of values a row, of equal lengths in all columns; not empty.
+            columns: name -> one list of values a row, of equal lengths in all columns; not empty. What is carried
+                along is repeated in every chunk of its row.
             schema: of these columns, by name.
 
         Raises:
             ValueError: a column has other lengths than the first, or is a list of lists.
         """
         lengths = next(iter(columns.values())).lengths
+        beside = {name: rows for name, rows in columns.items() if schema[name].carried}
+        columns = {name: rows for name, rows in columns.items() if name not in beside}
         for name, rows in columns.items():
             if rows.depth != 1 or not np.array_equal(rows.lengths, lengths):
                 raise ValueError(f"column {name!r} is not one value a token; only one output can be cut into chunks")
@@ -111,6 +114,7 @@ class Chunking:
                 if schema[name].role != "weights":  # of 0 is a token that is trained all the same
                     trained |= chunk.sums(chunk.flat != nothing) > 0
             chunks[name] = chunk
+        chunks |= {name: rows.take(row) for name, rows in beside.items()}
         stats = ChunkStats(
             rows=len(lengths),
             rows_split=int(np.count_nonzero(self.counts(lengths) > 1)),

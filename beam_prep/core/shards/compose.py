@@ -1,6 +1,6 @@
 """What is made of the rows of all blocks: which are written, in which split, how often, and in which order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -101,6 +101,16 @@ class Arranged:
     sample: Array
     row: Array
 
+    @classmethod
+    def concat(cls, parts: Sequence["Arranged"]) -> "Arranged":
+        """All rows, in order; there is at least one part."""
+        columns = zip(*((each.part, each.key, each.sample, each.row) for each in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
+
+    def take(self, places: Array) -> "Arranged":
+        """The rows at these places, in that order."""
+        return Arranged(self.part[places], self.key[places], self.sample[places], self.row[places])
+
 
 def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) -> Arranged:
     """The rows of a block with their keys.
@@ -127,8 +137,7 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
         drawn = samples <= most[rows]
         rows = rows[drawn]
         found.append(Arranged(part[rows], keys[drawn], samples[drawn], rows))
-    columns = zip(*((each.part, each.key, each.sample, each.row) for each in found), strict=True)
-    return Arranged(*map(np.concatenate, columns))
+    return Arranged.concat(found)
 
 
 def _nothing(rows: Array) -> Array:

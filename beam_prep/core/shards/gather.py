@@ -1,7 +1,7 @@
 """Gather: the plan of a shuffle that knows every row, and names for each shard the rows of the spool that it has."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -9,19 +9,18 @@ import pyarrow as pa
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.shards.borders import Border
-from beam_prep.core.shards.compose import Arranged, Compose, Place, arranged, ranges_of
+from beam_prep.core.shards.compose import Arranged, Compose, arranged, ranges_of
 from beam_prep.core.shards.layout import CUT
-from beam_prep.core.shards.mix import Taken, budgets, copies_of, cutoff
+from beam_prep.core.shards.mix import MixedDomain, cutoff
 from beam_prep.core.shards.receipts import Receipts
+from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
 from beam_prep.core.shards.sidecars import Sidecars, View
-from beam_prep.core.shards.slices import ShardPlan, first_lines, folders_of, places_of
-from beam_prep.core.shards.splits import domain_of, split_of
+from beam_prep.core.shards.slices import ShardPlan, places_of
 
 MOST_ROWS = 8_000_000
 """Rows of a job that are gathered: the plan holds some 40 bytes of each."""
 _AHEAD = 512
 """Blocks whose sidecars are fetched at a time."""
-_ALL = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,84 +47,6 @@ class Order:
     cut: Array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a shuffle makes of the parts of a job.
-
-    Attributes:
-        ranges: int64 [parts], into how many ranges of keys the rows of each are cut: those of one split have as many.
-        tokens: int64 [parts], that there are.
-        wanted: part to the tokens that the mix wants of it; others are written whole, once.
-    """
-
-    ranges: Array
-    tokens: Array
-    wanted: dict[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, receipts: Receipts, sidecars: Sidecars, compose: Compose, max_tokens: int, end: Border) -> "Parts":
-        """Of the rows before the end.
-
-        Raises:
-            RunError: see `budgets`.
-        """
-        names = receipts.domains
-        tokens = _tokens(receipts, sidecars, end)
-        split = np.array([split_of(name, compose.splits) for name in names], np.int64)
-        wanted: dict[int, int] = {}
-        if compose.mix:
-            mixed = {domain_of(name, compose.splits): code for code, name in enumerate(names) if split[code] == 0}
-            there = {domain: int(tokens[code]) for domain, code in mixed.items()}
-            wanted = {mixed[domain]: count for domain, count in budgets(compose.mix, there).items()}
-        written = tokens.copy()
-        for code, count in wanted.items():
-            written[code] = count
-        by_split = np.bincount(split, written, compose.split_count).astype(np.int64)
-        ranges = np.maximum(1, -(-by_split // max_tokens))
-        return cls(ranges[split] if len(split) else np.zeros(0, np.int64), tokens, wanted)
-
-    def taken(self, most: Mapping[int, int] | None = None) -> dict[int, Taken]:
-        """Part to what is taken of its rows. `most`: part to the largest sample key of one more copy; None: all keys."""
-        found = {}
-        for code, wanted in self.wanted.items():
-            copies, more = copies_of(wanted, int(self.tokens[code]))
-            limit = (_ALL if most is None else most.get(code)) if more else None
-            found[code] = Taken(copies, limit)
-        return found
-
-    def more(self, part: int) -> int:
-        """The tokens that are wanted of one more copy of a part."""
-        return copies_of(self.wanted[part], int(self.tokens[part]))[1]
-
-
-def _tokens(receipts: Receipts, sidecars: Sidecars, end: Border) -> Array:
-    """int64 [parts]: tokens before the end."""
-    counts = receipts.entry_tokens.flat.astype(np.int64)
-    if end.rows >= 0:
-        first, last = receipts.entry_tokens.offsets[[end.block, end.block + 1]].tolist()
-        counts = counts[:last].copy()
-        sidecar = sidecars.get(end.block)
-        counts[first:last] = 0
-        np.add.at(counts, first + sidecar.domain[: end.rows].astype(np.int64), sidecar.tokens[: end.rows])
-    found = np.zeros(len(receipts.domains), np.int64)
-    np.add.at(found, receipts.entry_domain.flat[: len(counts)], counts)
-    return found
-
-
-def places(receipts: Receipts, end: Border) -> Callable[[int], Place]:
-    """Makes the place of a block; it must not lie behind the end."""
-    before = first_lines(receipts)
-
-    def place(block: int) -> Place:
-        rows = end.rows if block == end.block else -1
-        parts = tuple(receipts.entry_domain[block].tolist())  # type: ignore[union-attr]
-        name = receipts.names[block].as_py()
-        numbers = (int(column[block]) for column in (receipts.file, receipts.first_byte, before))
-        return Place(name, receipts.copies(block), *numbers, parts, rows)
-
-    return place
-
-
 class Gathered(OnDemand[ShardPlan]):
     """The shards of a shuffle. `order` names the rows of each.
 
@@ -136,17 +57,17 @@ class Gathered(OnDemand[ShardPlan]):
         end: where the input ends.
 
     Attributes:
-        shards_of, folders: see `Plan`.
-        taken: (part, rows, tokens, records), of the parts of a mix.
+        shards_of, folders: see `Shards`.
+        mixed: what a mix takes.
     """
 
     def __init__(self, receipts: Receipts, sidecars: Sidecars, compose: Compose, parts: Parts, end: Border) -> None:
-        self._receipts, self._compose = receipts, compose
-        self._provenance = bool(places_of(receipts))
+        self._receipts = receipts
         rows = _rows(receipts, sidecars, compose, parts, end)
+        self.mixed: tuple[MixedDomain, ...] = ()
         if parts.wanted:
-            rows, most = _mixed(rows, parts)
-            self.taken = _what_is_taken(rows, parts, most)
+            rows = _sampled(rows, parts)
+            self.mixed = mixed_domains(receipts.domains, compose.splits, parts, _written(rows, parts))
         part, key = rows.pop("part"), rows.pop("key")
         rows.pop("sample", None)
         order = np.lexsort((key, part))
@@ -154,51 +75,35 @@ class Gathered(OnDemand[ShardPlan]):
         number = ranges_of(key[order], part, parts.ranges)
         del key
         self._rows = {name: values[order] for name, values in rows.items()}
-        first = np.flatnonzero((np.diff(part, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0))
-        self._borders = np.append(first, len(part))
-        self._part, self._range = part[first], number[first]
-        names = receipts.domains
-        self._number = np.zeros(len(first), np.int64)
-        self.shards_of: dict[str, int] = {}
-        for code in np.unique(self._part).tolist():
-            here = np.flatnonzero(self._part == code)
-            self._number[here] = np.arange(len(here))
-            self.shards_of[names[code]] = len(here)
-        self.folders = folders_of(self.shards_of, compose.splits)
-        # The shards of a range of keys together, as those of a flush are without a shuffle.
-        split = np.array([split_of(names[code], compose.splits) for code in self._part.tolist()], np.int64)
-        self._shown = np.lexsort((self._part, self._range, split))
+        changes = (np.diff(part, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0)
+        first = np.flatnonzero(changes)
+        borders = np.append(first, len(part))
+        shards = ShuffledShards.of(receipts.domains, compose.splits, part[first], number[first], np.diff(borders))
+        # Where the rows of each begin; they lie by part, then by range.
+        self._first = dict(zip(zip(part[first].tolist(), number[first].tolist(), strict=True), first, strict=True))
+        self._shards, self._plans = shards, shards.plans()
+        self.shards_of, self.folders = shards.shards_of, shards.folders
 
     def __len__(self) -> int:
-        return len(self._part)
+        return len(self._plans)
 
     def _at(self, index: int) -> ShardPlan:
-        place = int(self._shown[index])
-        name, splits = self._receipts.domains[self._part[place]], self._compose.splits
-        return ShardPlan(
-            domain_of(name, splits),
-            self.folders[name],
-            int(self._number[place]),
-            self.shards_of[name],
-            split=None if splits is None else splits.names[split_of(name, splits)],
-            count=int(self._borders[place + 1] - self._borders[place]),
-        )
+        return self._plans[index]
 
     def order(self, index: int) -> Order:
         """The rows of a shard."""
-        place = int(self._shown[index])
-        rows = {name: values[self._borders[place] : self._borders[place + 1]] for name, values in self._rows.items()}
+        first = int(self._first[int(self._shards.part[index]), int(self._shards.number[index])])
+        rows = {name: values[first : first + self._plans[index].count] for name, values in self._rows.items()}
         blocks, block = np.unique(rows.pop("block"), return_inverse=True)
         names = self._receipts.names.take(pa.array(blocks)).to_pylist()
-        where = (self._receipts.file, self._receipts.first_byte) if self._provenance else ()
-        files, first_bytes = (column[blocks].tolist() for column in where) if where else ([], [])
+        files, first_bytes = [], []
+        if where := places_of(self._receipts):
+            files, first_bytes = (column[blocks].tolist() for column in where)
         cut = rows.pop("cut", None)
         return Order(names, files, first_bytes, block.astype(np.int32), cut=cut, **rows)
 
 
-def _rows(
-    receipts: Receipts, sidecars: Sidecars, compose: Compose, parts: Parts, end: Border
-) -> dict[str, Array]:
+def _rows(receipts: Receipts, sidecars: Sidecars, compose: Compose, parts: Parts, end: Border) -> dict[str, Array]:
     """All rows in input order, as columns."""
     assert compose.shuffle is not None
     taken, place = parts.taken(), places(receipts, end)
@@ -230,25 +135,21 @@ def _columns(
         yield "cut", np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
 
 
-def _mixed(rows: dict[str, Array], parts: Parts) -> tuple[dict[str, Array], dict[int, int]]:
-    """The rows that a mix takes, and the largest sample key of each part of which some are drawn."""
+def _sampled(rows: dict[str, Array], parts: Parts) -> dict[str, Array]:
+    """The rows that a mix takes."""
     kept = np.ones(len(rows["part"]), bool)
-    found = {}
     for code in parts.wanted:
         drawn = np.flatnonzero((rows["part"] == code) & (rows["sample"] > 0))
         most = cutoff(rows["sample"][drawn], rows["tokens"][drawn], parts.more(code))
-        if most is not None:
-            found[code] = most
         kept[drawn] = rows["sample"][drawn] <= np.uint64(most or 0)
-    return {name: values[kept] for name, values in rows.items()}, found
+    return {name: values[kept] for name, values in rows.items()}
 
 
-def _what_is_taken(rows: dict[str, Array], parts: Parts, most: Mapping[int, int]) -> tuple[tuple[int, int, int, int], ...]:
-    found = []
-    for code, taken in parts.taken(most).items():
+def _written(rows: dict[str, Array], parts: Parts) -> dict[int, tuple[int, int, int]]:
+    """Part to its (rows, tokens, rows that are drawn of one more copy)."""
+    found = {}
+    for code in parts.wanted:
         here = rows["part"] == code
-        count = int(np.count_nonzero(here))
         drawn = int(np.count_nonzero(rows["sample"][here]))
-        records = (count - drawn) // taken.copies if taken.copies else drawn
-        found.append((code, count, int(rows["tokens"][here].sum()), records))
-    return tuple(found)
+        found[code] = int(np.count_nonzero(here)), int(rows["tokens"][here].sum()), drawn
+    return found

@@ -11,6 +11,7 @@ from beam_prep.core.data.schema import CUTTING, IGNORE_INDEX, Column, Packing, n
 from beam_prep.core.shards.chunk import Chunking, ChunkStats
 from beam_prep.core.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
 from beam_prep.core.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.core.tokens.carry import add_carried
 from beam_prep.core.tokens.mask import Untrained
 from beam_prep.core.tokens.pad import ATTENTION_MASK, Padding
 from beam_prep.core.tokens.settle import settle
@@ -49,6 +50,7 @@ class Layout:
         padding: pads each row, and adds an `attention_mask`; None: no padding. Not with packing.
         chunking: cuts rows into chunks before they are packed or padded, and no row is cut to its first tokens; None:
             no chunks.
+        provenance: adds columns that say where the line of each row is, see `placed`.
 
     Raises:
         ValueError: a value is not one of those allowed, or there is both packing and padding.
@@ -63,6 +65,7 @@ class Layout:
     truncation_mode: TruncationMode = "keep_start"
     padding: Padding | None = None
     chunking: Chunking | None = None
+    provenance: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in (("packing", Packing), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
@@ -96,8 +99,11 @@ class Layout:
         return fitting
 
     def spooled(self, batch: Batch, eos_id: int | None, untrained: Untrained, dtype: Mapping[str, str]) -> Batch:
-        """The rows that the spool holds: cut to the length of a packed row (`fit`), then settled (see `settle`)."""
-        return settle(self.fit(batch, eos_id), untrained, dtype)
+        """The rows that the spool holds: cut to the length of a packed row (`fit`), then settled (see `settle`).
+
+        What is carried along with them is added last (see `add_carried`).
+        """
+        return add_carried(settle(self.fit(batch, eos_id), untrained, dtype), self.provenance)
 
     def tokens(self, batch: Batch) -> Array:
         """int64 [rows]: tokens that are written of each row: with its padding, and with what its chunks repeat."""
@@ -114,7 +120,9 @@ class Layout:
             ValueError: rows of lists cannot be packed or padded, nor have positions.
             ConfigError: `names` has a column that is not written, or gives a name that cannot be.
         """
-        added = []
+        added, packed = [], self.packing != "none"
+        carried = [replace(column, depth=int(packed)) for column in columns if column.carried]
+        columns = [column for column in columns if not column.carried]
         if self.chunking is not None and not all(column.of_tokens for column in columns):
             raise ValueError("rows of lists or values cannot be cut into chunks")
         if self.padding is not None:
@@ -123,11 +131,11 @@ class Layout:
         of = next((column.name for column in columns if column.role == "ids"), None)
         if self.position_ids != "none":
             added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
-        if self.packing != "none":
+        if packed:
             added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
         if added and not all(column.of_tokens for column in columns):
             raise ValueError("rows of lists or values cannot be packed, nor have position ids")
-        written = (*columns, *added)
+        written = (*columns, *added, *carried)
         self.check_names([column.name for column in written])
         return tuple(
             replace(column, name=self._name(column.name), of=column.of and self._name(column.of)) for column in written
@@ -182,7 +190,8 @@ class Layout:
         for group, cut in _groups(parts, self.group):
             lengths = next(iter(group.values())).lengths
             plan = plan_packs(lengths, self.packing, self.capacity, cut)
-            yield pack_columns(group, plan, self.position_ids), plan.stats
+            carried = [name for name in group if written[self._name(name)].carried]
+            yield pack_columns(group, plan, self.position_ids, carried), plan.stats
 
     def _padded(self, part: Rows, written: Mapping[str, Column]) -> Iterable[Rows]:
         if self.padding is None:

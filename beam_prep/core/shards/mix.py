@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from beam_prep.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DomainMix:
     """How much of a domain is wanted: one of tokens, share and epochs; see `DomainMixConfig`."""
 
     tokens: float | None = None
@@ -21,7 +20,7 @@ class Wanted:
     repeat: bool = False
 
 
-Mix = tuple[tuple[str, Wanted], ...]
+Mix = tuple[tuple[str, DomainMix], ...]
 """(domain, what is wanted of it)."""
 
 
@@ -61,7 +60,7 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
     found: dict[str, int] = {}
     for domain, each in wanted.items():
         if each.tokens is not None:
-            found[domain] = _number(each.tokens)
+            found[domain] = int(_exact(each.tokens))
         elif each.epochs is not None:
             found[domain] = int(_exact(each.epochs) * there[domain])
     fixed = sum(found.values()) + sum(tokens for domain, tokens in there.items() if domain not in wanted)
@@ -95,10 +94,6 @@ def _exact(number: float | None) -> Fraction:
     return Fraction(str(number))
 
 
-def _number(tokens: float) -> int:
-    return int(Fraction(str(tokens)))
-
-
 def copies_of(wanted: int, there: int) -> tuple[int, int]:
     """(complete copies of a domain, tokens that are wanted of one more)."""
     return divmod(wanted, there)
@@ -118,6 +113,28 @@ def cutoff(keys: Array, tokens: Array, wanted: int) -> int | None:
     return int(keys[order[place]])
 
 
-def mix_report(wanted: Mapping[str, int], got: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """What the manifest says of a mix: domain to tokens wanted, and what is written."""
-    return {domain: {"wanted_tokens": tokens, **got[domain]} for domain, tokens in sorted(wanted.items())}
+@dataclass(frozen=True, slots=True)
+class MixedDomain:
+    """What a mix takes of a domain.
+
+    Attributes:
+        domain: its name.
+        wanted, tokens: tokens that were wanted, and that are written.
+        there, records: records that there are, and of which any is written.
+        rows: that are written: a record that is repeated is one row more each time.
+    """
+
+    domain: str
+    wanted: int
+    tokens: int
+    there: int
+    records: int
+    rows: int
+
+    def as_dict(self) -> dict[str, int]:
+        """As a manifest has it."""
+        return {"wanted_tokens": self.wanted, "tokens": self.tokens, "records": self.records, "rows": self.rows}
+
+
+NOT_SAMPLED = "not_sampled"
+"""The reason for which a mix leaves records out."""

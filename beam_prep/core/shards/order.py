@@ -1,7 +1,7 @@
 """The order of the rows of an output: a 64-bit key of each, and equal ranges of keys as shards.
 
-A shuffle gives each row a key that mixes the seed with the row's identity: the number of its file in the list of inputs,
-and its line there. So the order depends on no block, worker or runner, and an appended file changes no key. Rows are
+A shuffle gives each row a key that mixes the seed with the row's identity: the number of its file in the list of
+inputs, and its line there. So the order depends on no block, worker or runner, and an appended file changes no key. Rows are
 written by rising key; rows with the same key, one pair in 10^9 rows of 10^10, by their identity.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
@@ -48,7 +48,7 @@ def shuffle_keys(seed: int, file: int, lines: Array, copy: int = 0) -> Array:
 
 
 def sample_keys(keys: Array) -> Array:
-    """uint64 [rows]: the order in which rows are drawn for a mix, from 1. It follows from the shuffle, and is another."""
+    """uint64 [rows]: the order in which rows are drawn for a mix, from 1; it follows from that of the shuffle."""
     found: Array = np.maximum(mixed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
     return found
 

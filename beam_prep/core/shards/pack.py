@@ -6,7 +6,7 @@ training data, long documents cut into pieces first: Ding et al., "Fewer Truncat
 2024. Of packs with equal room the one that came to it first is taken, as in TRL's `pack_dataset`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple, get_args
@@ -261,7 +261,9 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
     return pack_of
 
 
-def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Positions = "none") -> dict[str, Ragged]:
+def pack_columns(
+    columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Positions = "none", carried: Collection[str] = ()
+) -> dict[str, Ragged]:
     """The packed rows of every column, and where the documents lie in them.
 
     Adds `seq_lens` (int32: the lengths of the pieces of each pack, never 0) and, unless `none`, `position_ids` (int32):
@@ -272,6 +274,7 @@ def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Po
         columns: name -> one list of values a row, each as long as `plan.lengths` says; any dtype, which is kept.
         plan: of these rows.
         position_ids: see above.
+        carried: columns of which a pack has a list: the value of each of its pieces, as the row has it.
 
     Raises:
         ValueError: a column has other lengths, or is a list of lists, or has a name of those that are added; an
@@ -279,6 +282,8 @@ def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Po
     """
     if position_ids not in get_args(Positions):
         raise ValueError(f"position_ids is {position_ids!r}, wanted one of {', '.join(get_args(Positions))}")
+    beside = {name: rows for name, rows in columns.items() if name in carried}
+    columns = {name: rows for name, rows in columns.items() if name not in carried}
     for name, rows in columns.items():
         _check_column(name, rows, plan)
     lengths = plan.piece_lengths
@@ -290,7 +295,12 @@ def pack_columns(columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Po
         counted = lengths if position_ids == "doc_reset" else np.diff(offsets)
         count = np.arange(counted.max(initial=0), dtype=np.int32)
         packed[POSITION_IDS] = Ragged(join_pieces(count, np.zeros_like(counted), counted), offsets)
-    return packed
+    return packed | {name: carried_lists(rows.take(plan.piece_row), plan.packs) for name, rows in beside.items()}
+
+
+def carried_lists(rows: Ragged, packs: Array) -> Ragged:
+    """What is carried along with each piece, as lists: of strings (uint8), or of numbers, of which a row is one."""
+    return Ragged(rows if rows.flat.dtype == np.uint8 else rows.flat, packs)
 
 
 def join_pieces(values: Array, starts: Array, lengths: Array) -> Array:

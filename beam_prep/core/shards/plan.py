@@ -4,8 +4,10 @@ Records are taken in input order. When the tokens of all domains since the last 
 that has rows since then gets a shard. `max_items` ends the input after that many kept records.
 """
 
+import dataclasses
+import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,11 +18,31 @@ from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.lengths import Histogram, add, histogram
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
-from beam_prep.core.reading.drops import SHOWN, Drop, drops
+from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
+from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
+from beam_prep.core.shards.compose import Compose
+from beam_prep.core.shards.domains import folders
+from beam_prep.core.shards.gather import Gathered
+from beam_prep.core.shards.layout import CUT
+from beam_prep.core.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.core.shards.receipts import ROLE_COUNTS, Receipts
-from beam_prep.core.shards.sidecars import FetchSidecars, Sidecar, Sidecars
-from beam_prep.core.shards.slices import Rejects, RejectSlice, RejectsPlan, ShardPlan, Shards, Slice, first_lines
+from beam_prep.core.shards.runs import RunGroup, Runs, RunSizes, plan_runs
+from beam_prep.core.shards.shuffle import Parts
+from beam_prep.core.shards.sidecars import Copies, FetchSidecars, Sidecar, Sidecars, SplitSidecars, View
+from beam_prep.core.shards.slices import (
+    Rejects,
+    RejectSlice,
+    RejectsPlan,
+    ShardPlan,
+    Shards,
+    ShardsOfSplits,
+    Slice,
+    first_lines,
+    places_of,
+)
+from beam_prep.core.shards.splits import Splits, domain_of
+from beam_prep.core.shards.views import view
 from beam_prep.core.tokens.batch import CUT_TOKENS
 
 REASONS_SHOWN = 32
@@ -90,16 +112,21 @@ class Plan:
         inputs: per file: path, size and digest.
         columns: what each row has.
         domains: domain -> folder.
-        shards_of: domain -> how many shards it has.
+        shards_of: part -> how many shards it has; a part is a domain, or its rows in a split (`part_of`).
         blocks, reused: how many blocks there are, and how many of them were in the spool already.
         made: how many records were made in which way, those of reused blocks too.
         roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
         drops: the first records that were dropped, of each reason.
+        marks: the first records that are kept and marked (`contaminated`).
         lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
         first_rejected: the rejects of the blocks in which the first of each reason are.
         first_rejects: the first rejects of each reason, as in the files of rejects.
         drawn: (domain, where it is) of some rows, for the report.
         samples: these rows.
+        splits: names of the splits; () without.
+        mix: what the manifest says of a mix, see `mix_report`.
+        repeated: rows that are written beyond one of each record, for a mix.
+        runs, groups: the work that has to be done before the shards of a shuffle are known; None: they are.
     """
 
     shards: Sequence[ShardPlan]
@@ -115,11 +142,33 @@ class Plan:
     made: dict[str, int]
     roles: dict[str, dict[str, int]] = field(default_factory=dict)
     drops: tuple[Dropped, ...] = ()
+    marks: tuple[Dropped, ...] = ()
     lengths: tuple[Histogram, Histogram] = ((), ())
     first_rejected: tuple[RejectSlice, ...] = ()
     first_rejects: tuple[dict[str, Any], ...] = ()
     drawn: tuple[tuple[str, Slice], ...] = ()
     samples: tuple[dict[str, Any], ...] = ()
+    splits: tuple[str, ...] = ()
+    mix: dict[str, Any] = field(default_factory=dict)
+    repeated: int = 0
+    runs: Runs | None = None
+    groups: Iterable[RunGroup] = ()
+
+    @property
+    def cut(self) -> bool:
+        """True if rows lost tokens to `Layout.fit`."""
+        return CUT in self.counters
+
+    def with_shards(self, shards_of: dict[str, int], splits: Splits | None) -> "Plan":
+        """The plan of an output that has these shards."""
+        return dataclasses.replace(self, shards_of=shards_of, domains=_folders(shards_of, splits), runs=None)
+
+
+def _folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
+    return folders({domain_of(part, splits) for part in parts})
+
+
+_NO_COMPOSE, _SIZES = Compose(), RunSizes()
 
 
 def make_plan(
@@ -127,6 +176,10 @@ def make_plan(
     fetch: FetchSidecars,
     max_tokens: int,
     max_items: int | None = None,
+    compose: Compose = _NO_COMPOSE,
+    copies: Callable[[str], Copies] = lambda name: Copies(),
+    gather: bool = True,
+    sizes: RunSizes = _SIZES,
 ) -> Plan:
     """Decides everything that depends on more than one block.
 
@@ -134,30 +187,99 @@ def make_plan(
         receipts: all blocks.
         fetch: reads sidecars.
         max_tokens: a shard is flushed when the tokens since the last flush reach this.
-        max_items: kept records, at most.
+        max_items: kept records, at most, before a mix.
+        compose: what is made of the rows.
+        copies: reads a file of copies, see `SpoolReceipt`.
+        gather: a shuffle is gathered; otherwise its runs are planned.
+        sizes: of the runs.
+
+    Raises:
+        RunError: a mix cannot be made of what is there.
     """
-    sidecars = Sidecars(fetch, receipts)
+
+    def see(sidecar: Sidecar, name: str) -> View:
+        return view(sidecar, copies(name), compose.splits) if compose.composes else View(sidecar)
+
+    sidecars = Sidecars(fetch, receipts, see)
     end = input_end(receipts, sidecars, max_items)
-    shards = Shards(receipts, shard_borders(receipts, sidecars, max_tokens, end))
     ledger, counters = _ledger(receipts, sidecars, end)
+    splits, runs = compose.splits, None
+    mixed: tuple[MixedDomain, ...] = ()
+    groups: Iterable[RunGroup] = ()
+    shards: Shards | ShardsOfSplits | Gathered
+    if compose.shuffle is None:
+        shards = _in_input_order(receipts, sidecars, max_tokens, end, splits)
+    else:
+        parts = Parts.of(receipts, sidecars, compose, max_tokens, end)
+        if gather:
+            gathered = Gathered(receipts, sidecars, compose, parts, end)
+            shards, mixed = gathered, gathered.mixed
+        else:
+            runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items), sizes)
+            shards = ShardsOfSplits(())
     rejects = Rejects(receipts, _rejected(receipts, sidecars, end))
-    return Plan(
+    plan = Plan(
         shards=shards,
         rejects=rejects,
         ledger=ledger,
         counters=counters,
         inputs=receipts.inputs(),
         columns=receipts.columns,
-        domains=shards.folders,
+        domains=_folders(shards.shards_of, splits),
         shards_of=shards.shards_of,
         blocks=len(receipts),
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made", len(receipts)).items())),
         roles=_roles(receipts, sidecars, end),
-        drops=_drops(receipts, sidecars, ledger.dropped, end),
+        drops=_listed(receipts, sidecars, "dropped", ledger.dropped, end),
+        marks=_listed(receipts, sidecars, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, end),
         first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN)),
         lengths=_lengths(receipts, sidecars, end),
-        drawn=_drawn(receipts, end),
+        drawn=_drawn(receipts, end, splits),
+        splits=() if splits is None else splits.names,
+        runs=runs,
+        groups=groups,
+    )
+    return with_mix(plan, mixed)
+
+
+def _in_input_order(
+    receipts: Receipts, sidecars: Sidecars, max_tokens: int, end: Border, splits: Splits | None
+) -> Shards | ShardsOfSplits:
+    """The shards of rows in input order. The borders of each split are those of its rows alone."""
+    if splits is None:
+        return Shards(receipts, shard_borders(receipts, sidecars, max_tokens, end))
+    count, found = len(splits.names), []
+    for split, name in enumerate(splits.names):
+        mine = receipts.of_parts(np.array([part.partition("/")[0] == name for part in receipts.domains], bool))
+        seen = SplitSidecars(sidecars, split, count)
+        ends = end
+        if end.rows >= 0:
+            here = sidecars.get(end.block).domain[: end.rows] % count == split
+            ends = Border(end.block, int(np.count_nonzero(here)), end.cut[split::count])
+        found.append(Shards(mine, shard_borders(mine, seen, max_tokens, ends), splits, split))
+    return ShardsOfSplits(found)
+
+
+def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
+    """The digest of all that decides which rows a job has, and how they are composed."""
+    digest = hashlib.sha256(repr((dataclasses.replace(compose, method="auto", buckets=0), max_items)).encode())
+    for block, name in enumerate(receipts.names.to_pylist()):
+        digest.update(f"{name} {receipts.copies(block)}\n".encode())
+    return digest.hexdigest()
+
+
+def with_mix(plan: Plan, mixed: Sequence[MixedDomain]) -> Plan:
+    """A plan with what a mix takes. Records that it leaves out are dropped (`not_sampled`)."""
+    if not mixed:
+        return plan
+    left_out = sum(each.there - each.records for each in mixed)
+    dropped = {**plan.ledger.dropped, **({NOT_SAMPLED: left_out} if left_out else {})}
+    return dataclasses.replace(
+        plan,
+        ledger=dataclasses.replace(plan.ledger, kept=plan.ledger.kept - left_out, dropped=dropped),
+        mix={each.domain: each.as_dict() for each in sorted(mixed, key=lambda each: each.domain)},
+        repeated=sum(each.rows - each.records for each in mixed),
     )
 
 
@@ -206,7 +328,7 @@ def _lengths(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Histo
     return kept, uncut
 
 
-def _drawn(receipts: Receipts, end: Border) -> tuple[tuple[str, Slice], ...]:
+def _drawn(receipts: Receipts, end: Border, splits: Splits | None) -> tuple[tuple[str, Slice], ...]:
     """`Plan.drawn`: rows drawn from all that are kept, the same ones each time."""
     counts = receipts.entry_rows.flat.copy()
     offsets = receipts.entry_rows.offsets
@@ -220,13 +342,24 @@ def _drawn(receipts: Receipts, end: Border) -> tuple[tuple[str, Slice], ...]:
         block = int(np.searchsorted(offsets, entry, side="right")) - 1
         start = row - int(until[entry] - counts[entry])
         domain = receipts.domains[receipts.entry_domain.flat[entry]]
-        found.append((domain, Slice(receipts.names[block].as_py(), entry - int(offsets[block]), start, start + 1)))
+        file, first_byte = (int(column[block]) for column in places_of(receipts)) if places_of(receipts) else (0, 0)
+        name, place = receipts.names[block].as_py(), entry - int(offsets[block])
+        piece = Slice(name, place, start, start + 1, file, first_byte, receipts.copies(block))
+        found.append((domain_of(domain, splits), piece))
     return tuple(found)
 
 
-def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], end: Border) -> tuple[Dropped, ...]:
-    """`Plan.drops`: of each reason the first `SHOWN`, in input order. At most as many blocks are read."""
-    blocks = _first_blocks(receipts, "dropped", counts, SHOWN).tolist()
+_MARKS = {CONTAMINATED}
+
+
+def _listed(
+    receipts: Receipts, sidecars: Sidecars, kind: str, counts: Mapping[str, int], end: Border
+) -> tuple[Dropped, ...]:
+    """`Plan.drops`, or `Plan.marks` (`counter`): of each reason the first `SHOWN`, in input order.
+
+    At most as many blocks are read.
+    """
+    blocks = _first_blocks(receipts, kind, counts, SHOWN).tolist()
     before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
@@ -234,12 +367,23 @@ def _drops(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], en
             break
         sidecar = sidecars.get(block, blocks[place:])
         cut = _cut_line(sidecar, end.rows) if block == end.block and end.rows >= 0 else len(sidecar.status)
-        for drop in sidecar.drops:
+        for drop in sidecar.drops if kind == "dropped" else sidecar.marks:
             if drop.line < cut and left.get(drop.reason):
                 left[drop.reason] -= 1
                 offset = int(receipts.first_byte[block]) + drop.offset
+                if drop.reason == DUPLICATE and kind == "dropped":
+                    drop = dataclasses.replace(drop, note=_same_as(drop, sidecars.view(block).copies, receipts, before))
                 found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
     return tuple(found)
+
+
+def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> str:
+    """Which record a copy is equal to."""
+    place = int(np.searchsorted(copies.line, drop.line))
+    block = int(np.flatnonzero((receipts.file == copies.file[place]) & (receipts.start == copies.start[place]))[0])
+    line = int(before[block] + copies.kept_line[place]) + 1
+    offset = int(receipts.first_byte[block] + copies.offset[place])
+    return f"equal to line {line} of {receipts.path(block)} (byte offset {offset})"
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.data.hashing import Node, tree_digest
 from beam_prep.core.data.lengths import Histogram, add
+from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import EngineError
@@ -122,7 +123,8 @@ def _key(kind: str, what: str) -> str:
 
 @lru_cache
 def _source_text(file: InputFile) -> str:
-    return json.dumps([file.path, file.size, file.compression is None])
+    plain = file.compression is None and not is_table(file.path)  # its blocks end at its size
+    return json.dumps([file.path, file.size, plain])
 
 
 @lru_cache
@@ -298,7 +300,8 @@ class Receipts:
 
     def copies(self, block: int) -> str:
         """The file of a block's copies, see `SpoolReceipt`."""
-        return self._copy_files[self._copies[block]]
+        name: str = self._copy_files[self._copies[block]]
+        return name
 
     def of_parts(self, wanted: Array) -> "Receipts":
         """The same blocks with some of their domains alone; `wanted`: bool [domains]."""

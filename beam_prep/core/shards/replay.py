@@ -23,7 +23,7 @@ class KeptRows:
     """The rows of a block as an earlier run kept them.
 
     Attributes:
-        rows: the rows; its ledger has no lines.
+        rows: the rows; its ledger has no lines, and the notes of those that are marked.
         roles: messages and tokens by role, of all lines of the block.
         digests: of the rows, see `Ledger.digests`.
     """
@@ -200,6 +200,7 @@ def merged(batch: Batch, kept: KeptRows) -> Batch:
     ledger.digests = {name: found.copy() for name, found in ledger.digests.items()}
     for name, found in ledger.digests.items():
         found[before.line] = kept.digests[name]
+    ledger.notes |= before.ledger.notes
     now = batch.take(~np.isin(batch.line, before.line))
     order = np.argsort(np.concatenate([before.line, now.line]), kind="stable")
     domains = [*before.domain, *now.domain]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from beam_prep.core.data.places import at_offset, is_table
 from beam_prep.core.data.schema import CUTTING
 from beam_prep.core.reading.adapters import fields_read
 from beam_prep.core.reading.drops import LOST, Drop
@@ -41,6 +42,7 @@ _LIKE_FIELDS = (
 )
 """Names that one field has in different data sets."""
 _NOT_KEPT = {
+    "contaminated": "preprocessing.decontaminate.against names what the input holds, too: check both",
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "filtered": "check the filters",
     "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
@@ -156,8 +158,9 @@ def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
 
 
 def _first_reject(reject: Mapping[str, Any]) -> str:
-    line = f", {place_in(reject['file'], reject['line'])}" if "line" in reject else ""
-    where = f"{reject['file']}{line} (byte offset {reject['offset']})"
+    where = at_offset(reject["file"], reject["offset"])
+    if "line" in reject and not is_table(reject["file"]):
+        where = at_offset(f"{reject['file']}, {place_in(reject['file'], reject['line'])}", reject["offset"])
     message = " ".join((reject["message"] or "").split())
     return f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
 
@@ -177,7 +180,7 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         missing = _missing(record, config)
         bare = [name for name in config.fields if name in (record.bare or ())]
         fields = record.fields or []
-        text = f"the first {reason} record is {path} (byte offset {offset}), with the fields {_names(fields)}"
+        text = f"the first {reason} record is {at_offset(path, offset)}, with the fields {_names(fields)}"
         if config.fields:
             text += f"; the config asks for {_names(config.fields)}"
         others = [other for other in fields if other not in config.fields]

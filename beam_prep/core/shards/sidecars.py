@@ -16,6 +16,10 @@ PREFETCH_ROWS = 8_000_000
 """Rows and lines of the sidecars that are held at a time: about 250 MB."""
 
 
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Sidecar:
     """The rows and lines of one block, which the plan needs where a shard, or the input, ends in the block.
@@ -29,6 +33,7 @@ class Sidecar:
         counters: name -> int64 [rows].
         roles: messages and tokens by role.
         drops: the first records that were dropped, of each reason.
+        marks: the first records that are kept and marked.
         length: int64 [rows], see `Batch.lengths`.
         digests: of each row, see `Ledger.digests`.
         offset: int64 [rows], where the line of each row begins, from the block's first line on; with digests of
@@ -43,6 +48,7 @@ class Sidecar:
     counters: dict[str, Array]
     roles: RoleCounts = field(default_factory=RoleCounts)
     drops: tuple[Drop, ...] = ()
+    marks: tuple[Drop, ...] = ()
     length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     digests: dict[str, Array] = field(default_factory=dict)
     offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -53,16 +59,46 @@ FetchSidecars = Callable[[list[str]], list[Sidecar]]
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """The rows of a block that are copies of an earlier record, which is kept.
+
+    Attributes:
+        line: int32 [copies], of the copy in its block, ascending.
+        file, start, kept_line, offset: int64 [copies]: the record that is kept: its file, where its block begins, and
+            its line and first byte in that block, from the block's first line on.
+    """
+
+    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    file: Array = field(default_factory=_none)
+    start: Array = field(default_factory=_none)
+    kept_line: Array = field(default_factory=_none)
+    offset: Array = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    @classmethod
+    def concat(cls, parts: Sequence["Copies"]) -> "Copies":
+        """The copies of a block, in the order of their lines; there is at least one part."""
+        columns = zip(*((each.line, each.file, each.start, each.kept_line, each.offset) for each in parts), strict=True)
+        found = [np.concatenate(column) for column in columns]
+        order = np.argsort(found[0])
+        return cls(*(column[order] for column in found))
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A block's sidecar as the plan sees it.
 
     Attributes:
         sidecar: its rows; `domain` is the number of the part: domain * splits + split.
         row: int64 [rows], the row's number in its domain in the spool.
+        copies: its rows that are not seen.
     """
 
     sidecar: Sidecar
-    row: Array
+    row: Array = field(default_factory=_none)
+    copies: Copies = field(default_factory=Copies)
 
 
 class Sidecars:
@@ -74,7 +110,12 @@ class Sidecars:
         see: (sidecar, file of copies) -> the view of a block.
     """
 
-    def __init__(self, fetch: FetchSidecars, receipts: Receipts, see: Callable[[Sidecar, str], View]) -> None:
+    def __init__(
+        self,
+        fetch: FetchSidecars,
+        receipts: Receipts,
+        see: Callable[[Sidecar, str], View] = lambda found, _: View(found),
+    ) -> None:
         self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
 
     def __contains__(self, block: int) -> bool:

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from beam_prep.core.data.carried import FILE
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.shards.borders import Border
 from beam_prep.core.shards.domains import folders
 from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.splits import Splits, domain_of
+
+if TYPE_CHECKING:
+    from beam_prep.core.shards.runs import Merge
 
 REJECTS_PER_FILE = 100_000
 
@@ -65,27 +69,6 @@ class ShardPlan:
     def rows(self) -> int:
         """How many it has."""
         return sum(piece.stop - piece.start for piece in self.slices) or self.count
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """The rows of a shard, as they lie in runs.
-
-    Attributes:
-        block: a block of the job, for the columns.
-        runs: the runs that may have such rows, in input order.
-        part, first, stop: the part, and its ranges of keys [first, stop).
-        most: of rows that have a sample key the largest that is written.
-        facts: the digest of all that decides which rows these are.
-    """
-
-    block: str
-    runs: tuple[str, ...]
-    part: int
-    first: int
-    stop: int
-    most: int
-    facts: str
 
 
 class RejectSlice(NamedTuple):
@@ -182,7 +165,7 @@ def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
 
 def places_of(receipts: Receipts) -> tuple[Array, ...]:
     """int64 [blocks] each: the file, and the first byte there; of rows without provenance neither."""
-    provenance = any(column.role == "file" for column in receipts.columns)
+    provenance = any(column.role == FILE.role for column in receipts.columns)
     return (receipts.file, receipts.first_byte) if provenance else ()
 
 

@@ -1,47 +1,22 @@
 """Blocks as the plan sees them: without the copies of earlier records, and by split.
 
-A block in the spool knows neither: its file is the same wherever its bytes occur, and whatever the shares of the splits.
+A block in the spool knows neither: its file is the same wherever its bytes occur, whatever the shares of the splits.
 In a view the *parts* of a block take the place of its domains: every domain in every split, also those without rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from beam_prep.core.data.lengths import histogram
-from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.drops import SHOWN, Drop
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
 from beam_prep.core.shards.receipts import SpoolReceipt
-from beam_prep.core.shards.sidecars import Sidecar, View
+from beam_prep.core.shards.sidecars import Copies, Sidecar, View
 from beam_prep.core.shards.splits import Splits, part_of
 from beam_prep.core.tokens.batch import CUT_TOKENS
 from beam_prep.errors import ConfigError
-
-
-def _none() -> Array:
-    return np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """The rows of a block that are copies of an earlier record, which is kept.
-
-    Attributes:
-        line: int32 [copies], of the copy in its block, ascending.
-        file, start, kept_line, offset: int64 [copies]: the record that is kept: its file, where its block begins, and
-            its line and first byte in that block, from the block's first line on.
-    """
-
-    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
-    file: Array = field(default_factory=_none)
-    start: Array = field(default_factory=_none)
-    kept_line: Array = field(default_factory=_none)
-    offset: Array = field(default_factory=_none)
-
-    def __len__(self) -> int:
-        return len(self.line)
 
 
 def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
@@ -60,7 +35,7 @@ def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
         if ("dropped", DUPLICATE) not in outcomes:
             outcomes.append(("dropped", DUPLICATE))
         status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
-        drops = [_drop(sidecar, copies, place) for place in range(min(len(copies), SHOWN))]
+        drops = [_drop(sidecar, line) for line in copies.line[:SHOWN].tolist()]
         rank = rank[kept]
         sidecar = replace(
             sidecar,
@@ -80,14 +55,11 @@ def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
             raise ConfigError("Shard has splits, and the blocks no digests for them: put KeyRecords(split=True) first")
         part = sidecar.domain * len(splits.names) + splits.codes(sidecar.digests[SPLIT])
         sidecar = replace(sidecar, domain=part.astype(np.int32))
-    return View(sidecar, rank)
+    return View(sidecar, rank, copies)
 
 
-def _drop(sidecar: Sidecar, copies: Copies, place: int) -> Drop:
-    line = int(copies.line[place])
-    offset = int(sidecar.offset[np.searchsorted(sidecar.line, line)])
-    same = tuple(int(each[place]) for each in (copies.file, copies.start, copies.kept_line, copies.offset))
-    return Drop(line, offset, DUPLICATE, same_as=(same[0], same[1], same[2], same[3]))
+def _drop(sidecar: Sidecar, line: int) -> Drop:
+    return Drop(line, int(sidecar.offset[np.searchsorted(sidecar.line, line)]), DUPLICATE)
 
 
 def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:

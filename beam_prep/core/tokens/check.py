@@ -84,6 +84,13 @@ def _differences(batch: Batch, reference: Batch) -> Iterator[tuple[int, str]]:
         ]
         for row in np.flatnonzero(counts[0] != counts[1])[:1].tolist():
             yield int(shared[row]), f"counter {name!r}: found {counts[0][row]}, wanted {counts[1][row]}"
+    carried = batch.ledger.carried, reference.ledger.carried
+    if carried[0] is not None and carried[1] is not None and batch.ledger is not reference.ledger:
+        for name, values in carried[0].values.items():
+            pairs = values.take(shared), carried[1].values[name].take(shared)
+            if not _same(*pairs):
+                row = next(row for row in range(len(shared)) if not _same(*(each[row : row + 1] for each in pairs)))
+                yield int(shared[row]), f"field {name!r}: another value is carried along"
     for name in batch.schema:
         columns = batch[name].take(of_mine), reference[name].take(of_theirs)
         if not _same(*columns):

@@ -49,7 +49,7 @@ class Padding:
     def check(self, schema: Mapping[str, Column]) -> None:
         """Raises ValueError if a column holds lists or values, or ids of a dtype that cannot hold the pad id."""
         for name, column in schema.items():
-            if not column.of_tokens:
+            if not column.of_tokens and not column.carried:
                 raise ValueError(f"column {name!r} holds lists or values; only sequences of one output can be padded")
             if column.role == "ids" and self.pad_id > np.iinfo(column.dtype).max:
                 raise ValueError(f"column {name!r}: the pad id {self.pad_id} does not fit {column.dtype}: use int32")
@@ -75,6 +75,9 @@ class Padding:
 
         padded = {}
         for name, rows in columns.items():
+            if schema[name].carried:
+                padded[name] = rows
+                continue
             if not np.array_equal(rows.lengths, lengths):
                 raise ValueError(f"column {name!r} has other lengths than the first; only one output can be padded")
             padded[name] = filled(rows.flat, {"ids": self.pad_id, "labels": IGNORE_INDEX}.get(schema[name].role, 0))

@@ -7,14 +7,21 @@ import numpy as np
 
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array
+from beam_prep.core.reading.drops import CONTAMINATED
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained, reject_equal_sides, settle_untrained
 
 
 @step
 def settle(batch: Batch, untrained: Untrained, dtypes: Mapping[str, str]) -> Batch:
-    """The last step before rows are stored: takes out equal sides and untrained rows, and casts columns."""
-    return store_as(settle_untrained(reject_equal_sides(batch), untrained), dtypes)
+    """The last step before rows are stored: takes out equal sides and untrained rows, and casts columns.
+
+    Rows that the ledger marks are counted.
+    """
+    stored = store_as(settle_untrained(reject_equal_sides(batch), untrained), dtypes)
+    if notes := stored.ledger.notes:
+        stored.count(CONTAMINATED, np.isin(stored.line, list(notes)), once=True)
+    return stored
 
 
 def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from beam_prep.core.data.schema import NO_LOSS, OF_RECORDS, Column
+from beam_prep.core.data.schema import CARRIED, NO_LOSS, OF_RECORDS, Column
 from beam_prep.core.shards.chunk import Chunking
 from beam_prep.core.tokens.pad import Padding
 from beam_prep.readers.collate import collate
@@ -36,7 +36,7 @@ JOINING: dict[str, Callable[[tuple[Column, ...]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("role", OF_RECORDS)
+@pytest.mark.parametrize("role", [role for role in OF_RECORDS if role not in CARRIED])
 @pytest.mark.parametrize("how", JOINING)
 def test_what_belongs_to_a_record_is_not_joined_with_tokens(how: str, role: Any) -> None:
     with pytest.raises(ValueError, match=r"lists or values|no value for each token"):
@@ -47,6 +47,12 @@ def test_what_belongs_to_a_record_is_not_joined_with_tokens(how: str, role: Any)
 def test_lists_of_lists_are_not_joined_with_tokens(how: str) -> None:
     with pytest.raises(ValueError, match=r"lists or values|no value for each token"):
         JOINING[how]((IDS, Column("more", "int32", 2, "mask", "input_ids")))
+
+
+@pytest.mark.parametrize("role", CARRIED)
+@pytest.mark.parametrize("how", JOINING)
+def test_what_is_carried_along_stays_beside_the_tokens(how: str, role: Any) -> None:
+    JOINING[how]((IDS, Column("more", "uint8", 0, role)))
 
 
 @pytest.mark.parametrize("role", NO_LOSS)

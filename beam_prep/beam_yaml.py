@@ -1,0 +1,196 @@
+"""The transforms for pipelines in Beam YAML, which gives them strings, numbers and mappings. See docs/beam_yaml.md.
+
+`beam_prep_yaml.yaml` lists them under their names. Each function checks its arguments, and makes one transform.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from beam_prep.config import PipelineConfig
+from beam_prep.config.problems import shown, unknown_name
+from beam_prep.core.encoding.backends import Backend
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.voice_of import Render
+from beam_prep.core.reading.blocks import MAX_LINE_BYTES
+from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.core.tokens.check import Check
+from beam_prep.errors import ConfigError
+from beam_prep.recipe import Prepare, chain, layout, read_config
+from beam_prep.storage.splits import BLOCK_BYTES
+from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.transforms.block_step import BlockStep
+from beam_prep.transforms.filter import AdaptRecords, FilterByChars
+from beam_prep.transforms.mask import BuildMask
+from beam_prep.transforms.read import ReadJSONL
+from beam_prep.transforms.records import FromRecords
+from beam_prep.transforms.shard import Shard
+from beam_prep.transforms.shift import Labels, Shift
+from beam_prep.transforms.split_prompt import SplitPrompt
+from beam_prep.transforms.template import ApplyTemplate
+from beam_prep.transforms.tokenize import FromRollouts, FromTokens, Tokenize
+from beam_prep.transforms.truncate import Truncate
+
+PROVIDERS = Path(__file__).with_name("beam_prep_yaml.yaml")
+"""The list of the transforms, for `providers:` of a pipeline: `- include: PATH`."""
+
+ConfigOrPath = str | dict[str, Any]
+Made = TypeVar("Made")
+
+
+def _for_yaml(name: str) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Decorates what makes a transform: its arguments are checked first, by their names and types.
+
+    Args:
+        name: of the transform, for messages.
+    """
+
+    def decorate(make: Callable[..., Made]) -> Callable[..., Made]:
+        parameters = inspect.signature(make).parameters
+
+        @functools.wraps(make)
+        def checked(**arguments: Any) -> Made:
+            for argument, value in arguments.items():
+                if argument not in parameters:
+                    raise ConfigError(f"{name}: {unknown_name('argument', argument, parameters)}")
+                wanted = parameters[argument].annotation
+                try:
+                    TypeAdapter(wanted).validate_python(value, strict=True)
+                except ValidationError:
+                    kind = inspect.formatannotation(wanted).replace("typing.", "")
+                    raise ConfigError(f"{name}: {argument} is {shown(value)}, wanted {kind}") from None
+            missing = [each.name for each in parameters.values() if each.default is each.empty]
+            for argument in missing:
+                if argument not in arguments:
+                    raise ConfigError(f"{name}: {argument} is missing; known: {', '.join(parameters)}")
+            return make(**arguments)
+
+        return checked
+
+    return decorate
+
+
+def _loaded(given: ConfigOrPath, tokenizer: str) -> tuple[PipelineConfig, Tokenizer]:
+    config = read_config(given) if isinstance(given, str) else PipelineConfig.from_dict(given)
+    loaded = load_tokenizer(tokenizer)
+    template = config.input.chat_template
+    return config, loaded if template is None else loaded.with_template(template)
+
+
+@_for_yaml("ReadJSONL")
+def read_jsonl(
+    inputs: str | list[str], block_bytes: int = BLOCK_BYTES, max_line_bytes: int = MAX_LINE_BYTES
+) -> ReadJSONL:
+    """Files -> blocks of records. `inputs`: a path or glob, or a list of them. See `beam_prep.ReadJSONL`."""
+    paths = [inputs] if isinstance(inputs, str) else inputs
+    return ReadJSONL(paths, block_bytes, max_line_bytes=max_line_bytes)
+
+
+@_for_yaml("FromRecords")
+def from_records(buckets: int = 256, block_bytes: int = BLOCK_BYTES) -> FromRecords:
+    """Rows of any bounded collection -> blocks of records, in the order of their digests. See `bp.FromRecords`."""
+    return FromRecords(buckets, block_bytes)
+
+
+@_for_yaml("Prepare")
+def prepare(
+    config: ConfigOrPath,
+    tokenizer: str,
+    tokenizer_backend: Backend = "auto",
+    render: Render = "auto",
+    check: Check = "sample",
+) -> Prepare:
+    """Records -> rows: all steps of a config. See `beam_prep.Prepare`.
+
+    Args:
+        config: the config, or its path.
+        tokenizer: the path of the tokenizer's folder.
+        tokenizer_backend: auto, transformers or gigatoken.
+        render: auto or jinja.
+        check: sample or full.
+    """
+    return Prepare(*_loaded(config, tokenizer), tokenizer_backend, render, check)
+
+
+def _step(kind: type[BlockStep], config: ConfigOrPath, tokenizer: str, **ways: Any) -> BlockStep:
+    steps = chain(*_loaded(config, tokenizer), check="sample", **ways)
+    found = next((step for step in steps if type(step) is kind), None)
+    if found is None:
+        names = ", ".join(type(step).__name__ for step in steps)
+        raise ConfigError(f"{kind.__name__}: this config has no such step; its steps are {names}")
+    return found
+
+
+def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
+    """What makes one step of a config, as `Prepare` would."""
+
+    def make(config: ConfigOrPath, tokenizer: str) -> BlockStep:
+        return _step(kind, config, tokenizer)
+
+    make.__doc__ = f"One step of a config. `config`, `tokenizer`: see Prepare. See `beam_prep.{kind.__name__}`."
+    return _for_yaml(kind.__name__)(make)
+
+
+adapt_records = _one_step(AdaptRecords)
+filter_by_chars = _one_step(FilterByChars)
+build_mask = _one_step(BuildMask)
+from_tokens = _one_step(FromTokens)
+from_rollouts = _one_step(FromRollouts)
+truncate = _one_step(Truncate)
+split_prompt = _one_step(SplitPrompt)
+shift = _one_step(Shift)
+labels = _one_step(Labels)
+
+
+@_for_yaml("ApplyTemplate")
+def apply_template(config: ConfigOrPath, tokenizer: str, render: Render = "auto") -> BlockStep:
+    """Records -> pieces of text. `config`, `tokenizer`, `render`: see Prepare. See `beam_prep.ApplyTemplate`."""
+    return _step(ApplyTemplate, config, tokenizer, render=render)
+
+
+@_for_yaml("Tokenize")
+def tokenize(config: ConfigOrPath, tokenizer: str, tokenizer_backend: Backend = "auto") -> BlockStep:
+    """Text -> ids. `config`, `tokenizer`, `tokenizer_backend`: see Prepare. See `beam_prep.Tokenize`."""
+    return _step(Tokenize, config, tokenizer, backend=tokenizer_backend)
+
+
+@_for_yaml("Shard")
+def shard(
+    output: str,
+    config: ConfigOrPath,
+    tokenizer: str,
+    overwrite: bool = False,
+    max_reject_rate: float = MAX_REJECT_RATE,
+    max_drop_rate: float = MAX_DROP_RATE,
+    reject_text: int = 1000,
+) -> Shard:
+    """Rows -> the output. Formats, packing and the size of shards are those of the config. See `beam_prep.Shard`.
+
+    Args:
+        output: the directory to make.
+        config: the config, or its path.
+        tokenizer: the path of the tokenizer's folder.
+        overwrite: replace an earlier output.
+        max_reject_rate: a larger share of rejected records fails the run.
+        max_drop_rate: so does a larger share of records that are dropped with nothing to train on.
+        reject_text: characters of a rejected record that are kept.
+    """
+    chosen, loaded = _loaded(config, tokenizer)
+    return Shard(
+        output,
+        chosen.output.max_tokens_per_shard,
+        chosen.output.formats,
+        max_items=chosen.preprocessing.max_items,
+        pack=layout(chosen, loaded),
+        untrained=chosen.preprocessing.untrained,
+        dtype=chosen.columns(),
+        max_reject_rate=max_reject_rate,
+        max_drop_rate=max_drop_rate,
+        reject_text=reject_text,
+        tokenizer=loaded,
+        overwrite=overwrite,
+    )

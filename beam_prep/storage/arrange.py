@@ -1,0 +1,197 @@
+"""The rows of shards, out of the spool: in slices, gathered, or merged from sorted runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from beam_prep.core.data.carried import placed
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.compose import Arranged, Compose, Place, arranged, ranges_of
+from beam_prep.core.shards.gather import Order
+from beam_prep.core.shards.layout import CUT
+from beam_prep.core.shards.runs import (
+    Limit,
+    Merge,
+    RunCounts,
+    RunGroup,
+    Runs,
+    SampleCounts,
+    batches_of,
+    limited,
+    merge_order,
+)
+from beam_prep.core.shards.sidecars import View
+from beam_prep.core.shards.slices import ShardPlan, Slice
+from beam_prep.core.shards.views import view
+from beam_prep.formats.scratch import RunRows
+from beam_prep.storage.scratch import Scratch
+from beam_prep.storage.spool import Spool
+
+Rows = Mapping[str, Ragged]
+
+CHUNK_TOKENS = 4_000_000
+"""Tokens of the rows that are gathered at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arranger:
+    """Reads the rows of shards.
+
+    Attributes:
+        spool, scratch: where they are.
+        compose: see `Shard`.
+        provenance: rows have it, see `Layout`.
+    """
+
+    spool: Spool
+    scratch: Scratch
+    compose: Compose = field(default_factory=Compose)
+    provenance: bool = False
+
+    def columns(self, plan: ShardPlan) -> tuple[Column, ...]:
+        """What the rows of a shard have."""
+        if plan.merge is not None:
+            return plan.merge.runs.columns
+        name = plan.slices[0].name if plan.slices else self.scratch.order(plan.order).names[0]
+        return self.spool.receipt(name).columns
+
+    def rows(self, plan: ShardPlan) -> Iterator[tuple[Rows, Array | None]]:
+        """The rows of a shard in order, a part of them at a time, and of each part int64 [rows]: tokens that were cut.
+
+        Raises:
+            SpoolError: a block, or a file of this run, is gone or damaged.
+        """
+        if plan.merge is not None:
+            yield from self._merged(plan.merge)
+        elif plan.order:
+            yield from self._gathered(self.scratch.order(plan.order))
+        else:
+            for piece in plan.slices:
+                yield self.slice(piece, plan.last, plan.cut)
+
+    def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
+        """A slice's rows, and with `cut` the tokens that were cut from each. For `last` see `Spool.rows`."""
+        name, domain, start, stop = piece[:4]
+        if not self.compose.views:
+            lost = self.spool.counter(CUT, name, domain, start, stop) if cut else None
+            return self._placed(self.spool.rows(name, domain, start, stop, last), piece.file, piece.first_byte), lost
+        seen = self._view(name, piece.copies)
+        here = np.flatnonzero(seen.sidecar.domain == domain)[start:stop]
+        rows = self.spool.pick(name, domain // self.compose.split_count, seen.row[here])
+        lost = seen.sidecar.counters.get(CUT) if cut else None
+        return self._placed(rows, piece.file, piece.first_byte), None if lost is None else lost[here]
+
+    def _placed(self, rows: dict[str, Ragged], file: int, first_byte: int) -> Rows:
+        return placed(rows, file, first_byte) if self.provenance else rows
+
+    def _view(self, name: str, copies: str) -> View:
+        (sidecar,) = self.spool.sidecars([name])
+        return view(sidecar, self.scratch.copies(copies), self.compose.splits)
+
+    def _gathered(self, order: Order) -> Iterator[tuple[Rows, Array | None]]:
+        until = np.cumsum(order.tokens)
+        start = 0
+        while start < len(until):
+            goal = CHUNK_TOKENS + (int(until[start - 1]) if start else 0)
+            stop = max(start + 1, int(np.searchsorted(until, goal, "right")))
+            yield self._chunk(order, start, stop), None if order.cut is None else order.cut[start:stop]
+            start = stop
+
+    def _chunk(self, order: Order, start: int, stop: int) -> Rows:
+        block, batch, row = (each[start:stop] for each in (order.block, order.batch, order.row))
+        # By place in the spool, so that each block is opened once and read forwards.
+        by_place = np.lexsort((row, batch, block))
+        first = np.flatnonzero(
+            (np.diff(block[by_place], prepend=-1) != 0) | (np.diff(batch[by_place], prepend=-1) != 0)
+        )
+        parts = []
+        for here in np.split(by_place, first[1:]):
+            at = int(block[here[0]])
+            rows = self.spool.pick(order.names[at], int(batch[here[0]]), row[here])
+            parts.append(self._placed(rows, order.files[at], order.first_bytes[at]) if order.files else rows)
+        return _in_order(parts, np.argsort(by_place))
+
+    def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
+        for keys in range(merge.first, merge.stop):
+            found = self._bin(merge.runs.sources(merge.part, keys), merge.part, keys)
+            if found is not None:
+                kept = found.sample <= np.uint64(merge.most)
+                if not kept.all():
+                    found = found.take(np.flatnonzero(kept))
+                if len(found):
+                    yield found.rows, found.cut
+
+    def _bin(self, sources: Sequence[str], part: int, keys: int) -> RunRows | None:
+        """The rows of a bin, or of a wider range of keys, in order; None: there are none."""
+        found = []
+        for name in sources:
+            batch = self.scratch.run_batches(name).get((part, keys))
+            if batch is not None:
+                found.append(self.scratch.run(name, batch))
+        return RunRows.concat(found).take(merge_order([each.key for each in found])) if found else None
+
+    def survey(self, group: RunGroup) -> SampleCounts:
+        """How many tokens of a mix have which sample key, of the blocks of a run."""
+        counts = SampleCounts()
+        for place in group.places:
+            seen, made = self._arranged(place, group.runs, {})
+            counts += SampleCounts.of(made, seen.sidecar.tokens[made.row], group.runs.parts)
+        return counts
+
+    def _arranged(self, place: Place, runs: Runs, limits: Mapping[int, Limit]) -> tuple[View, Arranged]:
+        assert runs.compose.shuffle is not None
+        seen = self._view(place.name, place.copies)
+        return seen, arranged(seen, place, runs.compose.shuffle, limited(runs.parts, limits))
+
+    def write_run(self, group: RunGroup, limits: Mapping[int, Limit]) -> RunCounts:
+        """Writes the rows of some blocks by part and key. Returns what they are."""
+        runs, found, tokens = group.runs, [], []
+        rows: list[RunRows] = []
+        for place in group.places:
+            seen, made = self._arranged(place, runs, limits)
+            found.append(made)
+            tokens.append(seen.sidecar.tokens[made.row])
+            rows.append(self._all_rows(place, seen, made))
+        made = Arranged.concat(found)
+        order = np.lexsort((made.key, made.part))
+        made, sizes = made.take(order), np.concatenate(tokens)[order]
+        keys = ranges_of(made.key, made.part, runs.bins) // runs.width[made.part]
+        whole = RunRows.concat(rows).take(order)
+        del rows
+        self.scratch.write_run(runs.run(group.index), whole, runs.columns, batches_of(made.part, keys))
+        number = ranges_of(made.key, made.part, runs.parts.ranges)
+        return RunCounts.of(made, number, sizes, runs.parts, limits)
+
+    def _all_rows(self, place: Place, seen: View, made: Arranged) -> RunRows:
+        batch = seen.sidecar.domain[made.row] // self.compose.split_count
+        by_batch = np.argsort(batch, kind="stable")
+        parts = []
+        for code in range(len(place.parts) // self.compose.split_count):
+            here = by_batch[batch[by_batch] == code]
+            parts.append(self.spool.pick(place.name, code, seen.row[made.row[here]]))
+        rows = _in_order([self._placed(part, place.file, place.first_byte) for part in parts], np.argsort(by_batch))
+        cut = seen.sidecar.counters.get(CUT)
+        lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
+        return RunRows(rows, made.key, made.sample, lost)
+
+    def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
+        """The second level: merges a wide range of keys of some runs, and cuts it into bins."""
+        first = group * runs.together
+        sources = [runs.run(index) for index in range(first, min(first + runs.together, runs.runs))]
+        found, batches = [], []
+        for part in range(len(runs.names)):
+            rows = self._bin(sources, part, wide)
+            if rows is not None:
+                codes = np.full(len(rows), part, np.int32)
+                found.append(rows)
+                batches += batches_of(codes, ranges_of(rows.key, codes, runs.bins))
+        columns = runs.columns if found else ()
+        whole = RunRows.concat(found) if found else RunRows.none()
+        self.scratch.write_run(runs.merged_run(group, wide), whole, columns, batches)
+
+
+def _in_order(parts: Sequence[Rows], order: Array) -> dict[str, Ragged]:
+    """The rows of all parts, one after the other, in another order."""
+    return {name: Ragged.concat([part[name] for part in parts]).take(order) for name in parts[0]}

@@ -1,0 +1,206 @@
+"""Evaluation data that records are compared with: read by the launcher, and sent to the workers as one file."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from beam_prep.core.data.block import InputFile, Split
+from beam_prep.core.data.hashing import Node, tree_digest
+from beam_prep.core.data.ragged import Array
+from beam_prep.core.reading.decontaminate import Index, IndexBuilder, texts_of
+from beam_prep.core.reading.json_list import is_json_file, parse_list, place_in
+from beam_prep.core.reading.records import Record, Records, parse
+from beam_prep.errors import FormatError, InputError, StorageError
+from beam_prep.formats.sealed import Sealed, seal
+from beam_prep.storage.files import join, list_inputs, write_file
+from beam_prep.storage.paths import is_local
+from beam_prep.storage.splits import BLOCK_BYTES, blocks_of
+from beam_prep.storage.stores.client import StoreUnavailable
+from beam_prep.storage.stores.options import StoreOptions
+from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.retry import with_retries
+
+_ARRAYS = ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
+
+
+@dataclass(frozen=True)
+class References:
+    """Evaluation data, as it was read.
+
+    Attributes:
+        index: its n-grams.
+        files: path, size and digest of each file, as a manifest lists inputs.
+    """
+
+    index: Index
+    files: tuple[dict[str, Any], ...]
+
+    def facts(self) -> dict[str, Any]:
+        """What an output's manifest says of it. The digests of its files tell one job from another."""
+        index = self.index
+        return {
+            "files": list(self.files),
+            "records": len(index.record_lines),
+            "records_without": index.without,
+            "ngrams": len(index.hashes),
+        }
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not looked for, in one sentence."""
+        index = self.index
+        if not index.without:
+            return []
+        return [
+            f"{index.without:,} of {len(index.record_lines):,} records of preprocessing.decontaminate.against have no "
+            f"text of {index.ngram} words, and are not looked for: a smaller ngram would find them"
+        ]
+
+
+def read_references(against: Sequence[str], fields: Sequence[str] | None, ngram: int) -> References:
+    """Reads evaluation data.
+
+    Files that did not change since the last call are not read again.
+
+    Args:
+        against: paths and globs, see `list_inputs`.
+        fields: those of their records that are looked for; None: all texts.
+        ngram: words of an n-gram.
+
+    Raises:
+        InputError: a file cannot be read, has no record, or one that is not JSON or has none of the fields; or no text
+            of all files has `ngram` words.
+        StorageError: the store does not answer, or refuses.
+    """
+    try:
+        files = list_inputs(against)
+    except InputError as error:
+        raise InputError(f"preprocessing.decontaminate.against: {error}") from None
+    return _read(tuple(files), None if fields is None else tuple(fields), ngram)
+
+
+@functools.lru_cache(maxsize=2)
+def _read(files: tuple[InputFile, ...], fields: tuple[str, ...] | None, ngram: int) -> References:
+    builder, found = IndexBuilder(ngram), []
+    for number, source in enumerate(files):
+        lines, nodes, records = 0, list[Node](), 0
+        for block in _blocks(source, number):
+            texts = [_texts(record, fields, _at(source, lines + line)) for line, record in _each(block, lines)]
+            builder.add(source.path, (block.line + lines + 1).tolist(), texts)
+            lines, records = lines + len(block.ledger.status), records + len(texts)
+            nodes += block.origin.nodes
+        if not records:
+            raise InputError(f"preprocessing.decontaminate.against: {source.path} has no record")
+        found.append({"path": source.path, "size": source.size, "digest": tree_digest(nodes)})
+    index = builder.build()
+    if not len(index.hashes):
+        raise InputError(
+            f"preprocessing.decontaminate: no text of {len(index.record_lines):,} records in `against` has {ngram} "
+            "words, so nothing would be found: check `field`, or give a smaller `ngram`"
+        )
+    return References(index, tuple(found))
+
+
+def _blocks(source: InputFile, number: int) -> Iterator[Records]:
+    for raw, origin in blocks_of(Split(number, source, 0, -1), BLOCK_BYTES):
+        yield parse_list(raw, origin) if is_json_file(source.path) else parse(raw, origin)
+
+
+def _at(source: InputFile, line: int) -> str:
+    return f"{source.path}, {place_in(source.path, line + 1)}"
+
+
+def _each(block: Records, before: int) -> Iterator[tuple[int, Record]]:
+    """(line, record).
+
+    Raises:
+        InputError: a line is no record.
+    """
+    ledger = block.ledger
+    for line, message in sorted(ledger.messages.items()):
+        reason = ledger.outcomes[ledger.status[line] - 1][1]
+        where = _at(block.origin.source, before + line)
+        raise InputError(f"preprocessing.decontaminate.against: {where}: {reason}: {message}")
+    yield from zip(block.line.tolist(), block.rows, strict=True)
+
+
+def _texts(record: Record, fields: tuple[str, ...] | None, where: str) -> list[str]:
+    if fields is not None and not any(name in record for name in fields):
+        wanted = " or ".join(map(repr, fields))
+        there = ", ".join(repr(name[:64]) for name in [*record][:12]) or "(none)"
+        raise InputError(f"preprocessing.decontaminate.field: {where}: no field {wanted}; its fields: {there}")
+    return texts_of(record, fields)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """An index in a file that all workers can read. Loaded once a process; on a local disk its memory is shared.
+
+    Attributes:
+        path: the file.
+        options: the store options that workers activate.
+    """
+
+    path: str
+    options: StoreOptions = field(default_factory=StoreOptions.current, compare=False)
+
+    def load(self) -> Index:
+        """The index.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        return _loaded(self)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(file: IndexFile) -> Index:
+    file.options.activate()
+    try:
+        sealed = Sealed(with_retries(lambda: _open(file.path), file.path), _name(file.path))
+        reader = sealed.open()
+        sealed.check_all()
+    except (StorageError, FormatError) as error:
+        raise StorageError(
+            f"the evaluation data of preprocessing.decontaminate cannot be read on this worker, {file.path}: {error}. "
+            "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
+        ) from None
+    batch = reader.get_batch(0)
+    arrays = {name: batch.column(name).values.to_numpy() for name in _ARRAYS}
+    about = json.loads(reader.metadata[b"index"])
+    return Index(**arrays, **{**about, "files": tuple(about["files"])})
+
+
+def _column(values: Array) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), pa.array(values))
+
+
+def _open(path: str) -> pa.NativeFile:
+    """Opens a file that exists. If it is missing here, the shared folder has not reached this machine yet."""
+    try:
+        return pa.memory_map(path) if is_local(path) else pa.BufferReader(read_bytes(path))
+    except OSError as error:
+        raise StoreUnavailable(str(error)) from None
+
+
+def _name(path: str) -> str:
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def ship(references: References, folder: str) -> IndexFile:
+    """Writes the index to a folder that all workers can read."""
+    index = references.index
+    table = pa.table({name: _column(getattr(index, name)) for name in _ARRAYS})
+    about = {"ngram": index.ngram, "files": index.files, "without": index.without}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, metadata={"index": json.dumps(about)}) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
+    name = hashlib.sha256(content).hexdigest()[:32]
+    write_file(join(folder, "references", name), content, seal(content, name))
+    return IndexFile(join(folder, "references", name))

@@ -1,0 +1,175 @@
+"""Exact deduplication, and the views of blocks: the steps between the spool and the plan."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.windowed_value import WindowedValue
+
+from beam_prep.core.data.ragged import Array
+from beam_prep.core.reading.keys import DUPLICATE
+from beam_prep.core.shards.receipts import SpoolReceipt
+from beam_prep.core.shards.sidecars import Copies
+from beam_prep.core.shards.splits import Splits
+from beam_prep.core.shards.views import view_receipt
+from beam_prep.errors import ConfigError
+from beam_prep.storage.scratch import Scratch
+from beam_prep.storage.spool import Spool
+
+_MOST = 500_000
+"""Digests that a bundle holds before it passes them on."""
+
+
+class Digests(NamedTuple):
+    """Records and their digests.
+
+    Attributes:
+        digest: uint64 [records, 2].
+        file, start: int64 [records], the block of each: its file, and where it begins there.
+        line, offset: int64 [records], its line and first byte, from the block's first line on.
+    """
+
+    digest: Array
+    file: Array
+    start: Array
+    line: Array
+    offset: Array
+
+    @classmethod
+    def concat(cls, parts: Iterable["Digests"]) -> "Digests":
+        """All records, in order; there is at least one part."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def take(self, places: Array) -> "Digests":
+        """The records at these places."""
+        return Digests(*(column[places] for column in self))
+
+
+@dataclasses.dataclass(eq=False)
+class ReadDigests(beam.DoFn):
+    """Receipts -> (bucket, digests of records): equal ones are in one bucket."""
+
+    spool: Spool
+    buckets: int
+
+    def setup(self) -> None:
+        self.spool.options.activate()
+
+    def start_bundle(self) -> None:
+        self._held: list[Digests] = []
+
+    def process(self, receipt: SpoolReceipt) -> Iterable[tuple[int, Digests]]:
+        if not receipt.block.kept:
+            return
+        (sidecar,) = self.spool.sidecars([receipt.name])
+        if DUPLICATE not in sidecar.digests:
+            raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
+        count = len(sidecar.line)
+        file, start = (np.full(count, number, np.int64) for number in (receipt.origin.file, receipt.origin.start))
+        found = Digests(sidecar.digests[DUPLICATE], file, start, sidecar.line.astype(np.int64), sidecar.offset)
+        self._held.append(found)
+        if sum(len(each.line) for each in self._held) >= _MOST:
+            yield from self._passed_on()
+
+    def finish_bundle(self) -> Iterable[WindowedValue]:
+        if self._held:
+            for each in self._passed_on():
+                yield GlobalWindows.windowed_value(each)
+
+    def _passed_on(self) -> Iterable[tuple[int, Digests]]:
+        found = Digests.concat(self._held)
+        self._held = []
+        bucket = (found.digest[:, 0] % np.uint64(self.buckets)).astype(np.int64)
+        order = np.argsort(bucket, kind="stable")
+        first = np.flatnonzero(np.diff(bucket[order], prepend=-1))
+        for here in np.split(order, first[1:]):
+            yield int(bucket[here[0]]), found.take(here)
+
+
+BlockKey = tuple[int, int]
+"""The file of a block, and where it begins there."""
+
+
+class FindCopies(beam.DoFn):
+    """(bucket, digests) -> (block, its copies): of equal records all but the first in input order."""
+
+    def process(self, element: tuple[int, Iterable[Digests]]) -> Iterable[tuple[BlockKey, Copies]]:
+        found = Digests.concat(element[1])
+        found = found.take(np.lexsort((found.line, found.start, found.file, found.digest[:, 1], found.digest[:, 0])))
+        same = (found.digest[1:] == found.digest[:-1]).all(axis=1)
+        copies = np.flatnonzero(same) + 1
+        if not len(copies):
+            return
+        first = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(found.line))))
+        copy, kept = found.take(copies), found.take(first[copies])
+        order = np.lexsort((copy.line, copy.start, copy.file))
+        copy, kept = copy.take(order), kept.take(order)
+        borders = np.flatnonzero((np.diff(copy.file, prepend=-1) != 0) | (np.diff(copy.start, prepend=-1) != 0))
+        for here in np.split(np.arange(len(copies)), borders[1:]):
+            line = copy.line[here].astype(np.int32)
+            block = int(copy.file[here[0]]), int(copy.start[here[0]])
+            yield block, Copies(line, kept.file[here], kept.start[here], kept.line[here], kept.offset[here])
+
+
+@dataclasses.dataclass(eq=False)
+class ViewBlock(beam.DoFn):
+    """A receipt, or (block, its receipt and copies) -> the receipt as the plan sees it."""
+
+    spool: Spool
+    scratch: Scratch
+    splits: Splits | None
+
+    def setup(self) -> None:
+        self.spool.options.activate()
+
+    def process(self, element: SpoolReceipt | tuple[BlockKey, Mapping[str, Iterable[Any]]]) -> Iterable[SpoolReceipt]:
+        if isinstance(element, SpoolReceipt):
+            receipt, copies = element, Copies()
+        else:
+            (receipt,) = element[1]["receipts"]
+            copies = Copies.concat([Copies(), *element[1]["copies"]])
+        if self.splits is None and not len(copies):
+            yield receipt
+            return
+        (sidecar,) = self.spool.sidecars([receipt.name])
+        yield view_receipt(receipt, sidecar, copies, self.scratch.write_copies(copies), self.splits)
+
+
+@dataclasses.dataclass(eq=False)
+class ViewBlocks(beam.PTransform):
+    """`SpoolReceipt` -> the receipts as the plan sees them: by split, and without copies of earlier records.
+
+    Attributes:
+        spool, scratch: where blocks and copies are.
+        splits: see `Compose`.
+        buckets: into which digests are grouped, to find equal ones; None: they are not compared.
+    """
+
+    spool: Spool
+    scratch: Scratch
+    splits: Splits | None
+    buckets: int | None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, receipts: beam.PCollection[SpoolReceipt]) -> beam.PCollection[SpoolReceipt]:
+        see = ViewBlock(self.spool, self.scratch, self.splits)
+        if self.buckets is None:
+            return receipts | "View" >> beam.ParDo(see).with_output_types(SpoolReceipt)
+        copies = (
+            receipts
+            | "Digests" >> beam.ParDo(ReadDigests(self.spool, self.buckets)).with_output_types(tuple[int, Digests])
+            | "Buckets" >> beam.GroupByKey()
+            | "Copies" >> beam.ParDo(FindCopies()).with_output_types(tuple[BlockKey, Copies])
+        )
+        by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, SpoolReceipt])
+        joined = {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey()
+        return joined | "View" >> beam.ParDo(see).with_output_types(SpoolReceipt)
+
+
+def _by_block(receipt: SpoolReceipt) -> tuple[BlockKey, SpoolReceipt]:
+    return (receipt.origin.file, receipt.origin.start), receipt

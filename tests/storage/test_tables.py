@@ -1,0 +1,319 @@
+"""Parquet and Arrow files as blocks: every row once, digests of the file, one error for what is no table."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from beam_prep.core.data.block import InputFile, Origin
+from beam_prep.core.data.hashing import CHUNK, tree_digest
+from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.errors import InputError
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.input_digests import digest_of_input
+from beam_prep.storage.splits import blocks_of, first_records, split_file
+from tests.storage.memory import MemoryStore
+
+
+def table(rows: int, size: int = 50) -> pa.Table:
+    """Of texts that no codec makes smaller."""
+    chance = np.random.default_rng(rows)
+    texts = [chance.bytes(int(count)).hex() for count in chance.integers(1, size, rows)]
+    return pa.table({"number": list(range(rows)), "text": pa.array(texts, pa.string())})
+
+
+def parquet(path: Path, rows: pa.Table, group: int = 100) -> str:
+    pq.write_table(rows, path, row_group_size=group, write_page_checksum=True)
+    return str(path)
+
+
+def arrow(path: Path, rows: pa.Table, batch: int = 100) -> str:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
+        stream.write_table(rows, max_chunksize=batch)
+    return str(path)
+
+
+def blocks(source: InputFile, block_bytes: int = CHUNK) -> list[tuple[RawBlock, Origin]]:
+    splits = list(split_file((0, source), block_bytes))
+    return [block for split in splits for block in blocks_of(split, block_bytes)]
+
+
+def numbers(found: list[tuple[RawBlock, Origin]]) -> list[int]:
+    return [json.loads(line)["number"] for raw, _ in found for line in raw.data.splitlines()]
+
+
+def one(path: str) -> InputFile:
+    (source,) = list_inputs(path)
+    return source
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 3000),
+    st.integers(1, 4000),
+    st.sampled_from([1, 2, 9]),
+    st.sampled_from([10, 50, 800]),
+    st.sampled_from(["parquet", "arrow"]),
+)
+def test_blocks_have_every_row_once_and_the_digests_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, group: int, chunks: int, size: int, kind: str
+) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    path = (parquet if kind == "parquet" else arrow)(folder / f"a.{kind}", table(rows, size), group)
+    source = one(path)
+    found = blocks(source, chunks * CHUNK)
+    assert numbers(found) == list(range(rows))
+    assert [origin.start for _, origin in found] == np.cumsum([0, *(origin.size for _, origin in found)])[:-1].tolist()
+    assert sum(origin.size for _, origin in found) == rows
+    assert tree_digest(node for _, origin in found for node in origin.nodes) == digest_of_input(source)
+    assert sum(origin.stored for _, origin in found) == source.size
+    # As large as asked for, but for the last one of a split.
+    assert all(len(raw.data) < chunks * CHUNK + 2 * size + 60 for raw, _ in found)
+
+
+def test_large_files_have_several_splits_with_rows(tmp_path: Path) -> None:
+    source = one(parquet(tmp_path / "a.parquet", table(4000, 200), 300))
+    splits = [split for split in split_file((0, source), CHUNK) if list(blocks_of(split, CHUNK))]
+    assert len(splits) > 3
+
+
+def test_a_file_that_grows_keeps_the_blocks_of_its_first_row_groups(tmp_path: Path) -> None:
+    rows = table(4000, 200)
+    before, after = (
+        [origin.digest for _, origin in blocks(one(parquet(tmp_path / f"{count}.parquet", rows[:count], 100)))]
+        for count in (3000, 4000)
+    )
+    assert before[:-1] == after[: len(before) - 1]
+    assert len(after) > len(before) > 3
+
+
+def test_one_row_group_of_many_blocks(tmp_path: Path) -> None:
+    source = one(parquet(tmp_path / "a.parquet", table(4000, 200), 10**6))
+    found = blocks(source)
+    assert len(found) > 5
+    assert numbers(found) == list(range(4000))
+
+
+def test_the_same_rows_are_the_same_blocks_however_the_file_was_written(tmp_path: Path) -> None:
+    rows = table(500)
+    digests = []
+    ways: dict[str, dict[str, Any]] = {
+        "a": {"compression": "zstd"},
+        "b": {"use_dictionary": False},
+        "c": {"version": "1.0"},
+    }
+    for name, options in ways.items():
+        pq.write_table(rows, tmp_path / f"{name}.parquet", **options)
+        digests.append([origin.digest for _, origin in blocks(one(str(tmp_path / f"{name}.parquet")))])
+    assert digests[0] == digests[1] == digests[2]
+    changed = rows.set_column(1, "text", pa.array([*rows["text"].to_pylist()[:-1], "other"]))
+    *before, _ = digests[0]
+    *same, last = [origin.digest for _, origin in blocks(one(parquet(tmp_path / "d.parquet", changed, 10**6)))]
+    assert (same, last == digests[0][-1]) == (before, False)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_table_without_rows_has_one_block(kind: str, tmp_path: Path) -> None:
+    source = one((parquet if kind == "parquet" else arrow)(tmp_path / f"a.{kind}", table(0)))
+    ((raw, origin),) = blocks(source)
+    assert (raw.data, origin.start, origin.size) == (b"", 0, 0)
+    assert tree_digest(origin.nodes) == digest_of_input(source)
+    assert first_records(source) is None
+
+
+def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
+    rows = table(20)
+    with pq.ParquetWriter(tmp_path / "a.parquet", rows.schema) as writer:
+        for part in (rows[:0], rows[:7], rows[:0], rows[7:], rows[:0]):
+            writer.write_table(part)
+    assert numbers(blocks(one(str(tmp_path / "a.parquet")))) == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@settings(max_examples=40, deadline=None)
+@given(share=st.floats(0, 0.99999))
+def test_a_file_that_is_cut_anywhere_is_one_error(
+    kind: str, share: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    path = (parquet if kind == "parquet" else arrow)(folder / f"a.{kind}", table(1000), 100)
+    os.truncate(path, int(os.path.getsize(path) * share))
+    with pytest.raises(InputError, match=r"a\.(parquet|arrow)' (cannot be read|is empty|has no end)"):
+        blocks(one(path))
+
+
+def test_an_arrow_file_that_was_cut_between_two_batches_is_an_error(tmp_path: Path) -> None:
+    path = arrow(tmp_path / "a.arrow", table(1000), 100)
+    os.truncate(path, os.path.getsize(path) - 8)
+    with pytest.raises(InputError, match="has no end: it is cut"):
+        blocks(one(path))
+
+
+def test_arrow_files_in_one_another_are_an_error(tmp_path: Path) -> None:
+    path = arrow(tmp_path / "a.arrow", table(10))
+    Path(path).write_bytes(Path(path).read_bytes() * 2)
+    with pytest.raises(InputError, match="bytes after its end: give each table a file of its own"):
+        blocks(one(path))
+
+
+def test_a_page_that_changed_is_an_error(tmp_path: Path) -> None:
+    path = Path(parquet(tmp_path / "a.parquet", table(1000)))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        blocks(one(str(path)))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 0.9999), st.integers(0, 255)), min_size=1, max_size=3))
+def test_damage_is_an_error_or_changes_only_values(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]]
+) -> None:
+    """Arrow ends the process where some fields of a footer are wrong: we do not look at these."""
+    path = Path((parquet if kind == "parquet" else arrow)(tmp_path_factory.mktemp("bad") / f"a.{kind}", table(60), 20))
+    data = bytearray(path.read_bytes())
+    for share, byte in changes:
+        data[int(share * len(data))] = byte
+    path.write_bytes(data)
+    try:
+        found = blocks(one(str(path)))
+    except InputError:
+        return
+    assert sum(len(raw.data.splitlines()) for raw, _ in found) == 60
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"text": "a"}\n', "cannot be read as Parquet"),
+        (b"PAR1", "cannot be read as Parquet"),
+        (b"<!DOCTYPE html><html>", "is an HTML page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        (b"\x1f\x8b\x08", "is compressed, but its name does not end in .gz"),
+    ],
+)
+def test_what_is_no_parquet_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        blocks(one(str(tmp_path / "a.parquet")))
+
+
+def test_a_type_that_json_does_not_have_is_an_error(tmp_path: Path) -> None:
+    rows = pa.table({"text": ["a"], "took": pa.array([1], pa.duration("s"))})
+    for path in (parquet(tmp_path / "a.parquet", rows), arrow(tmp_path / "a.arrow", rows)):
+        with pytest.raises(InputError, match=r"column 'took' is of type duration\[s\], which JSON does not have"):
+            blocks(one(path))
+
+
+def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", table(100))
+    source = one(path)
+    parquet(tmp_path / "a.parquet", table(101))
+    with pytest.raises(InputError, match="changed while the job ran"):
+        blocks(source)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_table_in_a_store(kind: str, store: MemoryStore, tmp_path: Path) -> None:
+    path = (parquet if kind == "parquet" else arrow)(tmp_path / f"a.{kind}", table(3000, 100), 700)
+    store.put(f"mem://b/a.{kind}", Path(path).read_bytes(), None)
+    source = one(f"mem://b/a.{kind}")
+    stored, local = blocks(source), blocks(one(path))
+    assert [(raw, origin.nodes, origin.digest) for raw, origin in stored] == [
+        (raw, origin.nodes, origin.digest) for raw, origin in local
+    ]
+    assert digest_of_input(source) == digest_of_input(one(path))
+    store.put(f"mem://b/a.{kind}", b"other", None)
+    with pytest.raises(InputError, match="changed while the job ran"):
+        blocks(source)
+
+
+# Folders of `datasets`
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    def _saved(name: str, state: Any = None, **files: pa.Table) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, rows in files.items():
+            arrow(folder / f"{file}.arrow", rows)
+        names = [{"filename": f"{file}.arrow"} for file in files]
+        (folder / "state.json").write_text(json.dumps({"_data_files": names, "_split": None, **(state or {})}))
+        return folder
+
+    return _saved
+
+
+def test_a_datasets_folder_is_its_files_in_the_order_of_its_state(saved: Callable[..., Path]) -> None:
+    rows = table(30)
+    folder = saved("set", b=rows[:10], a=rows[10:])
+    arrow(folder / "cache-1.arrow", rows)  # not of the dataset
+    files = list_inputs(str(folder))
+    assert [Path(file.path).name for file in files] == ["b.arrow", "a.arrow"]
+    assert [number for file in files for number in numbers(blocks(file))] == list(range(30))
+
+
+def test_datasets_itself_saves_such_folders(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"number": number, "text": str(number)} for number in range(50)])
+    shuffled = data.shuffle(seed=3).select(range(40))
+    shuffled.save_to_disk(tmp_path / "set", num_shards=3)
+    found = [number for file in list_inputs(str(tmp_path / "set")) for number in numbers(blocks(file))]
+    assert found == shuffled["number"][:]
+    datasets.DatasetDict(train=data, test=shuffled).save_to_disk(tmp_path / "both")
+    with pytest.raises(
+        InputError, match=r"is a dataset with the splits train, test: name one, for instance .*both/train"
+    ):
+        list_inputs(str(tmp_path / "both"))
+    assert len(list_inputs([str(tmp_path / "both/train"), str(tmp_path / "both/test")])) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "selected or ordered by a file of indices"),
+        ({"_indices_files": ["x"]}, "selected or ordered by a file of indices"),
+        ({"_data_files": [{"filename": "../secret.arrow"}]}, "does not name the dataset's .arrow files"),
+        ({"_data_files": "x"}, "does not name the dataset's .arrow files"),
+        ({"_data_files": []}, "is a dataset without rows"),
+        ({"_data_files": [{"filename": "gone.arrow"}]}, "no such input: .*gone.arrow"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_as_it_is_is_refused(
+    state: dict[str, Any], said: str, saved: Callable[..., Path]
+) -> None:
+    with pytest.raises(InputError, match=said):
+        list_inputs(str(saved("set", state, a=table(3))))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_damaged_state_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"state\.json .*save the dataset again with datasets"):
+        list_inputs(str(tmp_path))
+
+
+def test_a_datasets_folder_in_a_store(store: MemoryStore, saved: Callable[..., Path]) -> None:
+    folder = saved("set", b=table(10), a=table(20))
+    for path in folder.iterdir():
+        store.put(f"mem://b/set/{path.name}", path.read_bytes(), None)
+    for name in ("mem://b/set", "mem://b/set/"):
+        files = list_inputs(name)
+        assert [file.path for file in files] == ["mem://b/set/b.arrow", "mem://b/set/a.arrow"]
+    assert numbers(blocks(files[1])) == list(range(20))
+    store.delete("mem://b/set/a.arrow")
+    with pytest.raises(InputError, match="names is not there"):
+        list_inputs("mem://b/set")
+    with pytest.raises(InputError, match="no such input"):
+        list_inputs("mem://b/none")

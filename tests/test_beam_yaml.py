@@ -1,0 +1,191 @@
+"""Pipelines in Beam YAML: the examples give the bytes of the same job, and what is wrong in one is said."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+import yaml
+from apache_beam.options.pipeline_options import PipelineOptions
+
+import beam_prep as bp
+from beam_prep import beam_yaml, cli
+from beam_prep.recipe import chain
+from tests.conftest import ROOT, tree
+from tests.test_configs import CONFIGS
+
+pytest.importorskip("docstring_parser", reason="no apache-beam[yaml] here")
+
+EXAMPLES = ROOT / "examples" / "beam_yaml"
+TOKENIZER = str(ROOT / "examples" / "tokenizer")
+CHAT = str(ROOT / "configs" / "sft_conversation.json")
+TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
+ROWS = [{"text": "One."}, {"text": "Two."}, {"text": "Two."}]
+
+
+def launch(example: str, output: Path, *options: str) -> None:
+    """Runs an example as a user does."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "apache_beam.yaml.main", f"--yaml_pipeline_file={EXAMPLES / example}"),
+            *("--runner=FnApiRunner", "--jinja_variables", json.dumps({"output": str(output)}), *options),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        check=True,
+        capture_output=True,
+    )
+
+
+def run(transforms: list[dict[str, Any]], *options: str) -> None:
+    """Runs a chain of transforms: those that the provider lists, and Beam's own."""
+    from apache_beam.yaml import yaml_transform
+
+    providers = [{"include": str(beam_yaml.PROVIDERS)}]
+    spec = yaml.dump({"providers": providers, "pipeline": {"type": "chain", "transforms": transforms}})
+    with beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner", *options])) as pipeline:
+        yaml_transform.expand_pipeline(pipeline, spec)
+
+
+def step(name: str, **config: Any) -> dict[str, Any]:
+    return {"type": name, "config": config}
+
+
+def rows(output: Path) -> dict[str, bytes]:
+    """The files of an output but the manifest: a chain does not know that it is a job."""
+    return {name: data for name, data in tree(output).items() if name != "manifest.json"}
+
+
+def test_the_example_of_files_gives_the_bytes_of_the_job(tmp_path: Path) -> None:
+    launch("chat.yaml", tmp_path / "yaml")
+    data = str(ROOT / "examples/data/chat.jsonl")
+    assert cli.main(["run", data, "-o", str(tmp_path / "job"), "-c", CHAT, "--tokenizer_path", TOKENIZER]) == 0
+    assert rows(tmp_path / "yaml") == rows(tmp_path / "job")
+    assert len(bp.open(tmp_path / "yaml")) == 260
+
+
+@pytest.mark.long
+def test_the_example_of_files_gives_the_same_in_worker_processes(tmp_path: Path) -> None:
+    launch("chat.yaml", tmp_path / "one")
+    launch("chat.yaml", tmp_path / "two", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    assert tree(tmp_path / "two") == tree(tmp_path / "one")
+
+
+def test_the_example_of_rows_trains_the_answers_that_the_filter_keeps(tmp_path: Path) -> None:
+    launch("rows.yaml", tmp_path / "out")
+    dataset = bp.open(tmp_path / "out")
+    assert dataset.tokenizer is not None
+    trained = [[token for token in row["labels"].tolist() if token != -100] for row in dataset]
+    eos = dataset.tokenizer.special_tokens["eos_token"]
+    assert {dataset.tokenizer.decode(tokens) for tokens in trained} == {f"About 384,400 km away.{eos}", f"4.{eos}"}
+    assert dataset.manifest["formats"] == ["bin", "arrow"]
+
+
+def test_blocks_pass_between_transforms_that_encode_them(tmp_path: Path) -> None:
+    given = {"config": CHAT, "tokenizer": TOKENIZER}
+    read = step("ReadJSONL", inputs=[str(ROOT / "examples/data/chat.jsonl")], block_bytes=65_536)
+    prepare = step("Prepare", **given)
+    first, second = ({"type": "Reshuffle", "name": name} for name in ("first", "second"))
+    for name, steps in (("fused", [read, prepare]), ("apart", [read, first, prepare, second])):
+        run([*steps, step("Shard", **given, output=str(tmp_path / name))])
+    assert tree(tmp_path / "apart") == tree(tmp_path / "fused")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_step_of_a_config_is_the_one_of_prepare(name: str) -> None:
+    path = ROOT / "configs" / f"{name}.json"
+    config, tokenizer = bp.PipelineConfig.from_json(path), bp.Tokenizer.load(TOKENIZER)
+    if config.input.chat_template is not None:
+        tokenizer = tokenizer.with_template(config.input.chat_template)
+    for wanted in chain(config, tokenizer, "auto", "auto", "sample"):
+        (make,) = [make for kind, make in listed() if kind == type(wanted).__name__]
+        made = make(config=str(path), tokenizer=TOKENIZER)
+        assert type(made) is type(wanted)
+        assert described(made) == described(wanted)
+
+
+def described(made: Any) -> Any:
+    """The settings of a step."""
+    hidden = {"tokenizer", "eos_id", "policy"}
+    return {name: value for name, value in vars(made).items() if name not in hidden and not name.startswith("_")}
+
+
+def listed() -> Iterator[tuple[str, Any]]:
+    """(name, what makes it) of every transform of the list."""
+    (provider,) = yaml.safe_load(beam_yaml.PROVIDERS.read_text())
+    for name, where in provider["transforms"].items():
+        module, _, function = where.rpartition(".")
+        assert module == beam_yaml.__name__
+        yield name, getattr(beam_yaml, function)
+
+
+def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    given = {"config": CHAT, "tokenizer": TOKENIZER}
+    output = str(tmp_path / "out")
+    elements = [{"id": 1, "messages": chat}, {"id": 2, "messages": chat[:1]}]
+    create, read = step("Create", elements=elements), step("FromRecords")
+    run([create, read, step("Prepare", **given), step("Shard", **given, max_drop_rate=1.0, output=output)])
+    dataset = bp.open(output)
+    assert [dataset.decode(row) for row in range(len(dataset))] == [
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+    ]
+    assert dataset.manifest["ledger"]["dropped"] == {"untrained": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("Prepare", {"config": TEXT}, "Prepare: tokenizer is missing; known: config, tokenizer, tokenizer_backend, "),
+        ("Prepare", {"config": TEXT, "tokeniser": "x"}, "unknown argument 'tokeniser'; did you mean 'tokenizer'?"),
+        ("Prepare", {"config": 3, "tokenizer": TOKENIZER}, "Prepare: config is 3, wanted str | dict[str, Any]"),
+        ("Prepare", {"config": "none.json", "tokenizer": TOKENIZER}, "none.json: the config cannot be read"),
+        ("Prepare", {"config": {"input": {}}, "tokenizer": TOKENIZER}, "problem in the config"),
+        ("Prepare", {"config": TEXT, "tokenizer": "nowhere"}, "nowhere"),
+        (
+            "Prepare",
+            {"config": TEXT, "tokenizer": TOKENIZER, "render": "x"},
+            "render is 'x', wanted Literal['",
+        ),
+        ("Shift", {"config": TEXT, "tokenizer": TOKENIZER}, "Shift: this config has no such step; its steps are "),
+        ("FromRecords", {"buckets": "16"}, "FromRecords: buckets is '16', wanted int"),
+        ("FromRecords", {"buckets": 3}, "buckets is 3, wanted a power of 2"),
+        (
+            "FromRecords",
+            {"bucket": 4},
+            "unknown argument 'bucket'; did you mean 'buckets'? known: buckets, ",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_line(name: str, config: dict[str, Any], message: str) -> None:
+    steps = [step("Create", elements=ROWS), *([] if name == "FromRecords" else [step("FromRecords")])]
+    with pytest.raises(ValueError, match=r'at "\w+" at line \d+') as caught:
+        run([*steps, step(name, **config)])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("ReadJSONL", {"inputs": "nothing/*.jsonl"}, "nothing/*.jsonl"),
+        ("ReadJSONL", {"inputs": 3}, "ReadJSONL: inputs is 3, wanted str | list[str]"),
+        ("ReadJSONL", {"inputs": "x", "block_bytes": True}, "ReadJSONL: block_bytes is true, wanted int"),
+    ],
+)
+def test_what_is_wrong_in_a_source_is_said(name: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="Invalid transform specification") as caught:
+        run([step(name, **config)])
+    assert message in str(caught.value)
+
+
+def test_rates_may_be_whole_numbers(tmp_path: Path) -> None:
+    given = {"config": TEXT, "tokenizer": TOKENIZER}
+    rates = {"max_reject_rate": 1, "max_drop_rate": 0}
+    steps = [step("Create", elements=ROWS), step("FromRecords"), step("Prepare", **given)]
+    run([*steps, step("Shard", **given, **rates, output=str(tmp_path / "out"))])
+    assert len(bp.open(tmp_path / "out")) == 3

@@ -1,0 +1,407 @@
+"""`output.carry` and `output.provenance`: ids beside the tokens, and the way back to the line of a row."""
+
+import gzip
+import io
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from beam_prep.config import FORMAT_NAMES
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import BeamPrepError, ConfigError, FormatError
+from beam_prep.formats import FORMATS
+from beam_prep.inspect.output import inspect
+from beam_prep.readers.source import source_lines
+from tests.conftest import tree
+
+HOLD = tuple(name for name in FORMAT_NAMES if name != "megatron")
+ODD = ["", "a\0b", "😀é", "x" * 100_000, '"q"\\', "\u2028", "plain"]
+CARRY = {"id": "string", "score": "float64", "turn": "int64"}
+
+
+def config(formats: Any = "bin", carry: Any = CARRY, provenance: bool = True, **preprocessing: Any) -> dict[str, Any]:
+    output = {"columns": "labels", "storage_format": formats, "carry": carry, "provenance": provenance}
+    return {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"max_seq_len": 16, "min_chars": 1, **preprocessing},
+        "output": {**output, "max_tokens_per_shard": 400},
+    }
+
+
+def records(count: int = 120, shift: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"text": "word " * (1 + n % 40), "id": f"{ODD[n % len(ODD)]}{n + shift}", "score": n / 8, "turn": n * 2**40}
+        for n in range(count)
+    ]
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def made(tmp_path: Path, tokenizer_path: str) -> Callable[..., Path]:
+    """Makes an output of three files, of which two are equal."""
+    files = [written(tmp_path / "a.jsonl", records()), written(tmp_path / "b.jsonl", records(30, 7))]
+    files.append(Path(shutil.copy(files[0], tmp_path / "c.jsonl")))
+
+    def make(given: dict[str, Any], name: str = "out", **options: Any) -> Path:
+        inputs = [str(file) for file in options.pop("inputs", files)]
+        bp.Pipeline(bp.PipelineConfig.from_dict(given), inputs, str(tmp_path / name), tokenizer_path, **options).run()
+        return tmp_path / name
+
+    return make
+
+
+def documents(out: Path) -> list[dict[str, Any]]:
+    """The carried values of each document, of rows packed or not."""
+    ds = bp.open(out)
+    names = [column.name for column in ds.schema if column.carried]
+    found = []
+    for row in ds:
+        packed = any(column.role == "lengths" for column in ds.schema)
+        values = zip(*(row[name] for name in names), strict=True) if packed else [tuple(row[name] for name in names)]
+        found += [dict(zip(names, value, strict=True)) for value in values]
+    return found
+
+
+def assert_leads_back(out: Path) -> None:
+    inputs = bp.open(out).manifest["inputs"]
+    for each in documents(out):
+        data = Path(inputs[int(each["file"])]["path"]).read_bytes()
+        record = json.loads(data[int(each["offset"]) :].partition(b"\n")[0])
+        assert {name: each[name] for name in CARRY} == {name: record[name] for name in CARRY}
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "padded": {"padding": 8},
+    "chunks": {"truncation_mode": "chunk", "stride": 2},
+    "packed": {"packing_strategy": "bfd"},
+    "split": {"packing_strategy": "bfd_split"},
+    "wrapped": {"packing_strategy": "wrapped", "max_packed_len": 24},
+    "packed chunks": {"packing_strategy": "bfd", "truncation_mode": "chunk"},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_row_leads_back_to_its_line(made: Callable[..., Path], shape: str) -> None:
+    out = made(config(**SHAPES[shape]))
+    bp.open(out).verify()
+    assert_leads_back(out)
+    found = {(each["file"], each["offset"]) for each in documents(out)}
+    assert len(found) == 270  # each record of each file, those of equal blocks too
+
+
+@pytest.mark.parametrize("shape", ["rows", "packed"])
+def test_all_formats_hold_the_same(made: Callable[..., Path], shape: str) -> None:
+    formats = [name for name in HOLD if shape == "rows" or name != "mds"]
+    out = made(config(formats, **SHAPES[shape]))
+    ds = bp.open(out)
+    ds.verify()
+    domain, shards = out / "__default__", ds.manifest["totals"]["rows"]
+    count = len(ds.manifest["shards"])
+    assert count > 1
+    for name in formats:
+        readers = [FORMATS[name].read(domain, ds.schema, number, count) for number in range(count)]
+        rows = [reader.row(index) for reader in readers for index in range(len(reader))]
+        assert len(rows) == shards
+        for row, wanted in zip(rows, ds, strict=True):
+            value = row["id"]
+            texts = [bytes(np.asarray(each)).decode() for each in (value if isinstance(value, Ragged) else [value])]
+            assert texts == (wanted["id"] if shape == "packed" else [wanted["id"]]), name
+            assert np.atleast_1d(row["turn"]).tolist() == np.atleast_1d(wanted["turn"]).tolist(), name
+
+
+@pytest.mark.parametrize("shape", ["rows", "packed"])
+def test_readers_of_others_find_strings_and_numbers(made: Callable[..., Path], shape: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = made(config(["bin", "arrow", "parquet"], **SHAPES[shape]))
+    wanted = [{name: np.asarray(row[name]).tolist() for name in (*CARRY, "file", "offset")} for row in bp.open(out)]
+    found = datasets.load_from_disk(str(out / "__default__")).select_columns([*CARRY, "file", "offset"])
+    assert list(found) == wanted
+    table = parquet.read_table(sorted((out / "__default__").glob("*.parquet")), columns=list(wanted[0]))
+    assert table.to_pylist() == wanted
+
+
+@pytest.mark.parametrize("shape", ["rows", "packed"])
+def test_tensorflow_parses_strings_by_features_json(made: Callable[..., Path], shape: str) -> None:
+    tf = pytest.importorskip("tensorflow")
+    out = made(config(["bin", "tfrecord"], carry={"id": "string", "turn": "int64"}, **SHAPES[shape]))
+    about = json.loads((out / "features.json").read_text())
+    assert about["id"]["type"] == "string"
+    spec = {
+        key: tf.io.RaggedFeature(tf.as_dtype(each["type"]), value_key=key, row_splits_dtype=tf.int64)
+        for key, each in about.items()
+    }
+    lines = tf.data.TFRecordDataset(sorted(map(str, (out / "__default__").glob("*.tfrecord"))))
+    ds = bp.open(out)
+    for line, row in zip(lines, ds, strict=True):
+        found = tf.io.parse_single_example(line, spec)
+        ids = [each.decode() for each in found["id"].numpy()]
+        assert ids == (row["id"] if shape == "packed" else [row["id"]])
+        assert found["turn"].numpy().tolist() == np.atleast_1d(row["turn"]).tolist()
+    first = next(iter(ds.tf()))
+    assert first["id"].dtype == tf.string
+    assert first["id"].shape.rank == (1 if shape == "packed" else 0)
+
+
+def test_h5_has_bytes_and_their_borders(made: Callable[..., Path]) -> None:
+    h5py = pytest.importorskip("h5py")
+    out = made(config(["bin", "h5"]))
+    found: list[str] = []
+    for path in sorted((out / "__default__").glob("*.h5")):
+        with h5py.File(path) as file:
+            data, borders = file["id"][:].tobytes(), file["offsets/id"][:].tolist()
+            found += [data[start:stop].decode() for start, stop in itertools.pairwise(borders)]
+    assert found == [row["id"] for row in bp.open(out)]
+
+
+@pytest.mark.parametrize("shape", ["rows", "packed", "chunks"])
+def test_the_bytes_do_not_depend_on_blocks_or_workers(made: Callable[..., Path], shape: str, tmp_path: Path) -> None:
+    given = config(["bin", "arrow", "parquet"], **SHAPES[shape])
+    rows = [{"text": "x " * 50, "id": n if n % 50 == 0 else str(n), "score": n, "turn": n} for n in range(2500)]
+    big = written(tmp_path / "big.jsonl", rows)
+    inputs = [big, tmp_path / "a.jsonl"]
+    wanted = tree(made(given, "one", inputs=inputs))
+    assert tree(made(given, "small", inputs=inputs, block_bytes=65536)) == wanted
+    options = ["--runner", "DirectRunner", "--direct_num_workers", "2", "--direct_running_mode", "multi_processing"]
+    assert tree(made(given, "workers", inputs=inputs, block_bytes=65536, beam_options=options)) == wanted
+
+
+def test_tokens_are_those_without_it(made: Callable[..., Path]) -> None:
+    for shape in ("rows", "packed", "chunks", "padded"):
+        with_it = bp.open(made(config(**SHAPES[shape]), f"with {shape}"))
+        without = bp.open(made(config(carry={}, provenance=False, **SHAPES[shape]), f"without {shape}"))
+        assert with_it.manifest["totals"] == without.manifest["totals"]
+        for one, other in zip(with_it, without, strict=True):
+            assert all(np.array_equal(one[name], other[name]) for name in without.columns)
+
+
+def test_a_value_that_cannot_be_carried_is_a_reject(made: Callable[..., Path], tmp_path: Path) -> None:
+    rows: list[dict[str, Any]]
+    rows = [{"text": "a b c", "id": "x", "n": 1}, {"text": "d", "id": {}, "n": 1}, {"text": "e", "n": 2}, {"text": "f"}]
+    odd = written(tmp_path / "odd.jsonl", rows)
+    given = config(carry={"id": "string", "n": "int32"})
+    ds = bp.open(made(given, inputs=[odd], max_reject_rate=1.0))
+    assert [(row["id"], row["n"], row["offset"]) for row in ds][1] == ("", 2, odd.read_bytes().index(b'{"text": "e"'))
+    assert [reject["message"] for reject in ds.rejects()] == [
+        "field 'id' is an object, wanted a string or a number",
+        "field 'n' is absent or null, wanted a number (int32)",
+    ]
+    assert ds.manifest["ledger"]["rejected"] == {"carry": 2}
+    assert ds.manifest["counters"]["carry_missing"] == 1
+
+
+OTHER_INPUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "pairs": (
+        {"sources": {name: {"sections": [{"field": name, "action": "train"}]} for name in ("chosen", "rejected")}},
+        {"chosen": "good one", "rejected": "bad"},
+        {},
+    ),
+    "tokens": ({"adapter": "tokenized"}, {"input_ids": [5, 6, 7]}, {}),
+    "rollouts": (
+        {"rollouts": {"rewards": "rewards"}},
+        {"prompt_ids": [5], "response_ids": [[6, 7], [8]], "rewards": [0.5, 1]},
+        {"truncation_mode": "drop"},
+    ),
+    "lists": (
+        {
+            "sources": {
+                "prompts": {"sections": [{"field": "prompt", "action": "mask"}]},
+                "responses": {"sections": [{"field": "responses", "action": "train"}], "list": True},
+                "rewards": {"sections": [{"field": "rewards", "action": "value"}]},
+            }
+        },
+        {"prompt": "q", "responses": ["a b", "c"], "rewards": [0.5, 1]},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["pairs", "tokens", "rollouts"])
+def test_every_kind_of_input_carries_its_ids(made: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+    given, record, preprocessing = OTHER_INPUTS[kind]
+    rows = [{**record, "uid": f"u{n}", "n": n} for n in range(5)]
+    whole = {
+        "input": given,
+        "preprocessing": {"min_chars": 1, **preprocessing},
+        "output": {"carry": {"uid": "string", "n": "int32"}, "provenance": True, "storage_format": list(HOLD)},
+    }
+    out = made(whole, inputs=[written(tmp_path / "rows.jsonl", rows)])
+    ds = bp.open(out)
+    ds.verify()
+    assert [(row["uid"], row["n"]) for row in ds] == [(f"u{n}", n) for n in range(5)]
+    assert [json.loads(source_lines(ds, index)[0].text) for index in range(5)] == rows
+
+
+@pytest.mark.parametrize(
+    ("output", "preprocessing", "message"),
+    [
+        ({"carry": ["input_ids"]}, {}, "output.carry: found 'input_ids'; the tokens have a column of this name"),
+        ({"carry": ["file"], "provenance": True}, {}, "found 'file'; provenance adds a column of this name"),
+        ({"carry": ["domain"]}, {}, "found 'domain', which is reserved; name its column in output.names"),
+        ({"carry": ["doc-id"]}, {}, "found 'doc-id', which is no name of letters, digits and '_'"),
+        ({"carry": ["id", "ID"]}, {}, "found 'ID' beside column 'id'"),
+        ({"carry": ["id", "id"]}, {}, "must be a list of fields, each once"),
+        ({"carry": {"id": "int8"}}, {}, "output.carry.id"),
+        ({"carry": ["id"], "storage_format": "megatron"}, {}, "the format 'megatron' holds numbers alone"),
+        (
+            {"carry": ["id"], "storage_format": "mds"},
+            {"packing_strategy": "bfd"},
+            "a packed row has a list of them, which the format 'mds' cannot hold",
+        ),
+        ({"carry": {"n": "int32"}, "dtype": {"n": "int64"}}, {}, "give its type in output.carry"),
+        ({"provenance": True, "dtype": {"offset": "int32"}}, {}, "output.dtype.offset: found 'int32'; it cannot be"),
+    ],
+)
+def test_a_wrong_config_fails_by_name(output: dict[str, Any], preprocessing: dict[str, Any], message: str) -> None:
+    given = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": preprocessing,
+        "output": {"columns": "labels", **output},
+    }
+    with pytest.raises(ConfigError) as raised:
+        bp.PipelineConfig.from_dict(given)
+    assert message in str(raised.value)
+
+
+def test_a_field_gets_another_name_in_the_output(made: Callable[..., Path], tmp_path: Path) -> None:
+    given = config(carry=["doc-id"])
+    given["output"]["names"] = {"doc-id": "doc_id", "file": "input_file"}
+    rows = [{"text": "a b", "doc-id": "x"}]
+    ds = bp.open(made(given, inputs=[written(tmp_path / "rows.jsonl", rows)]))
+    assert (ds[0]["doc_id"], ds[0]["input_file"]) == ("x", 0)
+    assert json.loads(source_lines(ds, 0)[0].text) == rows[0]
+
+
+def test_megatron_holds_where_rows_come_from(made: Callable[..., Path]) -> None:
+    ds = bp.open(made(config("megatron", carry={"turn": "int64"})))
+    ds.verify()
+    assert ds[1]["turn"] == 2**40
+
+
+def test_batches_have_strings_as_lists(made: Callable[..., Path]) -> None:
+    ds = bp.open(made(config()))
+    for rows in ([ds[0], ds[5]], ds[[0, 5]]):
+        batch = bp.collate(ds, pad_id=0)(rows)
+        assert batch["id"] == [ds[0]["id"], ds[5]["id"]]
+        assert batch["turn"].tolist() == [0, 5 * 2**40]
+    view = ds.packed(32, seed=None)
+    assert [column.depth for column in view.schema if column.carried] == [1] * 5
+    assert sorted(each for row in view for each in row["turn"].tolist()) == sorted(row["turn"] for row in ds)
+    batch = bp.collate(view)([view[0], view[1]])
+    assert batch["id"] == [*view[0]["id"], *view[1]["id"]]
+    assert len(batch["turn"]) == len(batch["cu_seq_lens_q"]) - 1
+
+
+def test_the_longest_row_is_that_of_most_tokens(made: Callable[..., Path]) -> None:
+    for kind in ("bin", "npy", "h5", "arrow", "parquet"):
+        ds = bp.open(made(config(kind), kind))
+        numbers, sizes = ds.sizes(100)
+        tokens = [2 * len(ds[number]["input_ids"]) for number in numbers.tolist()]
+        assert sizes.tolist() == tokens, kind
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".json"])
+def test_the_line_of_a_row_is_printed(
+    made: Callable[..., Path], tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = records(40)
+    path = tmp_path / f"in{ending}"
+    if ending == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    else:
+        data = "".join(json.dumps(row) + "\r\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(data) if ending.endswith("gz") else b"\xef\xbb\xbf" + data)
+    ds = bp.open(made(config(), inputs=[path]))
+    for index in (0, 1, 39):
+        (line,) = source_lines(ds, index)
+        assert json.loads(line.text)["id"] == ds[index]["id"] == rows[index]["id"]
+    inspect(ds.path, record=39, source=True)
+    printed = capsys.readouterr().out
+    assert f"record 39 · {path}, byte offset {ds[39]['offset']:,}" in printed
+    assert '"turn": 42880953483264' in printed
+
+
+def test_the_lines_of_all_documents_of_a_packed_row_are_found(made: Callable[..., Path]) -> None:
+    ds = bp.open(made(config(packing_strategy="bfd")))
+    index = max(range(len(ds)), key=lambda number: len(ds[number]["id"]))
+    lines = source_lines(ds, index)
+    assert len(lines) > 1
+    assert [json.loads(line.text)["id"] for line in lines] == ds[index]["id"]
+
+
+def test_why_a_line_is_not_found(made: Callable[..., Path], tmp_path: Path) -> None:
+    path = written(tmp_path / "in.jsonl", records(10))
+    ds = bp.open(made(config(), inputs=[path]))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"word", b"WORD"))
+    with pytest.raises(BeamPrepError, match="other content than when the output was made"):
+        source_lines(ds, 3)
+    path.write_bytes(content + b"\n")
+    with pytest.raises(BeamPrepError, match="bytes, and had"):
+        source_lines(ds, 3)
+    path.unlink()
+    with pytest.raises(BeamPrepError, match=r"row 3 is byte \d+ of .*in.jsonl"):
+        source_lines(ds, 3)
+    with pytest.raises(BeamPrepError, match="type: --record N --source"):
+        inspect(ds.path, source=True)
+    bare = bp.open(made(config(provenance=False), "bare", inputs=[tmp_path / "a.jsonl"]))
+    with pytest.raises(BeamPrepError, match="put provenance: true into `output`"):
+        source_lines(bare, 0)
+
+
+def test_a_replay_keeps_what_is_carried(made: Callable[..., Path], tmp_path: Path) -> None:
+    def chats(control: str, carry: Any) -> dict[str, Any]:
+        return {
+            "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+            "mask": {"assistant": "train"},
+            "preprocessing": {"control_tokens": control},
+            "output": {"columns": "labels", "carry": carry, "provenance": True},
+        }
+
+    rows = [
+        {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}], "id": f"😀{n}", "n": n}
+        for n, said in enumerate(["a", "<|im_end|>", "c", "<|im_start|>", "e"])
+    ]
+    options: dict[str, Any] = {"inputs": [written(tmp_path / "in.jsonl", rows)], "max_reject_rate": 1.0}
+    options["spool"] = str(tmp_path / "spool")
+    carry = {"id": "string", "n": "int32"}
+    out = made(chats("reject", carry), **options)
+    assert [row["n"] for row in bp.open(out)] == [0, 2, 4]
+    limits = {"spool": options["spool"], "max_reject_rate": 1.0}
+    bp.Replay(out, bp.PipelineConfig.from_dict(chats("escape", carry)), output_dir=tmp_path / "again", **limits).run()
+    wanted = tree(made(chats("escape", carry), "from scratch", **{**options, "spool": str(tmp_path / "other")}))
+    assert tree(tmp_path / "again") == wanted
+    assert [row["id"] for row in bp.open(tmp_path / "again")] == [row["id"] for row in rows]
+    other = bp.PipelineConfig.from_dict(chats("escape", ["id"]))
+    with pytest.raises(BeamPrepError, match="was kept, and would change"):
+        bp.Replay(out, other, output_dir=tmp_path / "third", **limits).run()
+
+
+def test_verify_finds_a_place_in_no_input(made: Callable[..., Path]) -> None:
+    out = made(config())
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["inputs"] = manifest["inputs"][:1]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="of 'file' holds 1, wanted the number of one of 1 inputs"):
+        bp.open(out).verify()
+
+
+def test_a_format_refuses_what_it_cannot_hold() -> None:
+    strings = [Column("id", "uint8", 0, "string")]
+    with pytest.raises(ValueError, match="the format megatron holds numbers, and no strings"):
+        FORMATS["megatron"].writer(lambda _: io.BytesIO(), strings, 0, 1)
+    with pytest.raises(ValueError, match="the format mds has no lists of strings"):
+        FORMATS["mds"].writer(lambda _: io.BytesIO(), [Column("id", "uint8", 1, "string")], 0, 1)

@@ -1,0 +1,333 @@
+"""Decontaminated outputs: what is dropped or marked, listed and said, and what a changed evaluation does."""
+
+import dataclasses
+import functools
+import gzip
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep import cli, recipe
+from beam_prep.config import PipelineConfig
+from beam_prep.errors import ConfigError, InputError, RunError, StorageError
+from beam_prep.pipeline import Pipeline
+from beam_prep.replay import Replay
+from beam_prep.storage.references import IndexFile, read_references, ship
+from tests.conftest import ROOT, tree
+
+CHATS = [json.loads(line) for line in (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines()]
+LEAKED = (3, 40, 41, 200)
+TWO_PROCESSES = ["--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+
+
+def evaluation(path: Path, places: tuple[int, ...] = LEAKED, change: Callable[[str], str] = str) -> Path:
+    """A file of evaluation data: the last answers of some chats."""
+    rows = [{"id": place, "answer": change(CHATS[place]["messages"][-1]["content"])} for place in places]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def config(against: Any, **rule: Any) -> dict[str, Any]:
+    return {
+        "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+        "mask": {"assistant": "train"},
+        "preprocessing": {
+            "max_seq_len": 512,
+            "decontaminate": {"against": str(against), "field": "answer", "ngram": 8, **rule},
+        },
+        "output": {"columns": "labels", "max_tokens_per_shard": 10_000},
+    }
+
+
+def leaked() -> list[int]:
+    """The places of the chats that share eight words in a row with the evaluation, by a set of words."""
+
+    def ngrams(text: str) -> set[tuple[str, ...]]:
+        plain = "".join(each if each.isalnum() else " " for each in text.casefold()).split()
+        return {tuple(plain[first : first + 8]) for first in range(len(plain) - 7)}
+
+    known = set.union(*(ngrams(CHATS[place]["messages"][-1]["content"]) for place in LEAKED))
+    return [
+        place
+        for place, chat in enumerate(CHATS)
+        if any(
+            known & ngrams(message["content"]) for message in chat["messages"] if isinstance(message["content"], str)
+        )
+    ]
+
+
+def job(tmp_path: Path, tokenizer_path: str, name: str, given: dict[str, Any], **options: Any) -> Pipeline:
+    source = tmp_path / "chats.jsonl"
+    source.write_text("".join(json.dumps(chat) + "\n" for chat in CHATS), "utf-8")
+    return Pipeline(PipelineConfig.from_dict(given), source, tmp_path / name, tokenizer_path, **options)
+
+
+def test_contaminated_records_are_dropped_counted_and_listed(tmp_path: Path, tokenizer_path: str, capsys: Any) -> None:
+    against = evaluation(tmp_path / "eval.jsonl", change=str.upper)
+    result = job(tmp_path, tokenizer_path, "out", config(against)).run(["--runner=FnApiRunner"])
+    assert result.manifest is not None
+    assert result.manifest["ledger"]["dropped"] == {"contaminated": len(leaked())}
+    found = bp.open(result.output).drops()
+    assert [drop["line"] - 1 for drop in found] == leaked()
+    first = "".join(each if each.isalnum() else " " for each in CHATS[3]["messages"][-1]["content"].casefold()).split()
+    assert found[0]["note"] == f"shares {' '.join(first[:8])!r} with {against}, line 1"
+    assert cli.main(["inspect", str(result.output), "--reason", "contaminated"]) == 0
+    assert found[0]["note"] in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["verify", str(result.output)]) == 0
+
+    rest = tmp_path / "rest.jsonl"
+    rest.write_text("".join(json.dumps(chat) + "\n" for n, chat in enumerate(CHATS) if n not in leaked()), "utf-8")
+    given = config(against)
+    del given["preprocessing"]["decontaminate"]
+    alone = Pipeline(PipelineConfig.from_dict(given), rest, tmp_path / "alone", tokenizer_path)
+    assert content(result.output) == content(alone.run(["--runner=FnApiRunner"]).output)
+
+
+def content(output: str) -> list[list[Any]]:
+    return [[column.tolist() for column in row.values()] for row in bp.open(output)]
+
+
+def test_marked_records_are_kept_counted_and_listed(tmp_path: Path, tokenizer_path: str, capsys: Any) -> None:
+    against = evaluation(tmp_path / "eval.jsonl")
+    made = functools.partial(job, tmp_path, tokenizer_path)
+    result = made("out", config(against, mode="mark")).run(["--runner=FnApiRunner"])
+    assert result.manifest is not None
+    assert result.manifest["counters"]["contaminated"] == len(leaked())
+    assert result.manifest["ledger"]["kept"] == len(CHATS)
+    found = bp.open(result.output).marked()
+    assert [mark["line"] - 1 for mark in found] == leaked()
+    assert str(against) in found[0]["note"]
+    assert bp.open(result.output).drops() == []
+    assert cli.main(["inspect", str(result.output), "--reason", "contaminated"]) == 0
+    assert "marked: contaminated" in capsys.readouterr().out
+    assert cli.main(["verify", str(result.output)]) == 0
+    given = config(against)
+    del given["preprocessing"]["decontaminate"]
+    assert content(result.output) == content(made("plain", given).run(["--runner=FnApiRunner"]).output)
+
+
+@pytest.mark.parametrize("mode", ["drop", "mark"])
+def test_texts_are_not_kept_where_none_are_wanted(mode: str, tmp_path: Path, tokenizer_path: str) -> None:
+    given = config(evaluation(tmp_path / "eval.jsonl"), mode=mode)
+    result = job(tmp_path, tokenizer_path, "out", given, reject_text=0).run(["--runner=FnApiRunner"])
+    ds = bp.open(result.output)
+    for listed in ds.drops() or ds.marked():
+        assert listed["text"] == ""
+        assert "note" not in listed
+
+
+def test_marks_of_the_first_records_alone_are_counted(tmp_path: Path, tokenizer_path: str) -> None:
+    given = config(evaluation(tmp_path / "eval.jsonl"), mode="mark")
+    given["preprocessing"]["max_items"] = 41
+    result = job(tmp_path, tokenizer_path, "out", given).run(["--runner=FnApiRunner"])
+    before = [place for place in leaked() if place < 41]
+    assert result.manifest is not None
+    assert result.manifest["counters"]["contaminated"] == len(before)
+    assert [mark["line"] - 1 for mark in bp.open(result.output).marked()] == before
+
+
+@pytest.mark.parametrize("mode", ["drop", "mark"])
+def test_the_bytes_are_the_same_in_every_way(mode: str, tmp_path: Path, tokenizer_path: str) -> None:
+    given = config(evaluation(tmp_path / "eval.jsonl"), mode=mode)
+    made = functools.partial(job, tmp_path, tokenizer_path)
+    wanted = tree(made("out", given, render="jinja").run(["--runner=FnApiRunner"]).output)
+    assert tree(made("two", given, block_bytes=65536, check="full").run(TWO_PROCESSES).output) == wanted
+    listed = bp.open(tmp_path / "out").drops() or bp.open(tmp_path / "out").marked()
+    assert (bp.open(tmp_path / "two").drops() or bp.open(tmp_path / "two").marked()) == listed
+
+
+def test_a_changed_evaluation_makes_another_output_and_new_blocks(tmp_path: Path, tokenizer_path: str) -> None:
+    against = evaluation(tmp_path / "eval.jsonl")
+    spool = str(tmp_path / "spool")
+    made = functools.partial(job, tmp_path, tokenizer_path, "out", config(against), spool=spool, overwrite=True)
+    first = made().run(["--runner=FnApiRunner"])
+    assert made().run(["--runner=FnApiRunner"]).up_to_date
+    evaluation(against, LEAKED[:1])
+    second = made().run(["--runner=FnApiRunner"])
+    assert not second.up_to_date
+    assert first.manifest is not None
+    assert second.manifest is not None
+    assert second.manifest["ledger"]["dropped"]["contaminated"] < first.manifest["ledger"]["dropped"]["contaminated"]
+    assert bp.open(second.output).run["blocks_reused"] == 0
+    assert second.manifest["references"]["files"] != first.manifest["references"]["files"]
+
+
+def test_what_is_compared_is_what_the_manifest_names(tmp_path: Path, tokenizer_path: str) -> None:
+    against = evaluation(tmp_path / "eval.jsonl")
+    waiting = job(tmp_path, tokenizer_path, "out", config(against))
+    evaluation(against, (0,))
+    assert waiting.run(["--runner=FnApiRunner"]).manifest["ledger"]["dropped"] == {"contaminated": len(leaked())}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("mode", ["drop", "mark"])
+@pytest.mark.parametrize("changed", [False, True], ids=["same evaluation", "another"])
+def test_a_replay_is_what_a_run_from_scratch_makes(
+    mode: str, changed: bool, tmp_path: Path, tokenizer_path: str
+) -> None:
+    against = evaluation(tmp_path / "eval.jsonl")
+    given = config(against, mode=mode)
+    given |= {"mask": {"system": "train"}}  # most chats have none
+    narrow, wide = (
+        {**given, "preprocessing": {**given["preprocessing"], "untrained": untrained}}
+        for untrained in ("reject", "keep")
+    )
+    spool = str(tmp_path / "spool")
+    options: dict[str, Any] = {"max_reject_rate": 1.0, "spool": spool}
+    job(tmp_path, tokenizer_path, "out", narrow, **options).run(["--runner=FnApiRunner"])
+    if changed:
+        evaluation(against, (0, 7))
+    replay = Replay(
+        tmp_path / "out",
+        PipelineConfig.from_dict(wide),
+        output_dir=tmp_path / "again",
+        spool=spool,
+        max_reject_rate=1.0,
+    )
+    assert replay.job is not None
+    assert replay.job.earlier is not None
+    replay.job.earlier = dataclasses.replace(replay.job.earlier, small=0)  # kept rows are not made again
+    if changed:
+        with pytest.raises(ConfigError, match="this record was kept, and would change"):
+            replay.run(["--runner=FnApiRunner"])
+        return
+    replay.run(["--runner=FnApiRunner"])
+    job(tmp_path, tokenizer_path, "scratch", wide, max_reject_rate=1.0).run(["--runner=FnApiRunner"])
+    assert bp.open(tmp_path / "again").run["blocks_replayed"] == 1
+    again, scratch = bp.open(tmp_path / "again"), bp.open(tmp_path / "scratch")
+    assert tree(tmp_path / "again") == tree(tmp_path / "scratch")
+    assert (again.drops(), again.marked()) == (scratch.drops(), scratch.marked())
+
+
+def test_an_input_that_is_the_evaluation_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [{"text": f"These are the nine words of record number {number}."} for number in range(3)]
+    against = tmp_path / "input.jsonl"
+    given = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"min_chars": 0, "decontaminate": {"against": [str(against)], "ngram": 9}},
+    }
+    against.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RunError, match=r"nothing is kept of 3 records \(3 contaminated\): .*against names what the in"):
+        run(given, rows)
+
+
+def test_fields_that_no_section_reads_can_be_compared(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "eval.jsonl").write_text('{"q": "How far is it?"}\n')
+    rows = [{"input_ids": [1, 2], "text": "How far is it"}, {"input_ids": [3], "text": "Not far"}]
+    rule = {"against": str(tmp_path / "eval.jsonl"), "ngram": 4, "fields": "text"}
+    given = {"input": {"adapter": "tokenized"}, "preprocessing": {"decontaminate": rule}}
+    assert run(given, rows).manifest["ledger"]["dropped"] == {"contaminated": 1}
+    del rule["fields"]
+    with pytest.raises(ConfigError, match=r"preprocessing\.decontaminate: .* token ids, which hold no words: name"):
+        run(given, rows)
+
+
+def test_what_is_too_short_to_be_looked_for_is_said(
+    tmp_path: Path, tokenizer_path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    against = evaluation(tmp_path / "eval.jsonl")
+    against.write_text(against.read_text("utf-8") + '{"answer": "yes"}\n{"answer": null}\n', "utf-8")
+    with caplog.at_level(logging.WARNING, "beam_prep"):
+        result = job(tmp_path, tokenizer_path, "out", config(against)).run(["--runner=FnApiRunner"])
+    said = "2 of 6 records of preprocessing.decontaminate.against have no text of 8 words, and are not looked for"
+    assert said in caplog.text
+    assert any(said in warning for warning in bp.open(result.output).run["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule", "message"),
+    [
+        (None, {}, "preprocessing.decontaminate.against: no such input: "),
+        (b"", {}, r"eval.jsonl has no record"),
+        (b"\n \n", {}, r"eval.jsonl has no record"),
+        (b'{"answer": "one two"}\n', {}, "no text of 1 records in `against` has 8 words.*: check `field`"),
+        (b'{"answer": "a b"}\n\n{"q": 3}\n', {"ngram": 2}, r"eval.jsonl, line 3: no field 'answer'; its fields: 'q'"),
+        (b'{"a": "a b"}\n{}\n', {"field": ["a", "b"]}, r"line 2: no field 'a' or 'b'; its fields: \(none\)"),
+        (b'{"answer": "a b"}\n{"answer": \n', {"ngram": 2}, r"eval.jsonl, line 2: bad_json: "),
+        (b"PAR1xxxx", {}, "Parquet"),
+    ],
+)
+def test_evaluation_data_that_cannot_be_used_is_an_error_before_the_run(
+    lines: bytes | None, rule: dict[str, Any], message: str, tmp_path: Path, tokenizer_path: str
+) -> None:
+    against = tmp_path / "eval.jsonl"
+    if lines is not None:
+        against.write_bytes(lines)
+    with pytest.raises(InputError, match=message):
+        job(tmp_path, tokenizer_path, "out", config(against, **rule))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rule", "at"),
+    [
+        ({}, ".against"),
+        ({"against": []}, ".against"),
+        ({"against": ""}, ".against"),
+        ({"against": [3]}, ".against"),
+        ({"against": "a", "ngram": 0}, ".ngram"),
+        ({"against": "a", "ngram": "13"}, ".ngram"),
+        ({"against": "a", "field": []}, ".field"),
+        ({"against": "a", "fields": [""]}, ".fields"),
+        ({"against": "a", "mode": "keep"}, ".mode"),
+        ({"against": "a", "n": 3}, ".n"),
+    ],
+)
+def test_a_wrong_rule_is_refused_where_it_stands(rule: dict[str, Any], at: str) -> None:
+    given = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"decontaminate": rule}}
+    with pytest.raises(ConfigError, match=rf"\n  preprocessing\.decontaminate\{at}[:\[]"):
+        PipelineConfig.from_dict(given)
+
+
+def test_one_name_and_a_list_of_it_are_the_same_config() -> None:
+    rules = [{"against": "a", "field": "q", "fields": "t"}, {"against": ["a"], "field": ["q"], "fields": ["t"]}]
+    section = {"sections": [{"field": "text", "action": "train"}]}
+    texts = {
+        json.dumps(PipelineConfig.from_dict({"input": section, "preprocessing": {"decontaminate": rule}}).canonical())
+        for rule in rules
+    }
+    assert len(texts) == 1
+    again = json.loads(texts.pop())
+    assert json.dumps(PipelineConfig.from_dict(again).canonical()) == json.dumps(again)
+
+
+def test_references_of_several_files_are_found_where_they_are_first(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_text('\n{"q": "one two three"}\n{"a": ["four five six", "x"]}\n')
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write('{"a": "nothing", "q": 3}\n{"q": "Zero. One, two!"}\n')
+    (tmp_path / "c.json").write_text('[{"q": "seven eight"}]')
+    found = read_references([str(tmp_path / "*.json*")], None, 2)
+    shared = found.index.find(["ONE two", "two three", "five six", "seven eight"])
+    places = [(Path(each.file).name, each.line) for each in shared.values()]
+    assert places == [("a.jsonl.gz", 2), ("b.jsonl", 2), ("b.jsonl", 3), ("c.json", 1)]
+    assert found.facts()["records"] == 5
+    assert found.facts()["records_without"] == 1
+
+
+def test_an_index_that_is_sent_to_workers_is_the_same(tmp_path: Path) -> None:
+    found = read_references([str(evaluation(tmp_path / "eval.jsonl"))], ["answer"], 8)
+    texts = [
+        message["content"] for chat in CHATS for message in chat["messages"] if isinstance(message["content"], str)
+    ]
+    source = ship(found, str(tmp_path / "staging"))
+    assert source.load().find(texts) == found.index.find(texts) != {}
+    damaged = Path(source.path).with_name("0" * 32)
+    content = bytearray(Path(source.path).read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(StorageError, match="cannot be read on this worker"):
+        IndexFile(str(damaged)).load()
+
+
+def test_the_pipeline_sends_a_path_and_not_the_index(tmp_path: Path, tokenizer_path: str) -> None:
+    given = PipelineConfig.from_dict(config(evaluation(tmp_path / "eval.jsonl")))
+    tokenizer = bp.Tokenizer.load(tokenizer_path)
+    source = IndexFile(str(tmp_path / "nowhere"))
+    steps = recipe.chain(given, tokenizer, check="full", references=source)
+    made: list[Any] = [step.step() for step in steps if isinstance(step, (bp.Decontaminate, recipe.CheckInFull))]
+    sources = [step.keywords["references"] for step in made]
+    assert sources == [source, source]

@@ -1,0 +1,324 @@
+"""Sources that are no JSONL: what the same records give as JSONL, in runs and in all that looks at inputs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import beam_prep as bp
+from beam_prep import cli
+from beam_prep.config import PipelineConfig
+from beam_prep.dry_run import dry_run
+from beam_prep.pipeline import Pipeline, Result
+from beam_prep.replay import Replay
+from tests.conftest import ROOT, shared, tree
+from tests.test_configs import CONFIGS, sample
+from tests.test_goldens_sections import EXACT, KEEP_UNTRAINED, assert_equal
+from tests.test_replay import MENDED, config, talk
+
+RUNNER = ["--runner=FnApiRunner"]
+TEXTS = {
+    "input": {"sections": [{"field": "text", "action": "train"}]},
+    "preprocessing": {"min_chars": 0},
+    "output": {"storage_format": "bin"},
+}
+LOOSE: dict[str, Any] = {"max_reject_rate": 1.0, "max_drop_rate": 1.0}
+KINDS = ("parquet", "arrow", "folder")
+
+
+def rows_of(path: Path) -> pa.Table:
+    return table([json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line])
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    for values in columns.values():
+        if {str, int} <= set(map(type, values)):  # no column holds both; as a domain, neither 17 nor null is one
+            values[:] = [None if type(value) is int else value for value in values]
+    return pa.table(columns)
+
+
+def write(rows: pa.Table | list[dict[str, Any]], path: Path, kind: str = "parquet", group: int = 7) -> str:
+    """Rows as a table of some kind; gives its path."""
+    rows = rows if isinstance(rows, pa.Table) else table(rows)
+    if kind == "parquet":
+        pq.write_table(rows, path.with_suffix(".parquet"), row_group_size=group)
+        return str(path.with_suffix(".parquet"))
+    folder = path.with_suffix(".set") if kind == "folder" else path.parent
+    folder.mkdir(exist_ok=True)
+    names = [f"{path.stem}-{part}.arrow" for part in range(2)] if kind == "folder" else [f"{path.stem}.arrow"]
+    half = len(rows) // len(names)
+    for part, name in enumerate(names):
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
+            stream.write_table(rows[part * half : None if part else half] if kind == "folder" else rows, group)
+    if kind != "folder":
+        return str(folder / names[0])
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return str(folder)
+
+
+def outcome(output: Path) -> tuple[dict[str, bytes], dict[str, Any], list[dict[str, Any]]]:
+    """(shards, manifest, rejects) of an output, without what says which file it was made of."""
+    files = tree(output)
+    manifest = json.loads(files.pop("manifest.json"))
+    rejects = []
+    for name in [name for name in files if name.startswith("rejects/")]:
+        for line in files.pop(name).decode().splitlines():
+            reject = json.loads(line)
+            rejects.append({key: reject[key] for key in ("line", "reason", "message")})
+    for key in ("inputs", "rejects"):
+        manifest.pop(key, None)
+    return files, manifest, rejects
+
+
+def made(given: Any, inputs: Any, output: Path, tokenizer: Any, **options: Any) -> Result:
+    config = given if isinstance(given, Path) else PipelineConfig.from_dict(given)
+    return Pipeline(config, inputs, output, tokenizer, **options).run(RUNNER)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "tools"])  # its arguments are of several types
+def test_a_table_gives_what_the_same_records_give_as_jsonl(
+    name: str, kind: str, tmp_path: Path, tokenizer_path: str
+) -> None:
+    given = ROOT / "configs" / f"{name}.json"
+    made(given, str(sample(name)), tmp_path / "lines", tokenizer_path)
+    made(given, write(rows_of(sample(name)), tmp_path / "x", kind), tmp_path / "table", tokenizer_path)
+    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
+
+
+@pytest.mark.parametrize("group", [1, 90, 10**6])
+def test_neither_blocks_nor_row_groups_change_a_byte(group: int, tmp_path: Path, tokenizer_path: str) -> None:
+    given = ROOT / "configs/sft_packed.json"
+    path = write(rows_of(sample("sft_packed")), tmp_path / "x", group=group)
+    made(given, path, tmp_path / "large", tokenizer_path)
+    made(given, path, tmp_path / "small", tokenizer_path, block_bytes=65536)
+    run = json.loads((tmp_path / "small/run.json").read_text())
+    assert run["blocks"] > 1
+    assert tree(tmp_path / "large") == tree(tmp_path / "small")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", EXACT)
+def test_goldens_from_tables_are_the_references_bytes(case: str, tmp_path: Path) -> None:
+    folder = shared("goldens", "sections", case)
+    given = json.loads((folder / "config.json").read_text())
+    if case in KEEP_UNTRAINED:
+        given.setdefault("preprocessing", {})["untrained"] = "keep"
+    about = json.loads((folder / "case.json").read_text())
+    inputs = [write(rows_of(folder / name), tmp_path / str(place)) for place, name in enumerate(about["inputs"])]
+    made(given, inputs, tmp_path / "out", shared("tokenizers", about["tokenizer"]))
+    assert_equal(folder / "expected", tmp_path / "out")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sft_conv_lm__chatml-12k", "sft_tricky_conv__chatml-12k", "sft_conv_lm__mistral-v1"])
+def test_chats_of_goldens_from_tables_are_those_from_jsonl(name: str, tmp_path: Path) -> None:
+    path = shared("goldens", "conversations", name, "input.jsonl")
+    tokenizer = shared("tokenizers", json.loads((path.parent / "case.json").read_text())["tokenizer"].split("/")[-1])
+    given = ROOT / "configs/sft_conversation.json"
+    made(given, str(path), tmp_path / "lines", tokenizer, **LOOSE)
+    made(given, write(rows_of(path), tmp_path / "x"), tmp_path / "table", tokenizer, **LOOSE)
+    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
+
+
+def test_members_that_other_messages_have_are_not_there(tmp_path: Path, tokenizer_path: str) -> None:
+    # Arrow fills `tool_calls` of every message with null, and a template may ask whether a message has it.
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if 'tool_calls' in message %}CALL "
+        "{{ message.tool_calls | tojson }}{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": "1"}}}]
+    rows = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "c"},
+                {"role": "assistant", "content": None, "tool_calls": calls},
+                {"role": "assistant", "content": "d"},
+            ]
+        },
+    ]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {
+        "input": {
+            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+            "chat_template": template,
+        },
+        "mask": {"assistant": "train"},
+        "output": {"storage_format": "bin"},
+    }
+    made(given, str(tmp_path / "x.jsonl"), tmp_path / "lines", tokenizer_path, **LOOSE)
+    made(given, write(rows, tmp_path / "x"), tmp_path / "table", tokenizer_path, **LOOSE)
+    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
+    assert len(bp.open(tmp_path / "table")) == 2
+
+
+def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str) -> None:
+    texts: list[Any] = [f"text {number} " * 400 for number in range(60)]
+    columns = {"text": texts, "score": [float("nan") if row in (3, 50) else 1.0 for row in range(60)]}
+    columns["text"][7] = None
+    path = write(pa.table(columns), tmp_path / "x", group=9)
+    result = made(TEXTS, path, tmp_path / "out", tokenizer_path, block_bytes=65536, **LOOSE)
+    assert result.manifest is not None
+    ledger = result.manifest["ledger"]
+    assert (ledger["lines"], ledger["kept"], ledger["dropped"], ledger["rejected"]) == (
+        60,
+        57,
+        {"empty": 1},
+        {"bad_json": 2},
+    )
+    rejects = [json.loads(line) for line in (tmp_path / "out/rejects/rejects-00000.jsonl").read_text().splitlines()]
+    assert [(each["file"], each["line"], each["offset"]) for each in rejects] == [(path, 4, 3), (path, 51, 50)]
+    assert '"score":NaN' in rejects[0]["text"] or rejects[0]["text"].startswith('{"text":"text 3 ')
+    (drop,) = bp.open(tmp_path / "out").drops()
+    assert (drop["file"], drop["line"], drop["offset"]) == (path, 8, 7)
+
+
+def test_a_failure_names_the_row(tmp_path: Path, tokenizer_path: str) -> None:
+    path = write(pa.table({"text": ["a", "b"], "score": [1.0, float("inf")]}), tmp_path / "x")
+    with pytest.raises(bp.errors.RunError, match=r"the first reject is .*x\.parquet \(row 2\): bad_json"):
+        made(TEXTS, path, tmp_path / "out", tokenizer_path)
+
+
+def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Path, tokenizer_path: str) -> None:
+    inputs = [write([{"text": "a"}], tmp_path / "a"), write([{"body": "a", "id": 1}], tmp_path / "b")]
+    with pytest.raises(
+        bp.errors.InputError, match=r"b\.parquet' has none of the fields .*\('text'\): its columns are 'body', 'id'"
+    ):
+        made(TEXTS, inputs, tmp_path / "out", tokenizer_path, spool=str(tmp_path / "spool"))
+    assert not (tmp_path / "spool").exists()
+
+
+def test_tables_of_other_schemas_and_lines_are_one_input(tmp_path: Path, tokenizer_path: str) -> None:
+    (tmp_path / "c.jsonl").write_text('{"text": "five"}\n')
+    inputs = [
+        write([{"text": "one", "id": 1}, {"text": "two", "id": 2}], tmp_path / "a"),
+        write([{"id": "x", "text": 3}, {"id": "y", "text": 4}], tmp_path / "b"),
+        str(tmp_path / "c.jsonl"),
+    ]
+    result = made(TEXTS, inputs, tmp_path / "out", tokenizer_path, **LOOSE)
+    assert result.manifest is not None
+    assert result.manifest["ledger"]["kept"] == 3
+    assert result.manifest["ledger"]["rejected"] == {"wrong_type": 2}
+
+
+def test_up_to_date_reused_blocks_and_a_changed_table(tmp_path: Path, tokenizer_path: str) -> None:
+    rows = rows_of(sample("sft_chat"))
+    given, spool = ROOT / "configs/sft_chat.json", str(tmp_path / "spool")
+    path = write(rows, tmp_path / "x", group=10**6)
+    options: dict[str, Any] = {"spool": spool, "block_bytes": 65536, "overwrite": True}
+    first = made(given, path, tmp_path / "out", tokenizer_path, **options)
+    assert made(given, path, tmp_path / "out", tokenizer_path, **options).up_to_date
+    assert dry_run(Pipeline(given, path, tmp_path / "out", tokenizer_path, **options)).state == "up to date"
+    write(rows[:-1], tmp_path / "x", group=10**6)
+    job = Pipeline(given, path, tmp_path / "out", tokenizer_path, **options)
+    said = dry_run(job)
+    assert (said.state, said.blocks - said.reused, said.reasons) == ("replaced", 1, {"new content": 1})
+    second = job.run(RUNNER)
+    run = json.loads((tmp_path / "out/run.json").read_text())
+    assert (second.up_to_date, run["blocks"] - run["blocks_reused"]) == (False, 1)
+    assert first.manifest is not None
+    assert second.manifest is not None
+    assert second.manifest["inputs"][0]["digest"] != first.manifest["inputs"][0]["digest"]
+    assert second.manifest["totals"]["rows"] == first.manifest["totals"]["rows"] - 1
+
+
+def test_max_items_ends_within_a_table(tmp_path: Path, tokenizer_path: str) -> None:
+    given = {**TEXTS, "preprocessing": {"min_chars": 0, "max_items": 5}}
+    rows = [{"text": f"text {number}"} for number in range(12)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made(given, str(tmp_path / "x.jsonl"), tmp_path / "lines", tokenizer_path)
+    made(given, write(rows, tmp_path / "x", group=2), tmp_path / "table", tokenizer_path)
+    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_an_empty_table_gives_the_error_of_an_empty_input(kind: str, tmp_path: Path, tokenizer_path: str) -> None:
+    empty = write(pa.table({"text": pa.array([], pa.string())}), tmp_path / "x", kind)
+    with pytest.raises(bp.errors.RunError, match="no record"):
+        made(TEXTS, empty, tmp_path / "out", tokenizer_path)
+    result = made(TEXTS, [empty, write([{"text": "a"}], tmp_path / "y")], tmp_path / "out", tokenizer_path)
+    assert result.manifest is not None
+    assert [Path(each["path"]).stem for each in result.manifest["inputs"]] == ["x", "y"]
+
+
+def test_check_in_full_reads_tables_too(tmp_path: Path, tokenizer_path: str) -> None:
+    path = write(rows_of(sample("sft_conversation")), tmp_path / "x")
+    made(ROOT / "configs/sft_conversation.json", path, tmp_path / "out", tokenizer_path, check="full")
+    run = json.loads((tmp_path / "out/run.json").read_text())
+    assert run["blocks_checked_in_full"] == run["blocks"]
+
+
+def test_long_rows_are_rejected(tmp_path: Path, tokenizer_path: str) -> None:
+    path = write([{"text": "a"}, {"text": "b" * 500}, {"text": "c"}], tmp_path / "x")
+    result = made(TEXTS, path, tmp_path / "out", tokenizer_path, max_line_bytes=100, **LOOSE)
+    assert result.manifest is not None
+    assert result.manifest["ledger"]["rejected"] == {"line_too_long": 1}
+
+
+def test_a_replay_of_a_table_is_a_run_from_scratch(tmp_path: Path, tokenizer_path: str) -> None:
+    rows = [talk(number, "tool" if number in (3, 59) else "user") for number in range(80)]
+    path = write(rows, tmp_path / "x", group=13)
+    old, new = (PipelineConfig.from_dict(text) for text in (config(), config(MENDED)))
+    spool = str(tmp_path / "spool")
+    Pipeline(old, path, tmp_path / "out", tokenizer_path, spool=spool, **LOOSE).run(RUNNER)
+    Replay(str(tmp_path / "out"), new, spool=spool, overwrite=True, **LOOSE).run(RUNNER)
+    Pipeline(new, path, tmp_path / "scratch", tokenizer_path, **LOOSE).run(RUNNER)
+    assert tree(tmp_path / "out") == tree(tmp_path / "scratch")
+
+
+# What else looks at inputs
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> str:
+    return write(rows_of(sample("sft_conversation")), tmp_path / "chats", group=50)
+
+
+def test_the_preview_names_rows(chats: str, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", tokenizer_path]
+    assert cli.main(["inspect", chats, *words]) == 0
+    assert "chats.parquet, row " in capsys.readouterr().out.replace("\n", "")
+
+
+def test_the_audit_reads_tables(chats: str, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", tokenizer_path]
+    said = []
+    for path in (str(sample("sft_conversation")), chats):
+        assert cli.main(["audit", path, *words, "--json"]) in (0, 1)
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0] == said[1]
+
+
+def test_init_writes_the_same_config_for_a_table(
+    chats: str, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, path in {"a": str(sample("sft_conversation")), "b": chats}.items():
+        assert cli.main(["init", path, "-o", str(tmp_path / f"{name}.json"), "--tokenizer_path", tokenizer_path]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+
+
+def test_verify_reads_the_inputs_of_tables_again(
+    chats: str, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(ROOT / "configs/sft_conversation.json", chats, tmp_path / "out", tokenizer_path)
+    assert cli.main(["verify", str(tmp_path / "out"), "--inputs"]) == 0
+    shutil.copy(write(rows_of(sample("sft_conversation"))[:-1], tmp_path / "other"), chats)
+    assert cli.main(["verify", str(tmp_path / "out"), "--inputs"]) == 1
+    assert "chats.parquet: found" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_worker_processes_give_the_same_bytes(chats: str, tmp_path: Path, tokenizer_path: str) -> None:
+    given = ROOT / "configs/sft_conversation.json"
+    made(given, chats, tmp_path / "one", tokenizer_path, block_bytes=65536)
+    two = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    Pipeline(given, chats, tmp_path / "two", tokenizer_path, block_bytes=65536).run(two)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
