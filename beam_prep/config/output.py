@@ -164,8 +164,8 @@ class OutputConfig(Strict):
 
     def _problems(self) -> Iterator[Problem]:
         if self.splits is not None:
-            total = sum(Fraction(str(share)) for share in self.splits.values())
-            if abs(total - 1) > Fraction(1, 10**9):
+            total = sum((Fraction(str(share)) for share in self.splits.values()), Fraction(0))
+            if abs(float(total - 1)) > 1e-9:
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
         for name in ("split_key", "split_seed", "split_missing"):
             if self.splits is None and name in self.model_fields_set:
@@ -179,8 +179,8 @@ class OutputConfig(Strict):
         if self.mix is not None and self.shuffle is None:
             yield ("mix",), 'found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}'
         if self.mix is not None:
-            shares = sum(Fraction(str(domain.share or 0)) for domain in self.mix.values())
-            if shares > Fraction(1):
+            shares = sum((Fraction(str(each.share or 0)) for each in self.mix.values()), Fraction(0))
+            if shares > 1:
                 yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
 
     def carried(self) -> dict[str, str]:

@@ -74,7 +74,7 @@ class Arranger:
     def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
         """A slice's rows, and with `cut` the tokens that were cut from each. For `last` see `Spool.rows`."""
         name, domain, start, stop = piece[:4]
-        if not self.compose.views:
+        if self.compose.splits is None and not piece.copies:
             lost = self.spool.counter(CUT, name, domain, start, stop) if cut else None
             return self._placed(self.spool.rows(name, domain, start, stop, last), piece.file, piece.first_byte), lost
         seen = self._view(name, piece.copies)

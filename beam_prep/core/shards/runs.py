@@ -1,7 +1,7 @@
 """Runs: the plan of a shuffle whose rows are too many to be known in one place.
 
-Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. A shard then
-merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted in
+Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. Then a
+shard merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted in
 memory. Where there would be too many bins in a run, it is cut into wider ranges, and a second level merges these of
 some runs at a time into files that have bins. It is an external merge sort (Knuth, The Art of Computer Programming,
 volume 3, 5.4), with equal ranges of a uniform key in place of samples.
