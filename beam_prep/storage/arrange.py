@@ -21,6 +21,8 @@ from beam_prep.core.shards.runs import (
     batches_of,
     limited,
     merge_order,
+    merged_name,
+    run_name,
 )
 from beam_prep.core.shards.sidecars import View
 from beam_prep.core.shards.slices import ShardPlan, Slice
@@ -53,7 +55,7 @@ class Arranger:
     def columns(self, plan: ShardPlan) -> tuple[Column, ...]:
         """What the rows of a shard have."""
         if plan.merge is not None:
-            return plan.merge.runs.columns
+            return plan.merge.columns
         name = plan.slices[0].name if plan.slices else self.scratch.order(plan.order).names[0]
         return self.spool.receipt(name).columns
 
@@ -115,7 +117,7 @@ class Arranger:
 
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
         for keys in range(merge.first, merge.stop):
-            found = self._bin(merge.runs.sources(merge.part, keys), merge.part, keys)
+            found = self._bin(merge.sources(keys), merge.part, keys)
             if found is not None:
                 kept = found.sample <= np.uint64(merge.most)
                 if not kept.all():
@@ -160,7 +162,7 @@ class Arranger:
         keys = ranges_of(made.key, made.part, runs.bins) // runs.width[made.part]
         whole = RunRows.concat(rows).take(order)
         del rows
-        self.scratch.write_run(runs.run(group.index), whole, runs.columns, batches_of(made.part, keys))
+        self.scratch.write_run(run_name(group.index), whole, runs.columns, batches_of(made.part, keys))
         number = ranges_of(made.key, made.part, runs.parts.ranges)
         return RunCounts.of(made, number, sizes, runs.parts, limits)
 
@@ -179,7 +181,7 @@ class Arranger:
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
         """The second level: merges a wide range of keys of some runs, and cuts it into bins."""
         first = group * runs.together
-        sources = [runs.run(index) for index in range(first, min(first + runs.together, runs.runs))]
+        sources = [run_name(index) for index in range(first, min(first + runs.together, runs.runs))]
         found, batches = [], []
         for part in range(len(runs.names)):
             rows = self._bin(sources, part, wide)
@@ -189,7 +191,7 @@ class Arranger:
                 batches += batches_of(codes, ranges_of(rows.key, codes, runs.bins))
         columns = runs.columns if found else ()
         whole = RunRows.concat(found) if found else RunRows.none()
-        self.scratch.write_run(runs.merged_run(group, wide), whole, columns, batches)
+        self.scratch.write_run(merged_name(group, wide), whole, columns, batches)
 
 
 def _in_order(parts: Sequence[Rows], order: Array) -> dict[str, Ragged]:
