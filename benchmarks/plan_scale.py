@@ -47,7 +47,7 @@ from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
 from beam_prep.core.data.hashing import Node
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.compose import Compose
 from beam_prep.core.shards.mix import DomainMix
@@ -177,8 +177,11 @@ class SimulatedSpool(Spool):
         return read_sidecar(self._small(name, SIDECAR), "simulated")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
+        return self.pick(name, domain, np.arange(start, stop))
+
+    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
         time.sleep(self.delay)
-        count = stop - start
+        count = len(rows)
         return {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:

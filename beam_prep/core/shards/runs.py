@@ -22,8 +22,10 @@ from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, 
 from beam_prep.core.shards.slices import ShardPlan
 
 RUN_TOKENS = 16_000_000
-"""Tokens of a run, about: with labels 128 MB, which a worker holds three times while it sorts them."""
-BIN_TOKENS = 4_000_000
+"""Tokens of a run, about; of a large job up to `_LARGER` times as many. With labels 128 MB, which a worker holds three
+times while it sorts them."""
+_LARGER, _MANY_RUNS = 4, 1000
+BIN_TOKENS = 8_000_000
 """Tokens of a bin, about."""
 MOST_BATCHES = 4096
 """Record batches of a run, at most: smaller ones cost more to find than to read."""
@@ -159,7 +161,9 @@ def plan_runs(
     if end.rows == 0:
         used = used[used < end.block]
     before = np.cumsum(tokens[used]) - tokens[used]
-    _, group = np.unique(before // sizes.run_tokens, return_inverse=True)
+    total = int(tokens[used].sum())
+    size = min(max(sizes.run_tokens, total // _MANY_RUNS), _LARGER * sizes.run_tokens)
+    _, group = np.unique(before // size, return_inverse=True)
     count = int(group[-1]) + 1 if len(group) else 0
     written = np.maximum(1, parts.tokens * copies)
     shards = parts.ranges
@@ -171,7 +175,7 @@ def plan_runs(
         # As many wide ranges as make both levels read pieces of about the same size.
         width = -(-bins // min(most, int(np.sqrt(bins.max())) + 1))
     wide = int((-(-bins // width)).max(initial=1))
-    together = max(2, 2 * wide)
+    together = max(2, wide)  # then a task of the second level has about as many tokens as a run
     names = tuple(receipts.domains)
     runs = Runs(compose, names, parts, bins, width, count, together, receipts.columns, facts)
     return runs, _groups(runs, used, group, receipts, end)
