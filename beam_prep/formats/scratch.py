@@ -17,7 +17,7 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.gather import Order
 from beam_prep.core.shards.sidecars import Copies
 from beam_prep.formats.sealed import Data, Sealed, seal
-from beam_prep.formats.spool import encode_rows, read_batch
+from beam_prep.formats.spool import decode_batch, encode_rows
 
 
 def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:
@@ -132,21 +132,31 @@ def encode_run(
     return encode_rows(found.rows, schema, slices, {"batches": json.dumps(batches)}, name, found.beside)
 
 
-def run_batches(source: pa.NativeFile, name: str) -> dict[tuple[int, int], int]:
-    """(part, range of keys) -> the number of its record batch in a run.
+class RunReader:
+    """A run that stays open while several of its batches are read.
+
+    Args:
+        source: an open file, not mapped into memory: of a run each byte is used once.
+        name: with which it was sealed.
 
     Raises:
         FormatError: the file is cut or damaged, or it is another.
     """
-    listed = json.loads(Sealed(source, name).open().metadata[b"batches"])
-    return {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
+    def __init__(self, source: pa.NativeFile, name: str) -> None:
+        self._sealed = Sealed(source, name)
+        self._reader = self._sealed.open()
+        listed = json.loads(self._reader.metadata[b"batches"])
+        self._batches = {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
-def read_run(source: pa.NativeFile, name: str, batch: int) -> RunRows:
-    """A record batch of a run.
+    def rows(self, part: int, keys: int) -> RunRows | None:
+        """The rows of a part and a range of keys; None: there are none.
 
-    Raises:
-        FormatError: the file is cut or damaged, or it is another.
-    """
-    rows, beside = read_batch(source, name, batch, _BESIDE)
-    return RunRows(rows, *beside)
+        Raises:
+            FormatError: they are damaged.
+        """
+        batch = self._batches.get((part, keys))
+        if batch is None:
+            return None
+        rows, beside = decode_batch(self._sealed, self._reader, batch, _BESIDE)
+        return RunRows(rows, *beside)

@@ -316,16 +316,15 @@ def _values(array: pa.Array, index: Array) -> Array:
     return bits
 
 
-def read_batch(
-    source: pa.NativeFile, name: str, batch: int, beside: Sequence[str]
+def decode_batch(
+    sealed: Sealed, reader: pa.ipc.RecordBatchFileReader, batch: int, beside: Sequence[str]
 ) -> tuple[dict[str, Ragged], list[Array]]:
-    """A record batch of a file that `encode_rows` wrote: its rows, and the numbers `beside` them.
+    """A record batch of an open file that `encode_rows` wrote: its rows, and the numbers `beside` them.
 
     Raises:
-        FormatError: the file is cut or damaged, or it is another.
+        FormatError: it is damaged.
     """
-    sealed = Sealed(source, name)
-    found = sealed.open().get_batch(batch)
+    found = reader.get_batch(batch)
     numbers = [found.column(key) for key in beside]
     for each in numbers:
         sealed.check_array(each)

@@ -27,8 +27,8 @@ from beam_prep.core.shards.runs import (
 from beam_prep.core.shards.sidecars import View
 from beam_prep.core.shards.slices import ShardPlan, Slice
 from beam_prep.core.shards.views import view
-from beam_prep.formats.scratch import RunRows
-from beam_prep.storage.scratch import Scratch
+from beam_prep.formats.scratch import RunReader, RunRows
+from beam_prep.storage.scratch import Scratch, expected
 from beam_prep.storage.spool import Spool
 
 Rows = Mapping[str, Ragged]
@@ -116,23 +116,17 @@ class Arranger:
         return _in_order(parts, np.argsort(by_place))
 
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
+        known: dict[str, RunReader] = {}
         for keys in range(merge.first, merge.stop):
-            found = self._bin(merge.sources(keys), merge.part, keys)
+            sources = merge.sources(keys)
+            known = {name: known.get(name) or self.scratch.open_run(name) for name in sources}
+            found = _bin(known, merge.part, keys)
             if found is not None:
                 kept = found.sample <= np.uint64(merge.most)
                 if not kept.all():
                     found = found.take(np.flatnonzero(kept))
                 if len(found):
                     yield found.rows, found.cut
-
-    def _bin(self, sources: Sequence[str], part: int, keys: int) -> RunRows | None:
-        """The rows of a bin, or of a wider range of keys, in order; None: there are none."""
-        found = []
-        for name in sources:
-            batch = self.scratch.run_batches(name).get((part, keys))
-            if batch is not None:
-                found.append(self.scratch.run(name, batch))
-        return RunRows.concat(found).take(merge_order([each.key for each in found])) if found else None
 
     def survey(self, group: RunGroup) -> SampleCounts:
         """How many tokens of a mix have which sample key, of the blocks of a run."""
@@ -181,10 +175,11 @@ class Arranger:
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
         """The second level: merges a wide range of keys of some runs, and cuts it into bins."""
         first = group * runs.together
-        sources = [run_name(index) for index in range(first, min(first + runs.together, runs.runs))]
+        names = [run_name(index) for index in range(first, min(first + runs.together, runs.runs))]
+        sources = {name: self.scratch.open_run(name) for name in names}
         found, batches = [], []
         for part in range(len(runs.names)):
-            rows = self._bin(sources, part, wide)
+            rows = _bin(sources, part, wide)
             if rows is not None:
                 codes = np.full(len(rows), part, np.int32)
                 found.append(rows)
@@ -192,6 +187,21 @@ class Arranger:
         columns = runs.columns if found else ()
         whole = RunRows.concat(found) if found else RunRows.none()
         self.scratch.write_run(merged_name(group, wide), whole, columns, batches)
+
+
+def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | None:
+    """The rows of a bin, or of a wider range of keys, in order; None: there are none.
+
+    Raises:
+        SpoolError: a run is damaged.
+    """
+    found = []
+    for name, source in sources.items():
+        with expected(name):
+            rows = source.rows(part, keys)
+        if rows is not None:
+            found.append(rows)
+    return RunRows.concat(found).take(merge_order([each.key for each in found])) if found else None
 
 
 def _in_order(parts: Sequence[Rows], order: Array) -> dict[str, Ragged]:

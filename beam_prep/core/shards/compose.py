@@ -1,7 +1,7 @@
 """What is made of the rows of all blocks: which are written, in which split, how often, and in which order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -13,6 +13,24 @@ from beam_prep.core.shards.sidecars import View
 from beam_prep.core.shards.splits import Splits
 
 Method = Literal["auto", "gather", "runs"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """How large the parts of a shuffle by sorted runs are. The bytes of an output do not depend on it.
+
+    Attributes:
+        run: tokens of a run, about; of a large job up to four times as many. With labels 128 MB, which a worker holds
+            three times while it sorts them.
+        bin: tokens of a bin, which are sorted in memory.
+        runs: that are merged at a time: as many files are open.
+        batches: record batches of a run, at most: smaller ones cost more to find than to read.
+    """
+
+    run: int = 16_000_000
+    bin: int = 8_000_000
+    runs: int = 256
+    batches: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,7 @@ class Compose:
         method: how shuffled rows come to their shards: `gather` picks them out of all blocks, `runs` sorts groups of
             blocks and merges these; `auto`: by size. The bytes are the same.
         buckets: into which digests are grouped to find equal ones; each should have about a million.
+        sizes: of the runs.
 
     Raises:
         ValueError: `method` is not one of those allowed, or there is a mix without a shuffle.
@@ -42,6 +61,7 @@ class Compose:
     deduplicate: bool = False
     method: Method = "auto"
     buckets: int = 64
+    sizes: RunSizes = field(default_factory=RunSizes)
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):

@@ -21,29 +21,10 @@ from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
 from beam_prep.core.shards.slices import ShardPlan
 
-RUN_TOKENS = 16_000_000
-"""Tokens of a run, about; of a large job up to `_LARGER` times as many. With labels 128 MB, which a worker holds three
-times while it sorts them."""
-_LARGER, _MANY_RUNS = 4, 1000
-BIN_TOKENS = 8_000_000
-"""Tokens of a bin, about."""
-MOST_BATCHES = 4096
-"""Record batches of a run, at most: smaller ones cost more to find than to read."""
+_LARGER = 4
+"""The runs of a large job have up to so many times the tokens."""
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSizes:
-    """How large things are; tests make them small.
-
-    Attributes:
-        run_tokens, bin_tokens, most_batches: see the constants of this module.
-    """
-
-    run_tokens: int = RUN_TOKENS
-    bin_tokens: int = BIN_TOKENS
-    most_batches: int = MOST_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +130,10 @@ class RunGroup:
 
 
 def plan_runs(
-    receipts: Receipts, compose: Compose, parts: Parts, end: Border, facts: str, sizes: RunSizes
+    receipts: Receipts, compose: Compose, parts: Parts, end: Border, facts: str
 ) -> tuple[Runs, Iterator[RunGroup]]:
     """The runs of a job, and their blocks."""
+    sizes = compose.sizes
     copies = np.ones(len(receipts.domains), np.int64)
     for code, taken in parts.taken().items():
         copies[code] = taken.copies + (taken.most is not None)
@@ -162,20 +144,20 @@ def plan_runs(
         used = used[used < end.block]
     before = np.cumsum(tokens[used]) - tokens[used]
     total = int(tokens[used].sum())
-    size = min(max(sizes.run_tokens, total // _MANY_RUNS), _LARGER * sizes.run_tokens)
+    size = min(max(sizes.run, total // sizes.runs), _LARGER * sizes.run)
     _, group = np.unique(before // size, return_inverse=True)
     count = int(group[-1]) + 1 if len(group) else 0
     written = np.maximum(1, parts.tokens * copies)
     shards = parts.ranges
     of_range = -(-written // shards)
-    bins = shards * np.maximum(1, -(-of_range // sizes.bin_tokens))
-    most = max(1, sizes.most_batches // max(1, len(bins)))
+    bins = shards * np.maximum(1, -(-of_range // sizes.bin))
+    most = max(1, sizes.batches // max(1, len(bins)))
     width = np.ones(len(bins), np.int64)
-    if (bins > most).any():
+    if (bins > most).any() or count > sizes.runs:
         # As many wide ranges as make both levels read pieces of about the same size.
         width = -(-bins // min(most, int(np.sqrt(bins.max())) + 1))
     wide = int((-(-bins // width)).max(initial=1))
-    together = max(2, wide)  # then a task of the second level has about as many tokens as a run
+    together = min(max(2, wide), sizes.runs)  # then a task of the second level has about as many tokens as a run
     names = tuple(receipts.domains)
     runs = Runs(compose, names, parts, bins, width, count, together, receipts.columns, facts)
     return runs, _groups(runs, used, group, receipts, end)
