@@ -54,9 +54,10 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
     opened: dict[int, InputFile] = {}
     found = []
     for file, offset in zip(files, offsets, strict=True):
-        if not 0 <= file < len(inputs):
+        if not 0 <= file < len(inputs) or offset < 0:
             raise BeamPrepError(
-                f"{dataset.path} lists {len(inputs)} inputs, the row is of number {file}: it is damaged"
+                f"{dataset.path} lists {len(inputs)} inputs; row {index} is of place {offset} in number {file}: "
+                "it is damaged"
             )
         try:
             if file not in opened:
