@@ -134,7 +134,7 @@ class OutputConfig(Strict):
     provenance: bool = Field(
         default=False,
         description="Add where each row comes from: file, the number of the input, and offset, the byte at which its "
-        "line begins.",
+        "line begins; of Parquet and Arrow, the rows before it.",
     )
     fim: FimConfig | None = Field(
         default=None,
