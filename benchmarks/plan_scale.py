@@ -60,7 +60,7 @@ from beam_prep.core.shards.splits import Splits
 from beam_prep.core.shards.views import view_receipt
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.formats.spool import REJECTS, SIDECAR, encode_block, read_rejects, read_sidecar
+from beam_prep.formats.spool import REJECTS, SIDECAR, SpooledRows, encode_block, read_rejects, read_sidecar
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.scratch import Scratch
@@ -177,12 +177,13 @@ class SimulatedSpool(Spool):
         return read_sidecar(self._small(name, SIDECAR), "simulated")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
-        return self.pick(name, domain, np.arange(start, stop))
+        return self.pick(name, domain, np.arange(start, stop)).rows
 
-    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
+    def pick(self, name: str, domain: int, rows: Array) -> SpooledRows:
         time.sleep(self.delay)
         count = len(rows)
-        return {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
+        found = {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
+        return SpooledRows(found)
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         time.sleep(self.delay)

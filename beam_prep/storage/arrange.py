@@ -1,6 +1,6 @@
 """The rows of shards, out of the spool: in slices, gathered, or merged from sorted runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,7 @@ from beam_prep.core.shards.sidecars import View
 from beam_prep.core.shards.slices import ShardPlan, Slice
 from beam_prep.core.shards.views import view
 from beam_prep.formats.scratch import RunReader, RunRows
+from beam_prep.formats.spool import SpooledRows
 from beam_prep.storage.scratch import Scratch, expected
 from beam_prep.storage.spool import Spool
 
@@ -81,7 +82,7 @@ class Arranger:
             return self._placed(self.spool.rows(name, domain, start, stop, last), piece.file, piece.first_byte), lost
         seen = self._view(name, piece.copies)
         here = np.flatnonzero(seen.sidecar.domain == domain)[start:stop]
-        rows = self.spool.pick(name, domain // self.compose.split_count, seen.row[here])
+        rows = self.spool.pick(name, domain // self.compose.split_count, seen.row[here]).decoded()
         lost = seen.sidecar.counters.get(CUT) if cut else None
         return self._placed(rows, piece.file, piece.first_byte), None if lost is None else lost[here]
 
@@ -93,7 +94,7 @@ class Arranger:
         return view(sidecar, self.scratch.copies(copies), self.compose.splits)
 
     def _gathered(self, order: Order) -> Iterator[tuple[Rows, Array | None]]:
-        until = np.cumsum(order.tokens)
+        until = np.cumsum(order.tokens, dtype=np.int64)
         start = 0
         while start < len(until):
             goal = CHUNK_TOKENS + (int(until[start - 1]) if start else 0)
@@ -111,9 +112,13 @@ class Arranger:
         parts = []
         for here in np.split(by_place, first[1:]):
             at = int(block[here[0]])
-            rows = self.spool.pick(order.names[at], int(batch[here[0]]), row[here])
-            parts.append(self._placed(rows, order.files[at], order.first_bytes[at]) if order.files else rows)
-        return _in_order(parts, np.argsort(by_place))
+            place = (order.files[at], order.first_bytes[at]) if order.files else (0, 0)
+            parts.append(self._pick(order.names[at], int(batch[here[0]]), row[here], *place))
+        return SpooledRows.joined(parts, np.argsort(by_place)).decoded()
+
+    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> SpooledRows:
+        found = self.spool.pick(name, batch, rows)
+        return SpooledRows(dict(self._placed(found.rows, file, first_byte)), found.bits)
 
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
         known: dict[str, RunReader] = {}
@@ -126,7 +131,7 @@ class Arranger:
                 if not kept.all():
                     found = found.take(np.flatnonzero(kept))
                 if len(found):
-                    yield found.rows, found.cut
+                    yield found.rows.decoded(), found.cut
 
     def survey(self, group: RunGroup) -> SampleCounts:
         """How many tokens of a mix have which sample key, of the blocks of a run."""
@@ -154,7 +159,7 @@ class Arranger:
         order = np.lexsort((made.key, made.part))
         made, sizes = made.take(order), np.concatenate(tokens)[order]
         keys = ranges_of(made.key, made.part, runs.bins) // runs.width[made.part]
-        whole = RunRows.concat(rows).take(order)
+        whole = RunRows.joined(rows, order)
         del rows
         self.scratch.write_run(run_name(group.index), whole, runs.columns, batches_of(made.part, keys))
         number = ranges_of(made.key, made.part, runs.parts.ranges)
@@ -166,8 +171,8 @@ class Arranger:
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
-            parts.append(self.spool.pick(place.name, code, seen.row[made.row[here]]))
-        rows = _in_order([self._placed(part, place.file, place.first_byte) for part in parts], np.argsort(by_batch))
+            parts.append(self._pick(place.name, code, seen.row[made.row[here]], place.file, place.first_byte))
+        rows = SpooledRows.joined(parts, np.argsort(by_batch))
         cut = seen.sidecar.counters.get(CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
         return RunRows(rows, made.key, made.sample, lost)
@@ -185,7 +190,8 @@ class Arranger:
                 found.append(rows)
                 batches += batches_of(codes, ranges_of(rows.key, codes, runs.bins))
         columns = runs.columns if found else ()
-        whole = RunRows.concat(found) if found else RunRows.none()
+        count = sum(map(len, found))
+        whole = RunRows.joined(found, np.arange(count)) if found else RunRows.none()
         self.scratch.write_run(merged_name(group, wide), whole, columns, batches)
 
 
@@ -201,9 +207,4 @@ def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | No
             rows = source.rows(part, keys)
         if rows is not None:
             found.append(rows)
-    return RunRows.concat(found).take(merge_order([each.key for each in found])) if found else None
-
-
-def _in_order(parts: Sequence[Rows], order: Array) -> dict[str, Ragged]:
-    """The rows of all parts, one after the other, in another order."""
-    return {name: Ragged.concat([part[name] for part in parts]).take(order) for name in parts[0]}
+    return RunRows.joined(found, merge_order([each.key for each in found])) if found else None

@@ -20,15 +20,15 @@ class RunSizes:
     """How large the parts of a shuffle by sorted runs are. The bytes of an output do not depend on it.
 
     Attributes:
-        run: tokens of a run, about; of a large job up to four times as many. With labels 128 MB, which a worker holds
-            three times while it sorts them.
+        run: tokens of a run, about; of a large job twice as many. With labels 40 MB, which a worker holds three times
+            while it sorts them.
         bin: tokens of a bin, which are sorted in memory.
         runs: that are merged at a time: as many files are open.
         batches: record batches of a run, at most: smaller ones cost more to find than to read.
     """
 
-    run: int = 16_000_000
-    bin: int = 8_000_000
+    run: int = 8_000_000
+    bin: int = 4_000_000
     runs: int = 256
     batches: int = 4096
 

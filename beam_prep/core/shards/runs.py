@@ -21,7 +21,7 @@ from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
 from beam_prep.core.shards.slices import ShardPlan
 
-_LARGER = 4
+_LARGER = 2
 """The runs of a large job have up to so many times the tokens."""
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
