@@ -292,7 +292,7 @@ class SpooledRows:
 
     @classmethod
     def joined(cls, parts: Sequence["SpooledRows"], order: Array) -> "SpooledRows":
-        """The rows of all parts, one after the other, in another order.
+        """The rows of all parts, one after the other, in another order. The parts lose theirs, which saves memory.
 
         Args:
             parts: at least one.
@@ -301,7 +301,7 @@ class SpooledRows:
         bits = parts[0].bits
         if any(part.bits != bits for part in parts):  # of some blocks the labels are something else
             parts, bits = [cls(part.decoded()) for part in parts], {}
-        rows = {name: Ragged.concat([part.rows[name] for part in parts]).take(order) for name in parts[0].rows}
+        rows = {name: Ragged.concat([part.rows.pop(name) for part in parts]).take(order) for name in [*parts[0].rows]}
         return cls(rows, bits)
 
 

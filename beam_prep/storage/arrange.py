@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from beam_prep.core.data.carried import placed
 from beam_prep.core.data.ragged import Array, Ragged
@@ -34,7 +35,7 @@ from beam_prep.storage.spool import Spool
 
 Rows = Mapping[str, Ragged]
 
-CHUNK_TOKENS = 4_000_000
+CHUNK_TOKENS = 3_000_000
 """Tokens of the rows that are gathered at a time."""
 
 
@@ -100,6 +101,7 @@ class Arranger:
             goal = CHUNK_TOKENS + (int(until[start - 1]) if start else 0)
             stop = max(start + 1, int(np.searchsorted(until, goal, "right")))
             yield self._chunk(order, start, stop), None if order.cut is None else order.cut[start:stop]
+            pa.default_memory_pool().release_unused()  # it keeps more with every chunk
             start = stop
 
     def _chunk(self, order: Order, start: int, stop: int) -> Rows:

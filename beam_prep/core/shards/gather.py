@@ -19,8 +19,8 @@ from beam_prep.core.shards.slices import ShardPlan, places_of
 
 MOST_ROWS = 8_000_000
 """Rows of a job that are gathered: the plan holds some 40 bytes of each."""
-_AHEAD = 512
-"""Blocks whose sidecars are fetched at a time."""
+_AHEAD = 16
+"""Blocks whose sidecars are fetched at a time: they are on a local disk, and each takes some 200 bytes a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class Gathered(OnDemand[ShardPlan]):
         rows.pop("sample", None)
         order = np.lexsort((key, part))
         part = part[order]
-        number = ranges_of(key[order], part, parts.ranges)
+        number = ranges_of(key[order], part, parts.ranges).astype(np.int32)
         del key
-        self._rows = {name: values[order] for name, values in rows.items()}
+        self._rows = {name: rows.pop(name)[order] for name in [*rows]}
         changes = (np.diff(part, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0)
         first = np.flatnonzero(changes)
         borders = np.append(first, len(part))
