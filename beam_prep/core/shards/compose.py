@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """Rows of a block in a shuffle, those that are written several times as often.
+    """Rows of a block in a shuffle, in the order of its lines; those that are written several times as often.
 
     Attributes:
         part: int32, the code of each row's part.
@@ -137,7 +137,9 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
         drawn = samples <= most[rows]
         rows = rows[drawn]
         found.append(Arranged(part[rows], keys[drawn], samples[drawn], rows))
-    return Arranged.concat(found)
+    made = Arranged.concat(found)
+    # Rows with the same key stay in this order, which no border of a block may change: by line, then by copy.
+    return made.take(np.argsort(made.row, kind="stable"))
 
 
 def _nothing(rows: Array) -> Array:
