@@ -264,8 +264,8 @@ def _in_input_order(
 def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     """The digest of all that decides which rows a job has, and how they are composed."""
     digest = hashlib.sha256(repr((dataclasses.replace(compose, method="auto", buckets=0), max_items)).encode())
-    for block, name in enumerate(receipts.names.to_pylist()):
-        digest.update(f"{name} {receipts.copies(block)}\n".encode())
+    for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
+        digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
     return digest.hexdigest()
 
 
