@@ -161,7 +161,9 @@ class Naive:
         names: Sequence[str | None] = [None] if self.job.splits is None else [*self.job.splits]
         there = {part: sum(row.tokens for _, row in rows) for part, rows in self.parts.items()}
         if self.job.mix:
-            self.wanted = _budgets(self.job.mix, {part[1]: count for part, count in there.items() if part[0] == names[0]})
+            self.wanted = _budgets(
+                self.job.mix, {part[1]: count for part, count in there.items() if part[0] == names[0]}
+            )
         found: dict[Part, list[list[int]]] = {}
         for split in names:
             mine = {part: rows for part, rows in self.parts.items() if part[0] == split}
@@ -188,10 +190,14 @@ class Naive:
         found = [
             (shuffle_key(seed, *place, copy), place, copy, row.id) for place, row in rows for copy in range(copies)
         ]
-        drawn = sorted(
-            (sample_key(shuffle_key(seed, *place, copies)), shuffle_key(seed, *place, copies), place, row)
-            for place, row in rows
-        ) if more else []
+        drawn = (
+            sorted(
+                (sample_key(shuffle_key(seed, *place, copies)), shuffle_key(seed, *place, copies), place, row)
+                for place, row in rows
+            )
+            if more
+            else []
+        )
         for _, key, place, row in drawn:
             if more <= 0:
                 break

@@ -59,7 +59,8 @@ def of_tokens(preprocessing: Record, output: Record | None = None) -> Record:
 CASES: dict[str, Record] = {
     **{
         f"packed by {strategy}": of_tokens(
-            {"packing_strategy": strategy, "max_packed_len": 10, "packing_group": 7}, {"carry": {"id": "int64"}, "provenance": True}
+            {"packing_strategy": strategy, "max_packed_len": 10, "packing_group": 7},
+            {"carry": {"id": "int64"}, "provenance": True},
         )
         for strategy in ("simple", "bfd", "bfd_split", "wrapped")
     },
@@ -70,7 +71,8 @@ CASES: dict[str, Record] = {
     "padded": of_tokens({"max_seq_len": 8, "padding": 4}),
     "deduplicated, with 300 domains": of_tokens({"deduplicate": {"by": ["text"]}}, {"domain_key": "many"}),
     "every format": of_tokens(
-        {}, {"storage_format": [each for each in FORMAT_NAMES if each not in ("megatron", "mds")], "columns": "loss_mask"}
+        {},
+        {"storage_format": [each for each in FORMAT_NAMES if each not in ("megatron", "mds")], "columns": "loss_mask"},
     ),
     "carried strings": of_tokens(
         {}, {"carry": ["id", "user", "text"], "provenance": True, "storage_format": ["bin", "parquet"]}
@@ -84,7 +86,9 @@ CASES: dict[str, Record] = {
 DEFAULT = {"packed by bfd", "carried strings"}
 
 
-@pytest.mark.parametrize("name", [each if each in DEFAULT else pytest.param(each, marks=pytest.mark.long) for each in CASES])
+@pytest.mark.parametrize(
+    "name", [each if each in DEFAULT else pytest.param(each, marks=pytest.mark.long) for each in CASES]
+)
 def test_gathered_or_from_runs_is_the_same(name: str, tmp_path: Path, small: None) -> None:
     given = json.loads(json.dumps(CASES[name]))
     rows = records(500, filler=300)
@@ -113,4 +117,6 @@ def test_gathered_or_from_runs_is_the_same(name: str, tmp_path: Path, small: Non
 
 def contents(output: Path) -> Counter[str]:
     """The rows of an output, in any order."""
-    return Counter(repr({name: np.asarray(values).tolist() for name, values in row.items()}) for row in bp.open(str(output)))
+    return Counter(
+        repr({name: np.asarray(values).tolist() for name, values in row.items()}) for row in bp.open(str(output))
+    )

@@ -143,9 +143,7 @@ def files(tmp_path: Path) -> list[Path]:
     for number, record in enumerate(made):
         lines += [record, *([odd[number // 40 % len(odd)]] if number % 40 == 7 else [])]
     cuts = [lines[:310], lines[310:600], lines[600:]]
-    return [
-        write(tmp_path / name, part) for name, part in zip(["a.jsonl", "b.jsonl.gz", "c.jsonl"], cuts, strict=True)
-    ]
+    return [write(tmp_path / name, part) for name, part in zip(["a.jsonl", "b.jsonl.gz", "c.jsonl"], cuts, strict=True)]
 
 
 def lines_of(path: Path) -> list[Record | str]:
@@ -173,8 +171,13 @@ def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_pat
     assert ledger["lines"] == ledger["blank"] + ledger["read"] + ledger["not_read"]
     assert {name: each["wanted_tokens"] for name, each in manifest["mix"].items()} == naive.wanted
     for name, each in manifest["mix"].items():
-        written = [id_ for (split, domain), shards in naive.shards.items() for shard in shards for id_ in shard
-                   if (split, domain) == ("train", name)]
+        written = [
+            id_
+            for (split, domain), shards in naive.shards.items()
+            for shard in shards
+            for id_ in shard
+            if (split, domain) == ("train", name)
+        ]
         assert (each["rows"], each["records"]) == (len(written), len({*written}))
     assert ledger["kept"] + manifest["repeated"] == manifest["totals"]["rows"]
     left = [path for path in tmp_path.rglob("*") if "beam_prep" in path.name]
@@ -222,4 +225,3 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3
-

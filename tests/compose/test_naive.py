@@ -48,7 +48,9 @@ AMOUNT = st.one_of(
     st.fixed_dictionaries({"epochs": st.sampled_from([0.3, 1, 1.5, 3])}),
 )
 CUTS = st.lists(st.lists(st.integers(1, 9), max_size=8), max_size=4)
-SIZES = st.builds(RunSizes, st.sampled_from([1, 20, 10**6]), st.sampled_from([1, 5, 40, 10**6]), st.sampled_from([1, 4, 64, 4096]))
+SIZES = st.builds(
+    RunSizes, st.sampled_from([1, 20, 10**6]), st.sampled_from([1, 5, 40, 10**6]), st.sampled_from([1, 4, 64, 4096])
+)
 
 
 @st.composite
@@ -60,7 +62,9 @@ def jobs(draw: st.DrawFn, shuffled: bool = True) -> Job:
         splits=splits,
         split_seed=draw(st.sampled_from([0, 1, 2**64 - 1])),
         split_missing=None if splits is None else draw(st.none() | st.sampled_from([*splits])),
-        mix=draw(st.dictionaries(st.sampled_from(DOMAINS), AMOUNT, max_size=3)) if shuffled and draw(st.booleans()) else {},
+        mix=draw(st.dictionaries(st.sampled_from(DOMAINS), AMOUNT, max_size=3))
+        if shuffled and draw(st.booleans())
+        else {},
         deduplicate=draw(st.booleans()),
         max_items=draw(st.none() | st.integers(1, 40)),
     )
@@ -93,7 +97,15 @@ def check(files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes, buckets
             event(f"{found.runs.levels} levels, {min(found.runs.runs, 3)} runs, {min(found.runs.merged, 2)} groups")
 
 
-@given(inputs(), jobs(), CUTS, st.sampled_from(["gather", "runs"]), SIZES, st.sampled_from([1, 3, 64]), st.sampled_from([1, 20, 10**6]))
+@given(
+    inputs(),
+    jobs(),
+    CUTS,
+    st.sampled_from(["gather", "runs"]),
+    SIZES,
+    st.sampled_from([1, 3, 64]),
+    st.sampled_from([1, 20, 10**6]),
+)
 @settings(max_examples=120, deadline=None)
 def test_a_shuffle_is_what_a_sequential_program_makes(
     files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes, buckets: int, chunk: int
