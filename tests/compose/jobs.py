@@ -19,7 +19,7 @@ from beam_prep.core.shards.gather import Gathered
 from beam_prep.core.shards.mix import DomainMix
 from beam_prep.core.shards.plan import Plan, make_plan, with_mix
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.core.shards.runs import MergedShards, RunCounts, Runs, RunSizes, SampleCounts
+from beam_prep.core.shards.runs import MergedShards, RunCounts, RunGroup, Runs, RunSizes, SampleCounts
 from beam_prep.core.shards.slices import ShardPlan
 from beam_prep.core.shards.splits import Splits
 from beam_prep.core.tokens.batch import Batch
@@ -141,6 +141,7 @@ class Made:
     shards: list[ShardPlan]
     arranger: Arranger
     runs: Runs | None = None
+    groups: tuple[RunGroup, ...] = ()
 
     def rows(self, shard: ShardPlan) -> list[dict[str, Any]]:
         """The rows of a shard, as lists."""
@@ -182,10 +183,10 @@ def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | Non
     if isinstance(plan.shards, Gathered):
         orders = [blocks.scratch.write_order(plan.shards.order(index)) for index in range(len(shards))]
         shards = [replace(shard, order=order) for shard, order in zip(shards, orders, strict=True)]
-    runs = plan.runs
+    runs, groups = plan.runs, tuple(plan.groups)
     if runs is not None:
-        plan, shards = merged(plan, arranger)
-    return Made(plan, shards, arranger, runs)
+        plan, shards = merged(replace(plan, groups=groups), arranger)
+    return Made(plan, shards, arranger, runs, groups)
 
 
 def viewed(blocks: Blocks, compose: Compose) -> list[SpoolReceipt]:
