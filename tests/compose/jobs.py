@@ -14,12 +14,12 @@ from beam_prep.core.data.hashing import Node
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
-from beam_prep.core.shards.compose import Compose
+from beam_prep.core.shards.compose import Compose, RunSizes
 from beam_prep.core.shards.gather import Gathered
 from beam_prep.core.shards.mix import DomainMix
 from beam_prep.core.shards.plan import Plan, make_plan, with_mix
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.core.shards.runs import MergedShards, RunCounts, RunGroup, Runs, RunSizes, SampleCounts
+from beam_prep.core.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.core.shards.slices import ShardPlan
 from beam_prep.core.shards.splits import Splits
 from beam_prep.core.tokens.batch import Batch
@@ -170,6 +170,7 @@ class Made:
 def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | None = None, buckets: int = 4) -> Made:
     """Plans a job and arranges its rows."""
     compose = compose_of(job, method, buckets)
+    compose = compose if sizes is None else replace(compose, sizes=sizes)
     shutil.rmtree(blocks.scratch.folder, ignore_errors=True)
     arranger = Arranger(blocks.spool, blocks.scratch, compose)
     found = viewed(blocks, compose)
@@ -177,8 +178,7 @@ def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | Non
     receipts = Receipts([pack_receipts(part) for part in parts], lengths_by_block=job.max_items is not None)
     gather = method == "gather"
     fetch, copies = blocks.spool.sidecars, blocks.scratch.copies
-    args = () if sizes is None else (sizes,)
-    plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies, gather, *args)
+    plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies, gather)
     shards = list(plan.shards)
     if isinstance(plan.shards, Gathered):
         orders = [blocks.scratch.write_order(plan.shards.order(index)) for index in range(len(shards))]

@@ -1,4 +1,4 @@
-"""What a shuffle, splits, a mix and deduplication write, as a sequential program over lists. Nothing of beam_prep is used.
+"""What a shuffle, splits, a mix and deduplication write, as a sequential program. Nothing of beam_prep is used.
 
 Keys are made of Python's integers, so that a change of how they are made is noticed: it would change every output.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.core.shards.runs import RunSizes
+from beam_prep.core.shards.compose import RunSizes
 from beam_prep.errors import SpoolError
 from beam_prep.storage import arrange
 from tests.compose.jobs import Blocks, Made, made
@@ -125,8 +125,7 @@ def test_what_the_steps_before_the_shards_read_is_proven_too(kind: str, tmp_path
                     for group in found.groups:
                         found.arranger.write_run(group, {})
             except SpoolError as error:
-                assert "run again" in str(error)
-                refused += 1
+                refused += "run again" in str(error)
         assert refused
     assert made(blocks, JOB, "runs", SIZES).ids() == wanted
 

@@ -1,6 +1,5 @@
 """What holds of keys, splits and budgets whatever the data: see docs and the design of the shuffle."""
 
-import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from beam_prep.core.shards.compose import RunSizes
 from beam_prep.core.shards.mix import cutoff
 from beam_prep.core.shards.order import sample_keys, scaled, shuffle_keys
-from beam_prep.core.shards.runs import RunSizes
 from beam_prep.core.shards.splits import Splits
 from tests.compose import naive
 from tests.compose.jobs import Blocks, Made, made

@@ -1,22 +1,19 @@
 """Whole jobs: shuffle, splits, deduplication and mix together, with the same bytes whatever the way and the blocks."""
 
-import functools
 import gzip
 import json
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import beam_prep as bp
-from beam_prep.core.shards.plan import make_plan
-from beam_prep.core.shards.runs import RunSizes
-from beam_prep.transforms import shard
+from beam_prep import recipe
+from beam_prep.core.shards.compose import RunSizes
 from tests.compose.naive import NO_KEY, Job, Naive, Row, split_digest
 from tests.conftest import ROOT, tree
 
@@ -78,7 +75,8 @@ def run(given: Record, files: Sequence[Path], output: Path, *, options: Sequence
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and bins are small."""
-    monkeypatch.setattr(shard, "make_plan", functools.partial(make_plan, sizes=SMALL))
+    made = recipe.compose
+    monkeypatch.setattr(recipe, "compose", lambda *given: replace(made(*given), sizes=SMALL))
 
 
 def ids(output: Path, manifest: Record) -> dict[tuple[str | None, str], list[list[int]]]:

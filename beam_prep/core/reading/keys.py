@@ -101,12 +101,12 @@ def _json(value: Any) -> Iterator[str]:
         if isinstance(item, dict):
             todo.append(_Written("}"))
             for place, name in enumerate(sorted(item, reverse=True)):
-                todo += [_COMMA][:place] + [item[name], _Written(json.dumps(name, ensure_ascii=False) + ":")]
+                todo += [*[_COMMA][:place], item[name], _Written(json.dumps(name, ensure_ascii=False) + ":")]
             yield "{"
         elif isinstance(item, list):
             todo.append(_Written("]"))
             for place, inner in enumerate(reversed(item)):
-                todo += [_COMMA][:place] + [inner]
+                todo += [*[_COMMA][:place], inner]
             yield "["
         else:
             yield item if isinstance(item, _Written) else json.dumps(item, ensure_ascii=False)

@@ -14,6 +14,26 @@ from beam_prep.core.shards.splits import Splits
 
 Method = Literal["auto", "gather", "runs"]
 
+RUN_TOKENS = 16_000_000
+"""Tokens of a run, about: with labels 128 MB, which a worker holds three times while it sorts them."""
+BIN_TOKENS = 4_000_000
+"""Tokens of a bin, about."""
+MOST_BATCHES = 4096
+"""Record batches of a run, at most: smaller ones cost more to find than to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """How large things are; tests make them small.
+
+    Attributes:
+        run_tokens, bin_tokens, most_batches: see the constants of this module.
+    """
+
+    run_tokens: int = RUN_TOKENS
+    bin_tokens: int = BIN_TOKENS
+    most_batches: int = MOST_BATCHES
+
 
 @dataclass(frozen=True, slots=True)
 class Compose:
@@ -31,6 +51,7 @@ class Compose:
         method: how shuffled rows come to their shards: `gather` picks them out of all blocks, `runs` sorts groups of
             blocks and merges these; `auto`: by size. The bytes are the same.
         buckets: into which digests are grouped to find equal ones; each should have about a million.
+        sizes: of what `runs` sorts and merges at a time. The bytes are the same.
 
     Raises:
         ValueError: `method` is not one of those allowed, or there is a mix without a shuffle.
@@ -42,6 +63,7 @@ class Compose:
     deduplicate: bool = False
     method: Method = "auto"
     buckets: int = 64
+    sizes: RunSizes = RunSizes()
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):

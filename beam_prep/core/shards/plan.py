@@ -21,13 +21,13 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
-from beam_prep.core.shards.compose import Compose
+from beam_prep.core.shards.compose import Compose, RunSizes
 from beam_prep.core.shards.domains import folders
 from beam_prep.core.shards.gather import Gathered
 from beam_prep.core.shards.layout import CUT
 from beam_prep.core.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.core.shards.receipts import ROLE_COUNTS, Receipts
-from beam_prep.core.shards.runs import RunGroup, Runs, RunSizes, plan_runs
+from beam_prep.core.shards.runs import RunGroup, Runs, plan_runs
 from beam_prep.core.shards.shuffle import Parts
 from beam_prep.core.shards.sidecars import Copies, FetchSidecars, Sidecar, Sidecars, SplitSidecars, View
 from beam_prep.core.shards.slices import (
@@ -168,7 +168,7 @@ def _folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
     return folders({domain_of(part, splits) for part in parts})
 
 
-_NO_COMPOSE, _SIZES = Compose(), RunSizes()
+_NO_COMPOSE = Compose()
 
 
 def make_plan(
@@ -179,7 +179,6 @@ def make_plan(
     compose: Compose = _NO_COMPOSE,
     copies: Callable[[str], Copies] = lambda name: Copies(),
     gather: bool = True,
-    sizes: RunSizes = _SIZES,
 ) -> Plan:
     """Decides everything that depends on more than one block.
 
@@ -191,7 +190,6 @@ def make_plan(
         compose: what is made of the rows.
         copies: reads a file of copies, see `SpoolReceipt`.
         gather: a shuffle is gathered; otherwise its runs are planned.
-        sizes: of the runs.
 
     Raises:
         RunError: a mix cannot be made of what is there.
@@ -215,7 +213,7 @@ def make_plan(
             gathered = Gathered(receipts, sidecars, compose, parts, end)
             shards, mixed = gathered, gathered.mixed
         else:
-            runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items), sizes)
+            runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items))
             shards = ShardsOfSplits(())
     rejects = Rejects(receipts, _rejected(receipts, sidecars, end))
     plan = Plan(
@@ -263,7 +261,8 @@ def _in_input_order(
 
 def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     """The digest of all that decides which rows a job has, and how they are composed."""
-    digest = hashlib.sha256(repr((dataclasses.replace(compose, method="auto", buckets=0), max_items)).encode())
+    compose = dataclasses.replace(compose, method="auto", buckets=0, sizes=RunSizes())
+    digest = hashlib.sha256(repr((compose, max_items)).encode())
     for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
         digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
     return digest.hexdigest()

@@ -1,8 +1,8 @@
 """Runs: the plan of a shuffle whose rows are too many to be known in one place.
 
-Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. A shard then
-merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted in
-memory. Where there would be too many bins in a run, it is cut into wider ranges, and a second level merges these of
+Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. A shard
+then merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted
+in memory. Where there would be too many bins in a run, it is cut into wider ranges, and a second level merges these of
 some runs at a time into files that have bins. It is an external merge sort (Knuth, The Art of Computer Programming,
 volume 3, 5.4), with equal ranges of a uniform key in place of samples.
 """
@@ -21,27 +21,8 @@ from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
 from beam_prep.core.shards.slices import ShardPlan
 
-RUN_TOKENS = 16_000_000
-"""Tokens of a run, about: with labels 128 MB, which a worker holds three times while it sorts them."""
-BIN_TOKENS = 4_000_000
-"""Tokens of a bin, about."""
-MOST_BATCHES = 4096
-"""Record batches of a run, at most: smaller ones cost more to find than to read."""
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSizes:
-    """How large things are; tests make them small.
-
-    Attributes:
-        run_tokens, bin_tokens, most_batches: see the constants of this module.
-    """
-
-    run_tokens: int = RUN_TOKENS
-    bin_tokens: int = BIN_TOKENS
-    most_batches: int = MOST_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +116,10 @@ class RunGroup:
 
 
 def plan_runs(
-    receipts: Receipts, compose: Compose, parts: Parts, end: Border, facts: str, sizes: RunSizes
+    receipts: Receipts, compose: Compose, parts: Parts, end: Border, facts: str
 ) -> tuple[Runs, Iterator[RunGroup]]:
     """The runs of a job, and their blocks."""
+    sizes = compose.sizes
     copies = np.ones(len(receipts.domains), np.int64)
     for code, taken in parts.taken().items():
         copies[code] = taken.copies + (taken.most is not None)
