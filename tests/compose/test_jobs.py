@@ -14,6 +14,7 @@ import pytest
 import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.core.shards.compose import RunSizes
+from tests.compose import real
 from tests.compose.naive import NO_KEY, Job, Naive, Row, split_digest
 from tests.conftest import ROOT, tree
 
@@ -223,3 +224,15 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3
+
+
+@pytest.mark.long
+def test_of_200_000_rows_those_are_kept_that_a_set_keeps(tmp_path: Path) -> None:
+    files, left = real.write(tmp_path)
+    manifest = run(real.CONFIG, files, tmp_path / "out", block_bytes=1 << 20)
+    real.check(tmp_path / "out", manifest, left)
+    composed = json.loads(json.dumps(real.CONFIG))
+    composed["output"] |= {"shuffle": {"seed": 1}, "splits": SPLITS, "split_key": "text"}
+    manifest = run(composed, files, tmp_path / "composed", shuffle_method="runs", options=WORKERS)
+    kept = [id_ for shards in ids(tmp_path / "composed", manifest).values() for shard in shards for id_ in shard]
+    assert sorted(kept) == left
