@@ -164,7 +164,7 @@ class OutputConfig(Strict):
 
     def _problems(self) -> Iterator[Problem]:
         if self.splits is not None:
-            total = sum(Fraction(str(share)) for share in self.splits.values())
+            total = sum((Fraction(str(share)) for share in self.splits.values()), Fraction(0))
             if abs(total - 1) > Fraction(1, 10**9):
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
         for name in ("split_key", "split_seed", "split_missing"):

@@ -206,7 +206,7 @@ def viewed(blocks: Blocks, compose: Compose) -> list[SpoolReceipt]:
             for block, of_block in FindCopies().process(element):
                 copies.setdefault(block, []).append(of_block)
     see = ViewBlock(blocks.spool, blocks.scratch, compose.splits)
-    result = []
+    result: list[SpoolReceipt] = []
     for receipt in blocks.receipts:
         key = receipt.origin.file, receipt.origin.start
         result += see.process((key, {"receipts": [receipt], "copies": copies.get(key, [])}))

@@ -116,7 +116,7 @@ class Naive:
 
     def _kept(self) -> list[tuple[Place, Row]]:
         first: dict[Any, Place] = {}
-        found = []
+        found: list[tuple[Place, Row]] = []
         for file, rows in enumerate(self.files):
             for line, row in enumerate(rows):
                 if row is None or len(found) == self.job.max_items:

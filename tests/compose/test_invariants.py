@@ -157,7 +157,7 @@ def test_what_is_appended_or_taken_out_leaves_the_order_of_the_others(job: Job, 
 
 
 def test_keys_of_a_shard_lie_in_its_range(job: Job, tmp_path: Path) -> None:
-    files = [rows(80), [replace(row, id=row.id + 500) for row in rows(80, 1) if row]]
+    files: list[list[Row | None]] = [rows(80), [replace(row, id=row.id + 500) for row in rows(80, 1) if row]]
     keys = {
         row.id: naive.shuffle_key(5, file, line) for file, of in enumerate(files) for line, row in enumerate(of) if row
     }

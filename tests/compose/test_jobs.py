@@ -20,7 +20,7 @@ from tests.conftest import ROOT, tree
 
 Record = dict[str, Any]
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
-SMALL = RunSizes(2_000, 300, 40)
+SMALL = RunSizes(500, 150, 40)
 """Of which the jobs below have several runs, and two levels."""
 WORKERS = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 SPLITS = {"train": 0.7, "validation": 0.2, "test": 0.1}
