@@ -31,6 +31,12 @@ Given = dict[str, Any]
         ({"splits": {"A": 1.0}}, "output.splits"),
         ({"splits": {"a/b": 1.0}}, "output.splits"),
         ({"splits": {"..": 1.0}}, "output.splits"),
+        (
+            {"splits": {"rejects": 1.0}},
+            "output.splits.rejects: found a split with a name that is taken for something else: choose another",
+        ),
+        ({"splits": {"tokenizer": 1.0}}, "output.splits.tokenizer: found a split with a name that is taken"),
+        ({"splits": {"aux": 1.0}}, "output.splits.aux: found a split with a name that is taken"),
         ({"split_key": "user"}, "output.split_key: found 'user'; it works only with output.splits"),
         ({"split_seed": 1}, "output.split_seed: found 1; it works only with output.splits"),
         ({"split_missing": "a"}, "output.split_missing: found 'a'; it works only with output.splits"),

@@ -165,7 +165,7 @@ class Plan:
 
 
 def _folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
-    return folders({domain_of(part, splits) for part in parts})
+    return folders({domain_of(part, splits) for part in parts}, splits is not None)
 
 
 _NO_COMPOSE = Compose()
