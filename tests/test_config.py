@@ -121,6 +121,7 @@ def test_defaults() -> None:
         "packing_group": 5000,
         "decontaminate": None,
         "shift": False,
+        "deduplicate": None,
     }
     assert config.output.formats == ("bin",)
     assert config.output.max_tokens_per_shard == 100_000_000

@@ -1,5 +1,6 @@
 """`output`: what is written."""
 
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Annotated, Literal, get_args
@@ -52,6 +53,8 @@ class FimConfig(Strict):
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+_NO_SPLITS = re.compile(r"rejects|tokenizer|latest|con|prn|aux|nul|com[0-9]|lpt[0-9]")
+"""Names that an output has for something else, or Windows."""
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -167,6 +170,8 @@ class OutputConfig(Strict):
             total = sum((Fraction(str(share)) for share in self.splits.values()), Fraction(0))
             if abs(float(total - 1)) > 1e-9:
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
+        for name in filter(_NO_SPLITS.fullmatch, self.splits or ()):
+            yield ("splits", name), "found a split with a name that is taken for something else: choose another"
         for name in ("split_key", "split_seed", "split_missing"):
             if self.splits is None and name in self.model_fields_set:
                 yield (name,), f"found {getattr(self, name)!r}; it works only with output.splits"

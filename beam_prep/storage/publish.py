@@ -8,7 +8,7 @@ import logging
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -116,7 +116,7 @@ def _written(
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
             for name in formats
         ]
-        for data, stats in layout.rows(_told(arranger.rows(plan), tell), columns):
+        for data, stats in layout.rows(_counted(plan, arranger, tell), columns):
             for writer in writers:
                 writer.write(data)
             rows += len(data[columns[0].name])
@@ -139,12 +139,25 @@ def _written(
     )
 
 
-def _told(
-    parts: Iterable[tuple[Mapping[str, Ragged], Array | None]], tell: Callable[[int], None]
+def _counted(
+    plan: ShardPlan, arranger: Arranger, tell: Callable[[int], None]
 ) -> Iterator[tuple[Mapping[str, Ragged], Array | None]]:
-    for rows, cut in parts:
-        tell(len(next(iter(rows.values()))))
+    """The rows of a shard: as many as the plan says.
+
+    Raises:
+        EngineError: they are more or fewer.
+    """
+    found = 0
+    for rows, cut in arranger.rows(plan):
+        count = len(next(iter(rows.values())))
+        found += count
+        tell(count)
         yield rows, cut
+    if found != plan.rows:
+        raise EngineError(
+            f"shard {plan.shard} of {plan.folder} has {found} rows, {plan.rows} were planned: run again, "
+            "and tell us if it is so again"
+        )
 
 
 def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> WrittenFile:

@@ -147,7 +147,7 @@ class Keys:
         if (splits := self.compose.splits) is not None:
             facts["splits"] = dataclasses.asdict(splits)
         if (merge := plan.merge) is not None:
-            facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.most)
+            facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
 
 

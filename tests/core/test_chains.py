@@ -27,6 +27,7 @@ from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.carry import carry_fields
 from beam_prep.core.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
 from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.keys import Keys, Normalize, key_records
 from beam_prep.core.reading.records import Record, Records, parse
 from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.tokens.batch import Batch
@@ -96,12 +97,21 @@ def references(ngram: int, text: str) -> Index:
 REFERENCES = [references(1, "hello, b!"), references(2, "LONG long"), references(1, "四字の語 a")]
 SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
 FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
+KEYS = st.builds(
+    Keys,
+    st.booleans(),
+    st.sampled_from([None, "id", "text"]),
+    st.booleans(),
+    FIELDS,
+    st.sampled_from(get_args(Normalize)),
+)
 MODES: tuple[TruncationMode, ...] = ("keep_start", "keep_end", "drop")
 Step = Callable[[Any], Any]
 ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
     st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
     st.sampled_from([lambda records: carry_fields(records, {"id": "string"})]),
+    KEYS.map(lambda keys: lambda records: key_records(records, keys)),
     st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
     st.tuples(st.sampled_from(REFERENCES), FIELDS, st.sampled_from(get_args(Mode))).map(
         lambda given: lambda records: decontaminate(records, *given)
@@ -153,7 +163,8 @@ def outcomes(block: Block) -> list[Any]:
         for line, code in enumerate(ledger.status.tolist())
     ]
     assert [line for line, outcome in enumerate(found) if outcome == "row"] == block.line.tolist()
-    return found + sorted(ledger.notes.items())
+    digests = {name: values[block.line].tolist() for name, values in ledger.digests.items()}
+    return [*found, *sorted(ledger.notes.items()), *sorted(digests.items())]
 
 
 def content(block: Block) -> Any:

@@ -22,7 +22,7 @@ from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import arrow, batches
-from beam_prep.formats.arrow import Arrow, ArrowReader, dataset_dict
+from beam_prep.formats.arrow import Arrow, ArrowReader, dataset_files
 
 SEQUENCE = Column("sequence", "int32", 1, "ids")
 MASK = Column("loss_mask", "bool", 1, "mask", of="sequence")
@@ -180,7 +180,8 @@ def test_map_of_one_domain_never_gets_the_cache_of_another(datasets: Any, tmp_pa
 def test_a_dataset_dict_opens_all_domains(datasets: Any, tmp_path: Path) -> None:
     for domain in ("__default__", "wiki-1"):
         write(tmp_path / domain, [SEQUENCE, MASK], [sft()])
-    (tmp_path / "dataset_dict.json").write_text(json.dumps(dataset_dict(["__default__", "wiki-1"])))
+    (content,) = dataset_files([SEQUENCE, MASK], {"wiki": "wiki-1", "__default__": "__default__"}, []).values()
+    (tmp_path / "dataset_dict.json").write_text(json.dumps(content))
     domains = datasets.load_from_disk(str(tmp_path))
     assert {name: list(rows["sequence"]) for name, rows in domains.items()} == {
         "__default__": SEQUENCES,

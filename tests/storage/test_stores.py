@@ -11,13 +11,17 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.core.shards.layout import Layout
 from beam_prep.errors import ConfigError, OutputError
+from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import Publisher
+from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.tokenizers import TokenizerFolder
+from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
+from beam_prep.transforms.merge_runs import MakeRun, MergeRuns, PlanShards, Survey
 from beam_prep.transforms.read import ReadSplits
 from beam_prep.transforms.shard import MakePlan, Publish, SpoolBlocks, Write
 from tests.conftest import ROOT
@@ -89,7 +93,7 @@ def test_options_for_stores_take_effect_when_they_are_activated_and_not_before()
 def steps_with_stores() -> list[beam.DoFn]:
     staging = Staging("s3://bucket/a", "launch", StoreOptions((("s3_endpoint_url", "http://launcher:2"),)))
     spool = Spool("s3://bucket/spool", "recipe", staging.options)
-    layout = Layout()
+    layout, arranger = Layout(), Arranger(spool, Scratch("s3://bucket/scratch"))
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
         ReadSplits(block_bytes=1 << 20, spool=spool, columns=None),
@@ -103,9 +107,13 @@ def steps_with_stores() -> list[beam.DoFn]:
             progress=None,
             output=None,
         ),
-        MakePlan(spool=spool, max_tokens=1, max_items=None, publisher=publisher),
-        Write(spool=spool, output=publisher.target, formats=("bin",), layout=layout),
+        MakePlan(arranger=arranger, max_tokens=1, max_items=None, publisher=publisher),
+        Write(arranger=arranger, output=publisher.target, formats=("bin",), layout=layout),
         Publish(publisher=publisher),
+        ReadDigests(spool, 1),
+        ViewBlock(spool, arranger.scratch, None),
+        *(step(arranger) for step in (Survey, MakeRun, MergeRuns)),
+        PlanShards(arranger, publisher),
     ]
 
 

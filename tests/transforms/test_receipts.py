@@ -17,6 +17,8 @@ from beam_prep.core.shards import receipts as receipts_module
 from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.receipts import SpoolReceipt
 from beam_prep.core.shards.sidecars import Sidecar
+from beam_prep.storage.arrange import Arranger
+from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
@@ -66,7 +68,8 @@ class _NoBlocks(Spool):
 def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
     """(work, what Publish gets)."""
     publisher = bp.Shard("none", max_reject_rate=1.0, max_drop_rate=1.0).publisher
-    make = MakePlan(spool=_NoBlocks("none", "x"), max_tokens=10**9, max_items=None, publisher=publisher)
+    arranger = Arranger(_NoBlocks("none", "x"), Scratch("none"))
+    make = MakePlan(arranger=arranger, max_tokens=10**9, max_items=None, publisher=publisher)
     *work, last = make.process(b"", parts)
     return work, last.value
 

@@ -59,15 +59,25 @@ def normalized(value: Any, how: Normalize) -> Any:
     `whitespace`: runs of what `str.split` takes for white space become one blank, those at the ends nothing.
     `nfkc_casefold`: NFKC, then `str.casefold`, then NFKC, then that.
     """
-    if isinstance(value, str):
-        if how == "nfkc_casefold":
-            value = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
-        return " ".join(value.split()) if how != "none" else value
-    if isinstance(value, list):
-        return [normalized(item, how) for item in value]
-    if isinstance(value, dict):
-        return {key: normalized(item, how) for key, item in value.items()}
-    return value
+    if how == "none":
+        return value
+    top = [value]
+    todo: list[Any] = [top]
+    while todo:  # without recursion: a record may be nested deeper than Python's stack allows
+        holder = todo.pop()
+        for place, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if isinstance(item, str):
+                holder[place] = _normal(item, how)
+            elif isinstance(item, dict | list):
+                holder[place] = item.copy()
+                todo.append(holder[place])
+    return top[0]
+
+
+def _normal(text: str, how: Normalize) -> str:
+    if how == "nfkc_casefold":
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(text.split())
 
 
 def canonical(value: Any) -> bytes:
@@ -75,7 +85,33 @@ def canonical(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # integers beyond 64 bits, or nested deeper than orjson writes
-        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+        return "".join(_json(value)).encode()
+
+
+class _Written(str):
+    """JSON, no text."""
+
+
+_COMMA = _Written(",")
+
+
+def _json(value: Any) -> Iterator[str]:
+    """The same without recursion, as `normalized`."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            todo.append(_Written("}"))
+            for place, name in enumerate(sorted(item, reverse=True)):
+                todo += [*[_COMMA][:place], item[name], _Written(json.dumps(name, ensure_ascii=False) + ":")]
+            yield "{"
+        elif isinstance(item, list):
+            todo.append(_Written("]"))
+            for place, inner in enumerate(reversed(item)):
+                todo += [*[_COMMA][:place], inner]
+            yield "["
+        else:
+            yield item if isinstance(item, _Written) else json.dumps(item, ensure_ascii=False)
 
 
 @step

@@ -17,16 +17,23 @@ _TAKEN = {
     "features.json",
     "dataset_dict.json",
 }
+_TAKEN_IN_SPLITS = {"dataset_info.json", "state.json"}
+"""Files of `datasets` beside the folders of domains, where there are splits."""
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")  # on Windows, with any ending
 
 
-def folder_of(domain: str) -> str:
+def folder_of(domain: str, in_splits: bool = False) -> str:
     """The folder of a domain: its own name where that is plain lower case, else a slug and a hash of the name.
 
     Upper case takes the hash too: some file systems ignore case.
+
+    Args:
+        domain: its name.
+        in_splits: the folder is in those of splits.
     """
     if _SAFE.fullmatch(domain) and not (
         domain in _TAKEN
+        or (in_splits and domain in _TAKEN_IN_SPLITS)
         or domain.endswith(".")
         or domain.startswith("shard_")
         or _LOOKS_HASHED.fullmatch(domain)
@@ -38,13 +45,13 @@ def folder_of(domain: str) -> str:
     return f"{slug}-{digest}"
 
 
-def folders(domains: Iterable[str]) -> dict[str, str]:
-    """Domain -> folder, sorted by domain.
+def folders(domains: Iterable[str], in_splits: bool = False) -> dict[str, str]:
+    """Domain -> folder, sorted by domain. For `in_splits` see `folder_of`.
 
     Raises:
         ValueError: two domains would share a folder (their 64-bit hashes are equal).
     """
-    result = {domain: folder_of(domain) for domain in sorted(domains)}
+    result = {domain: folder_of(domain, in_splits) for domain in sorted(domains)}
     if len(set(result.values())) < len(result):
         raise ValueError("two domains have the same folder name: rename one of them")
     return result

@@ -20,6 +20,8 @@ class DomainMix:
     repeat: bool = False
 
 
+MOST_EPOCHS = 1000
+"""How often a record is written, at most: a budget that asks for more has a zero too many."""
 Mix = tuple[tuple[str, DomainMix], ...]
 """(domain, what is wanted of it)."""
 
@@ -49,8 +51,8 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
         there: domain to the tokens that it has.
 
     Raises:
-        RunError: a domain is not there, has too few tokens and is not to be repeated, or the shares leave nothing for
-            the others, or something that no other fills.
+        RunError: a domain is not there, has too few tokens and is not to be repeated, or is to be repeated more than
+            `MOST_EPOCHS` times; or the shares leave nothing for the others, or something that no other fills.
     """
     wanted = dict(mix)
     for domain in wanted:
@@ -86,6 +88,11 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
             raise RunError(
                 f"output.mix: {tokens:,} tokens of domain {domain!r} are wanted, {there[domain]:,} are there: "
                 'lower them, or repeat records: "repeat": true'
+            )
+        if tokens > MOST_EPOCHS * there[domain]:
+            raise RunError(
+                f"output.mix: {tokens:,} tokens of domain {domain!r} are wanted, {there[domain]:,} are there: "
+                f"lower them: a record is written up to {MOST_EPOCHS:,} times"
             )
     return {domain: found[domain] for domain in wanted}
 

@@ -2,7 +2,7 @@
 
 A shuffle gives each row a key that mixes the seed with the row's identity: the number of its file in the list of
 inputs, and its line there. So the order depends on no block, worker or runner, and an appended file changes no key.
-Rows are written by rising key; rows with the same key, one pair in 10^9 rows of 10^10, by their identity.
+Rows are written by rising key; rows with the same key, one pair in 10^9 rows of 10^10, by their identity, then by copy.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 """

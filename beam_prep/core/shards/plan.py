@@ -165,7 +165,7 @@ class Plan:
 
 
 def _folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
-    return folders({domain_of(part, splits) for part in parts})
+    return folders({domain_of(part, splits) for part in parts}, splits is not None)
 
 
 _NO_COMPOSE = Compose()
@@ -261,11 +261,10 @@ def _in_input_order(
 
 def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     """The digest of all that decides which rows a job has, and how they are composed."""
-    digest = hashlib.sha256(
-        repr((compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)).encode()
-    )
-    for block, name in enumerate(receipts.names.to_pylist()):
-        digest.update(f"{name} {receipts.copies(block)}\n".encode())
+    what = (compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)
+    digest = hashlib.sha256(repr(what).encode())
+    for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
+        digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
     return digest.hexdigest()
 
 

@@ -73,7 +73,8 @@ class Runs:
         """What is merged for a shard; `number`: its range of keys. For `most` see `Merge`."""
         bins = int(self.bins[part] // self.parts.ranges[part])
         files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
-        return Merge(self.columns, self.facts, files, width, part, number * bins, (number + 1) * bins, most)
+        first, every = number * bins, int(self.bins[part])
+        return Merge(self.columns, self.facts, files, width, part, first, first + bins, every, most)
 
 
 def run_name(index: int) -> str:
@@ -94,7 +95,7 @@ class Merge:
         columns, facts: see `Runs`.
         files: how many files may have rows of a bin.
         width: bins of a file, if the second level made it; 0: they are runs.
-        part, first, stop: the part, and its bins [first, stop).
+        part, first, stop, bins: the part, and its bins [first, stop) of so many.
         most: of rows that have a sample key the largest that is written.
     """
 
@@ -105,6 +106,7 @@ class Merge:
     part: int
     first: int
     stop: int
+    bins: int
     most: int
 
     def sources(self, keys: int) -> list[str]:

@@ -28,7 +28,7 @@ class Sidecar:
         line: int32 [rows], the line of each kept row, ascending.
         domain: int32 [rows], index into the receipt's domains.
         tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
-        status: uint8 [lines], see `Ledger`.
+        status: uint8 [lines], see `Ledger`; int16 in a view.
         outcomes: what the codes of `status` mean.
         counters: name -> int64 [rows].
         roles: messages and tokens by role.

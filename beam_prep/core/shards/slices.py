@@ -159,7 +159,7 @@ def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
     """Part -> folder, sorted by part. That of a split holds those of its domains."""
     if splits is None:
         return folders(parts)
-    of_domains = folders({domain_of(part, splits) for part in parts})
+    of_domains = folders({domain_of(part, splits) for part in parts}, in_splits=True)
     return {part: f"{part.partition('/')[0]}/{of_domains[domain_of(part, splits)]}" for part in sorted(parts)}
 
 

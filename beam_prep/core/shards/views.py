@@ -31,7 +31,7 @@ def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
     rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     if len(copies):
         kept = ~np.isin(sidecar.line, copies.line)
-        outcomes, status = list(sidecar.outcomes), sidecar.status.copy()
+        outcomes, status = list(sidecar.outcomes), sidecar.status.astype(np.int16)  # one more than uint8 may hold
         if ("dropped", DUPLICATE) not in outcomes:
             outcomes.append(("dropped", DUPLICATE))
         status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
@@ -46,6 +46,7 @@ def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
             outcomes=outcomes,
             counters={name: counts[kept] for name, counts in sidecar.counters.items()},
             drops=tuple(sorted([*sidecar.drops, *drops], key=lambda drop: drop.line)),
+            marks=tuple(mark for mark in sidecar.marks if mark.line not in copies.line),
             length=sidecar.length[kept],
             digests={name: digests[kept] for name, digests in sidecar.digests.items()},
             offset=sidecar.offset[kept],

@@ -1,0 +1,143 @@
+"""Files between the spool and the shards that are damaged, cut or gone are refused: no byte of them is in an output."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.core.shards.compose import RunSizes
+from beam_prep.errors import SpoolError
+from beam_prep.storage import arrange
+from tests.compose.jobs import Blocks, Made, made
+from tests.compose.naive import Job, Row
+
+SIZES = RunSizes(60, 20, 12)
+JOB = Job(150, 7, {"train": 0.6, "test": 0.4}, deduplicate=True)
+FLIPS = 12
+
+
+def rows(file: int) -> list[Row | None]:
+    source = random.Random(file)
+    return [
+        Row(
+            100 * file + number + 1,
+            "ab"[number % 2],
+            source.randint(1, 9),
+            source.randrange(2**60),
+            (file, number % 52),
+        )
+        for number in range(60)
+    ]
+
+
+@pytest.fixture(params=["gather", "runs"])
+def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, Path]:
+    """A job whose shards are to be read."""
+    monkeypatch.setattr(arrange, "CHUNK_TOKENS", 40)
+    blocks = Blocks([rows(0), rows(1), rows(2)], tmp_path, [[20, 20], [50], []])
+    return made(blocks, JOB, request.param, SIZES), tmp_path
+
+
+def read(found: Made) -> list[Any]:
+    """What an output would have."""
+    return [row for shard in found.shards for row in found.rows(shard)]
+
+
+def damaged(file: Path, change: Callable[[bytes], bytes]) -> Iterator[None]:
+    """Changes a file, and makes all of its folder what it was: a damaged block is set aside."""
+    before = {each: each.read_bytes() for each in file.parent.iterdir() if each.is_file()}
+    file.unlink()  # it is mapped
+    file.write_bytes(change(before[file]))
+    yield
+    for each in file.parent.iterdir():
+        if each.is_file() and (each not in before or each == file):
+            each.unlink()
+    for each, data in before.items():
+        if not each.exists():
+            each.write_bytes(data)
+
+
+def flipped(source: random.Random) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        place = source.randrange(len(data))
+        return data[:place] + bytes([data[place] ^ (1 << source.randrange(8))]) + data[place + 1 :]
+
+    return change
+
+
+CHANGES: list[Callable[[random.Random], Callable[[bytes], bytes]]] = [
+    flipped,
+    lambda source: lambda data: data[: source.randrange(len(data))],
+    lambda source: lambda data: data + b"\0",
+    lambda source: lambda data: b"",
+]
+
+
+def test_a_damaged_file_is_refused(job: tuple[Made, Path]) -> None:
+    """Of the spool a part may be read that is sound: then the rows are right."""
+    found, folder = job
+    wanted = read(found)
+    source = random.Random(0)
+    assert found.runs is None or found.runs.levels == 2
+    files = sorted((folder / "scratch" / ("order" if found.runs is None else "merged")).glob("*.arrow"))
+    assert len(files) > 1
+    for number in range(FLIPS):
+        for _ in damaged(source.choice(files), CHANGES[number % len(CHANGES)](source)):
+            with pytest.raises(SpoolError, match="run again"):
+                read(found)
+    for file in sorted((folder / "spool").rglob("*.arrow")) if found.runs is None else []:
+        if not file.name.endswith((".rows.arrow", ".rejects.arrow")):
+            for change in CHANGES:
+                refused = False
+                for _ in damaged(file, change(source)):
+                    try:
+                        assert read(found) == wanted
+                    except SpoolError as error:
+                        refused = "run again" in str(error)
+                assert refused or change is flipped
+    assert read(found) == wanted
+
+
+@pytest.mark.parametrize("kind", ["runs", "copies", "spool"])
+def test_what_the_steps_before_the_shards_read_is_proven_too(kind: str, tmp_path: Path) -> None:
+    """The second level reads runs; views read copies; runs are made of the spool."""
+    blocks = Blocks([rows(0), rows(1), rows(2)], tmp_path, [[20, 20], [50], []])
+    found = made(blocks, JOB, "runs", SIZES)
+    source = random.Random(1)
+    wanted = found.ids()
+    runs = found.runs
+    assert runs is not None
+    folder = tmp_path / ("spool" if kind == "spool" else f"scratch/{kind}")
+    files = [
+        file for file in sorted(folder.rglob("*.arrow")) if not file.name.endswith((".rows.arrow", ".rejects.arrow"))
+    ]
+    assert len(files) > 1
+    for number in range(FLIPS):
+        refused = 0
+        for _ in damaged(source.choice(files), CHANGES[number % len(CHANGES)](source)):
+            try:
+                if kind == "runs":
+                    for task in runs.tasks():
+                        found.arranger.merge_runs(runs, *task)
+                else:
+                    for group in found.groups:
+                        found.arranger.write_run(group, {})
+            except SpoolError as error:
+                refused += "run again" in str(error)
+        assert refused
+    assert made(blocks, JOB, "runs", SIZES).ids() == wanted
+
+
+def test_files_that_are_gone_or_lie_in_the_place_of_another_are_refused(job: tuple[Made, Path]) -> None:
+    found, folder = job
+    kind = "merged" if found.runs is not None else "order"
+    one, other, *_ = sorted((folder / "scratch" / kind).glob("*.arrow"))
+    for _ in damaged(one, lambda data: other.read_bytes()):
+        with pytest.raises(SpoolError, match="copy of another file"):
+            read(found)
+    for _ in damaged(one, lambda data: data):
+        one.unlink()
+        with pytest.raises(SpoolError, match=r"is gone: run again; blocks that are done are kept"):
+            read(found)

@@ -1,0 +1,238 @@
+"""Whole jobs: shuffle, splits, deduplication and mix together, with the same bytes whatever the way and the blocks."""
+
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import beam_prep as bp
+from beam_prep import recipe
+from beam_prep.core.shards.compose import RunSizes
+from tests.compose import real
+from tests.compose.naive import NO_KEY, Job, Naive, Row, split_digest
+from tests.conftest import ROOT, tree
+
+Record = dict[str, Any]
+TOKENIZER = str(ROOT / "examples" / "tokenizer")
+SMALL = RunSizes(500, 150, 40)
+"""Of which the jobs below have several runs, and two levels."""
+WORKERS = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+SPLITS = {"train": 0.7, "validation": 0.2, "test": 0.1}
+
+
+def records(count: int, seed: int = 0, filler: int = 0) -> list[Record]:
+    """Records that are tokenised, with copies; `filler`: characters that make blocks of them."""
+    source = random.Random(seed)
+    found = []
+    for number in range(count):
+        text = f"text {source.randint(0, count)}"
+        ids = [5 + number % 3000] * source.randint(1, 12)
+        labels = [token if source.random() < 0.7 else -100 for token in ids[1:]] + ids[:1]
+        user = None if source.random() < 0.1 else f"u{source.randint(0, 60)}"
+        domain = source.choice(["web", "web", "train", "数学", "a/b"])
+        found.append(
+            {"id": number, "text": text, "user": user, "domain": domain, "input_ids": ids, "labels": labels}
+            | ({"filler": "x" * filler} if filler else {})
+        )
+    return found
+
+
+def write(path: Path, rows: Sequence[Record | str]) -> Path:
+    """Writes lines; strings as they are."""
+    text = "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def config(output: Record, preprocessing: Record | None = None, **more: Any) -> Record:
+    """Of records that are tokenised."""
+    base = {
+        "domain_key": "domain",
+        "carry": {"id": "int64"},
+        "columns": "labels",
+        "storage_format": ["parquet"],
+        "max_tokens_per_shard": 900,
+    }
+    step = {"max_seq_len": 64, **(preprocessing or {})}
+    return {"input": {"adapter": "tokenized"}, "output": {**base, **output}, "preprocessing": step, **more}
+
+
+def run(given: Record, files: Sequence[Path], output: Path, *, options: Sequence[str] = (), **rest: Any) -> Record:
+    """Runs a job in this process. Returns its manifest."""
+    rest = {"max_reject_rate": 1.0, "max_drop_rate": 1.0, **rest}
+    job = bp.Pipeline(bp.PipelineConfig.from_dict(given), list(map(str, files)), output, TOKENIZER, **rest)
+    manifest = job.run([*options] or ["--runner=FnApiRunner"]).manifest
+    assert manifest is not None
+    return manifest
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and bins are small."""
+    made = recipe.compose
+    monkeypatch.setattr(recipe, "compose", lambda *given: replace(made(*given), sizes=SMALL))
+
+
+def ids(output: Path, manifest: Record) -> dict[tuple[str | None, str], list[list[int]]]:
+    """Of each part, the ids of the rows of each shard, out of its Parquet files."""
+    found: dict[tuple[str | None, str], list[list[int]]] = {}
+    for each in manifest["shards"]:
+        (file,) = [file["path"] for file in each["files"] if file["path"].endswith(".parquet")]
+        part = found.setdefault((each.get("split"), each["domain"]), [])
+        assert each["shard"] == len(part)
+        part.append(pq.read_table(output / file)["id"].to_pylist())
+    return found
+
+
+def naive_of(given: Record, files: Sequence[Path]) -> Naive:
+    """What a sequential program makes of a config and files."""
+    output, rules = given["output"], given["preprocessing"]
+    by, key, domain = rules.get("deduplicate", {}).get("by", []), output.get("split_key"), output.get("domain_key")
+    missing = output.get("split_missing", "reject")
+
+    def row(found: Record | str) -> Row | None:
+        if isinstance(found, str):
+            return None
+        value = found if key is None else found.get(key)
+        digest = NO_KEY if value is None else split_digest(value)
+        same = json.dumps([found.get(name) for name in by], sort_keys=True)
+        name = "__default__" if domain is None else found[domain]
+        return Row(found["id"], name, len(found["input_ids"]), digest, same)
+
+    job = Job(
+        output["max_tokens_per_shard"],
+        (output.get("shuffle") or {}).get("seed"),
+        output.get("splits"),
+        output.get("split_seed", 0),
+        None if missing == "reject" else missing,
+        output.get("mix", {}),
+        "deduplicate" in rules,
+        rules.get("max_items"),
+    )
+    return Naive([[row(each) for each in lines_of(path)] for path in files], job)
+
+
+EVERYTHING = config(
+    {
+        "shuffle": {"seed": 17},
+        "splits": SPLITS,
+        "split_key": "user",
+        "split_missing": "test",
+        "split_seed": 5,
+        "mix": {"web": {"tokens": 700}, "train": {"epochs": 2.5}, "数学": {"share": 0.1}},
+        "provenance": True,
+    },
+    {"deduplicate": {"by": ["text"]}, "max_items": 700},
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three files, one of them compressed, with lines that are no records; of more than one block each."""
+    made = records(900, filler=300)
+    odd = ["", "{", "[1]", '{"id": 1, "id": 2}', '{"id": 3, "text": null, "input_ids": [5]}', "  "]
+    lines: list[Record | str] = []
+    for number, record in enumerate(made):
+        lines += [record, *([odd[number // 40 % len(odd)]] if number % 40 == 7 else [])]
+    cuts = [lines[:310], lines[310:600], lines[600:]]
+    return [write(tmp_path / name, part) for name, part in zip(["a.jsonl", "b.jsonl.gz", "c.jsonl"], cuts, strict=True)]
+
+
+def lines_of(path: Path) -> list[Record | str]:
+    """The records of a file; of lines that are none the text."""
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    found: list[Record | str] = []
+    for line in data.decode().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        found.append(record if isinstance(record, dict) and record.get("text") is not None else line)
+    return found
+
+
+def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_path: Path, small: None) -> None:
+    manifest = run(EVERYTHING, files, tmp_path / "gather", shuffle_method="gather")
+    naive = naive_of(EVERYTHING, files)
+    assert ids(tmp_path / "gather", manifest) == naive.shards
+    runs = run(EVERYTHING, files, tmp_path / "runs", shuffle_method="runs", block_bytes=65536)
+    assert runs == manifest
+    assert tree(tmp_path / "runs") == tree(tmp_path / "gather")
+    ledger = manifest["ledger"]
+    assert ledger["dropped"]["duplicate"] > 100
+    assert ledger["lines"] == ledger["blank"] + ledger["read"] + ledger["not_read"]
+    assert {name: each["wanted_tokens"] for name, each in manifest["mix"].items()} == naive.wanted
+    for name, each in manifest["mix"].items():
+        written = [
+            id_
+            for (split, domain), shards in naive.shards.items()
+            for shard in shards
+            for id_ in shard
+            if (split, domain) == ("train", name)
+        ]
+        assert (each["rows"], each["records"]) == (len(written), len({*written}))
+    assert ledger["kept"] + manifest["repeated"] == manifest["totals"]["rows"]
+    left = [path for path in tmp_path.rglob("*") if "beam_prep" in path.name]
+    assert [path for folder in left for path in folder.rglob("*") if path.is_file() and path.suffix == ".arrow"] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["gather", "runs"])
+def test_workers_change_nothing(files: list[Path], tmp_path: Path, method: Any) -> None:
+    run(EVERYTHING, files, tmp_path / "one", shuffle_method=method)
+    run(EVERYTHING, files, tmp_path / "two", shuffle_method=method, options=WORKERS, block_bytes=65536)
+    assert tree(tmp_path / "two") == tree(tmp_path / "one")
+
+
+def test_another_seed_share_or_mix_makes_no_block_again(files: list[Path], tmp_path: Path) -> None:
+    spool, output = str(tmp_path / "spool"), tmp_path / "out"
+    run(EVERYTHING, files, output, spool=spool, shuffle_method="runs")
+    other = json.loads(json.dumps(EVERYTHING))
+    other["output"] |= {
+        "shuffle": {"seed": 18},
+        "splits": {"train": 0.5, "test": 0.5},
+        "split_seed": 6,
+        "mix": {"web": {"tokens": 300}},
+        "max_tokens_per_shard": 2000,
+    }
+    for method in ("runs", "gather"):
+        manifest = run(other, files, output, spool=spool, overwrite=True, shuffle_method=method)
+        told = json.loads((output / "run.json").read_text())
+        assert (told["blocks"], told["blocks_reused"]) == (3, 3)
+        assert ids(output, manifest) == naive_of(other, files).shards
+        other["output"]["shuffle"]["seed"] += 1
+
+
+@pytest.mark.parametrize("method", ["runs", pytest.param("gather", marks=pytest.mark.long)])
+def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: Path, method: Any) -> None:
+    """Shards with the same key are linked: it must tell all apart that decides about rows."""
+    made = records(200)
+    spool, output = str(tmp_path / "spool"), tmp_path / "out"
+    whole = config({"shuffle": {"seed": 1}, "domain_key": None})
+    one, two = write(tmp_path / "1.jsonl", made[:100]), write(tmp_path / "2.jsonl", made[100:])
+    told = []
+    for files, tokens in (([one, two], 10**6), ([one, two], 500), ([two, one], 500)):
+        whole["output"]["max_tokens_per_shard"] = tokens
+        manifest = run(whole, files, output, spool=spool, overwrite=True, shuffle_method=method)
+        assert ids(output, manifest) == naive_of(whole, files).shards
+        told.append(json.loads((output / "run.json").read_text())["shards_linked"])
+    assert told == [0] * 3
+
+
+@pytest.mark.long
+def test_of_200_000_rows_those_are_kept_that_a_set_keeps(tmp_path: Path) -> None:
+    files, left = real.write(tmp_path)
+    manifest = run(real.CONFIG, files, tmp_path / "out", block_bytes=1 << 20)
+    real.check(tmp_path / "out", manifest, left)
+    composed = json.loads(json.dumps(real.CONFIG))
+    composed["output"] |= {"shuffle": {"seed": 1}, "splits": SPLITS, "split_key": "text"}
+    manifest = run(composed, files, tmp_path / "composed", shuffle_method="runs", options=WORKERS)
+    kept = [id_ for shards in ids(tmp_path / "composed", manifest).values() for shard in shards for id_ in shard]
+    assert sorted(kept) == left

@@ -1,0 +1,134 @@
+"""Shuffle, splits, mix and deduplication are what a sequential program makes, however the input lies in blocks."""
+
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+
+from beam_prep.core.shards import compose, order
+from beam_prep.core.shards.compose import RunSizes
+from beam_prep.errors import RunError
+from beam_prep.storage import arrange
+from tests.compose import naive
+from tests.compose.jobs import Blocks, made
+from tests.compose.naive import NO_KEY, Cannot, Job, Naive, Row
+
+DOMAINS = ["d", "web", "train", "a/b", "数学", "__default__"]
+SPLITS = [{"train": 1.0}, {"train": 0.5, "test": 0.5}, {"train": 0.7, "validation": 0.2, "test": 0.1}]
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> list[list[Row | None]]:
+    """The files of an input: equal files, equal blocks, empty ones, lines without a row, copies."""
+    domains = draw(st.lists(st.sampled_from(DOMAINS), min_size=1, max_size=3, unique=True))
+    counts = draw(st.lists(st.sampled_from([0, 1, 6, 30, 80]), min_size=1, max_size=3))
+    source, most = random.Random(draw(st.integers(0, 2**32))), draw(st.sampled_from([3, 40, 10**6]))
+
+    def row() -> Row | None:
+        if source.random() < 0.1:
+            return None
+        digest = NO_KEY if source.random() < 0.1 else source.randrange(2**64 - 1) % most
+        return Row(source.randint(1, 99), source.choice(domains), source.randint(1, 9), digest, source.randint(0, most))
+
+    files = [[row() for _ in range(count)] for count in counts]
+    if draw(st.booleans()):
+        files.append(draw(st.sampled_from(files)))
+    return files
+
+
+AMOUNT = st.one_of(
+    st.fixed_dictionaries({"tokens": st.integers(1, 120), "repeat": st.booleans()}),
+    st.fixed_dictionaries({"share": st.sampled_from([0.2, 0.25, 0.5]), "repeat": st.booleans()}),
+    st.fixed_dictionaries({"epochs": st.sampled_from([0.3, 1, 1.5, 3])}),
+)
+CUTS = st.lists(st.lists(st.integers(1, 9), max_size=8), max_size=4)
+SIZES = st.builds(
+    RunSizes, st.sampled_from([1, 20, 10**6]), st.sampled_from([1, 5, 40, 10**6]), st.sampled_from([1, 4, 64, 4096])
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, shuffled: bool = True) -> Job:
+    splits = draw(st.none() | st.sampled_from(SPLITS))
+    return Job(
+        max_tokens=draw(st.sampled_from([1, 7, 30, 100, 10**6])),
+        shuffle=draw(st.integers(0, 3) | st.just(2**64 - 1)) if shuffled else None,
+        splits=splits,
+        split_seed=draw(st.sampled_from([0, 1, 2**64 - 1])),
+        split_missing=None if splits is None else draw(st.none() | st.sampled_from([*splits])),
+        mix=draw(st.dictionaries(st.sampled_from(DOMAINS), AMOUNT, max_size=3))
+        if shuffled and draw(st.booleans())
+        else {},
+        deduplicate=draw(st.booleans()),
+        max_items=draw(st.none() | st.integers(1, 40)),
+    )
+
+
+def check(files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes, buckets: int, chunk: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrange, "CHUNK_TOKENS", chunk)
+        blocks = Blocks(files, Path(folder), cuts)
+        try:
+            wanted = Naive(files, job)
+        except Cannot:
+            event("no such mix")
+            with pytest.raises(RunError, match=r"^output\.mix: "):
+                made(blocks, job, method, sizes, buckets)
+            return
+        found = made(blocks, job, method, sizes, buckets)
+        assert found.ids() == wanted.shards
+        rows = sum(len(part) for part in wanted.parts.values())
+        plan = found.plan
+        drawn = {place for part in wanted.parts.values() for place, _ in part}
+        left_out = plan.ledger.dropped.get("not_sampled", 0)
+        assert plan.ledger.kept + left_out == rows == len(drawn)
+        assert plan.ledger.dropped.get("duplicate", 0) <= len(wanted.copies)
+        assert plan.ledger.lines == sum(map(len, files)) == plan.ledger.read + plan.ledger.blank + plan.ledger.not_read
+        written = sum(len(shard) for part in wanted.shards.values() for shard in part)
+        assert plan.ledger.kept + plan.repeated == written
+        assert {domain: each["wanted_tokens"] for domain, each in plan.mix.items()} == wanted.wanted
+        if found.runs is not None:
+            event(f"{found.runs.levels} levels, {min(found.runs.runs, 3)} runs, {min(found.runs.merged, 2)} groups")
+
+
+@given(
+    inputs(),
+    jobs(),
+    CUTS,
+    st.sampled_from(["gather", "runs"]),
+    SIZES,
+    st.sampled_from([1, 3, 64]),
+    st.sampled_from([1, 20, 10**6]),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_shuffle_is_what_a_sequential_program_makes(
+    files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes, buckets: int, chunk: int
+) -> None:
+    check(files, job, cuts, method, sizes, buckets, chunk)
+
+
+@given(inputs(), jobs(shuffled=False), CUTS, st.sampled_from([1, 3, 64]))
+@settings(max_examples=60, deadline=None)
+def test_so_are_splits_and_deduplication_in_input_order(files: Any, job: Job, cuts: Any, buckets: int) -> None:
+    check(files, job, cuts, "gather", RunSizes(), buckets, 10**6)
+
+
+@given(inputs(), jobs(), CUTS, st.sampled_from(["gather", "runs"]), SIZES)
+@settings(max_examples=40, deadline=None)
+def test_rows_with_the_same_key_are_in_the_order_of_the_input(
+    files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes
+) -> None:
+    """With keys of 64 bits, that is one pair in 10^9 rows of 10^10: here there are eight keys."""
+    mix = {"d": {"epochs": 3}} if any(row and row.domain == "d" for rows in files for row in rows) else {}
+    job = replace(job, mix=mix, splits=None, split_missing=None, max_items=None)
+    key, keys = naive.shuffle_key, order.shuffle_keys
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(naive, "shuffle_key", lambda *given: key(*given) >> 61 << 61)
+        patch.setattr(compose, "shuffle_keys", lambda *given: keys(*given) >> np.uint64(61) << np.uint64(61))
+        check(files, job, cuts, method, sizes, 3, 20)

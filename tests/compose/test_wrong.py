@@ -1,0 +1,217 @@
+"""Wrong configs are refused before anything runs; a mix that cannot be made names what is there."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from beam_prep.config import PipelineConfig
+from beam_prep.core.reading.drops import Drop
+from beam_prep.core.shards.compose import Compose
+from beam_prep.core.shards.mix import DomainMix, budgets
+from beam_prep.core.shards.sidecars import Copies, Sidecar
+from beam_prep.core.shards.splits import Splits
+from beam_prep.core.shards.views import view
+from beam_prep.errors import ConfigError, RunError
+from tests.compose.test_jobs import config, records, run, write
+
+Given = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ({"splits": {"a": 0.5, "b": 0.4}}, "output.splits: found shares that add up to 0.9; they must add up to 1"),
+        ({"splits": {"a": 0.5, "b": 0.6}}, "output.splits: found shares that add up to 1.1; they must add up to 1"),
+        ({"splits": {}}, "output.splits: found shares that add up to 0; they must add up to 1"),
+        ({"splits": {"a": 0.0, "b": 1.0}}, "output.splits.a: "),
+        ({"splits": {"a": -0.5, "b": 1.0}}, "output.splits.a: "),
+        ({"splits": {"A": 1.0}}, "output.splits"),
+        ({"splits": {"a/b": 1.0}}, "output.splits"),
+        ({"splits": {"..": 1.0}}, "output.splits"),
+        (
+            {"splits": {"rejects": 1.0}},
+            "output.splits.rejects: found a split with a name that is taken for something else: choose another",
+        ),
+        ({"splits": {"tokenizer": 1.0}}, "output.splits.tokenizer: found a split with a name that is taken"),
+        ({"splits": {"aux": 1.0}}, "output.splits.aux: found a split with a name that is taken"),
+        ({"split_key": "user"}, "output.split_key: found 'user'; it works only with output.splits"),
+        ({"split_seed": 1}, "output.split_seed: found 1; it works only with output.splits"),
+        ({"split_missing": "a"}, "output.split_missing: found 'a'; it works only with output.splits"),
+        (
+            {"splits": {"a": 1.0}, "split_key": "u", "split_missing": "b"},
+            "output.split_missing: found 'b'; allowed: 'reject', 'a'",
+        ),
+        (
+            {"splits": {"a": 1.0}, "split_missing": "a"},
+            "output.split_missing: found 'a'; it works only with output.split_key",
+        ),
+        (
+            {"mix": {"web": {"tokens": 5}}},
+            'output.mix: found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}',
+        ),
+        (
+            {"shuffle": {"seed": 0}, "mix": {"web": {"share": 0.6}, "code": {"share": 0.5}}},
+            "output.mix: found shares that add up to 1.1; at most 1",
+        ),
+        ({"shuffle": {"seed": 0}, "mix": {"web": {"share": 1.2}}}, "output.mix.web.share: "),
+        (
+            {"shuffle": {"seed": 0}, "mix": {"web": {"share": 0.2, "tokens": 5}}},
+            "output.mix.web: found tokens and share; give one of tokens, share and epochs",
+        ),
+        (
+            {"shuffle": {"seed": 0}, "mix": {"web": {}}},
+            "output.mix.web: found none of them; give one of tokens, share and epochs",
+        ),
+        (
+            {"shuffle": {"seed": 0}, "mix": {"web": {"epochs": 2, "repeat": True}}},
+            "output.mix.web.repeat: found true beside epochs, which says already how often",
+        ),
+        ({"shuffle": {"seed": 0}, "mix": {"web": {"tokens": 0}}}, "output.mix.web.tokens: "),
+        ({"shuffle": {"seed": 0}, "mix": {"web": {"epochs": 1001}}}, "output.mix.web.epochs: "),
+        ({"shuffle": {"seed": -1}}, "output.shuffle.seed: "),
+        ({"shuffle": {"seed": 2**64}}, "output.shuffle.seed: "),
+        ({"shuffle": {"seed": True}}, "output.shuffle.seed: "),
+        ({"shuffle": {}}, "output.shuffle.seed: "),
+        ({"shuffle": 17}, "output.shuffle: "),
+        ({"shufle": {"seed": 1}}, "output.shufle: "),
+    ],
+)
+def test_a_config_that_is_wrong_says_what_is_wanted(output: Given, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        PipelineConfig.from_dict({"input": {"adapter": "tokenized"}, "output": output})
+    assert message in str(raised.value)
+    assert "1 problem" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"by": []}, "preprocessing.deduplicate.by: "),
+        ({}, "preprocessing.deduplicate.by: "),
+        ({"by": "text"}, "preprocessing.deduplicate.by: "),
+        ({"by": [""]}, "preprocessing.deduplicate.by"),
+        ({"by": ["text"], "normalize": "lower"}, "preprocessing.deduplicate.normalize: "),
+    ],
+)
+def test_so_does_deduplicate(given: Given, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        PipelineConfig.from_dict({"input": {"adapter": "tokenized"}, "preprocessing": {"deduplicate": given}})
+    assert message in str(raised.value)
+
+
+def test_shares_that_add_up_to_1_in_tenths_are_right() -> None:
+    for count in (3, 7, 10):
+        shares = {f"s{number}": 1 / count for number in range(count)}
+        PipelineConfig.from_dict({"input": {"adapter": "tokenized"}, "output": {"splits": shares}})
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ({"wab": DomainMix(tokens=1)}, "there are no rows of domain 'wab'; wanted one of 'code', 'web'"),
+        ({"none": DomainMix(epochs=1)}, "there are no rows of domain 'none'; wanted one of 'code', 'web'"),
+        (
+            {"web": DomainMix(tokens=1001)},
+            "1,001 tokens of domain 'web' are wanted, 1,000 are there: lower them, or repeat records: \"repeat\": true",
+        ),
+        (
+            {"code": DomainMix(share=0.6)},
+            "1,500 tokens of domain 'code' are wanted, 500 are there: lower them, or repeat records: \"repeat\": true",
+        ),
+        (
+            {"web": DomainMix(tokens=1e18, repeat=True)},
+            "1,000,000,000,000,000,000 tokens of domain 'web' are wanted, 1,000 are there: "
+            "lower them: a record is written up to 1,000 times",
+        ),
+        (
+            {"web": DomainMix(share=0.5), "code": DomainMix(share=0.4)},
+            "the shares add up to 0.9, and there is no other domain for the rest: make them add up to 1",
+        ),
+        (
+            {"web": DomainMix(share=1.0)},
+            "the shares add up to 1, which leaves nothing for the other domains, of 500 tokens: "
+            "lower the shares, or give all domains a share",
+        ),
+    ],
+)
+def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix], message: str) -> None:
+    with pytest.raises(RunError) as raised:
+        budgets(tuple(mix.items()), {"web": 1000, "code": 500, "none": 0})
+    assert str(raised.value) == f"output.mix: {message}"
+
+
+@pytest.mark.parametrize(
+    ("mix", "wanted"),
+    [
+        ({"web": DomainMix(tokens=300)}, {"web": 300}),
+        ({"web": DomainMix(share=0.5)}, {"web": 500}),
+        ({"web": DomainMix(share=0.5), "code": DomainMix(share=0.5)}, {"web": 500, "code": 500}),
+        ({"web": DomainMix(share=0.5), "code": DomainMix(share=0.5, repeat=True)}, {"web": 1000, "code": 1000}),
+        ({"web": DomainMix(share=0.8), "code": DomainMix(tokens=100)}, {"web": 400, "code": 100}),
+        ({"code": DomainMix(epochs=2.5)}, {"code": 1250}),
+        ({"web": DomainMix(share=0.1), "code": DomainMix(epochs=0.1)}, {"web": 5, "code": 50}),
+    ],
+)
+def test_budgets(mix: dict[str, DomainMix], wanted: dict[str, int]) -> None:
+    assert budgets(tuple(mix.items()), {"web": 1000, "code": 500}) == wanted
+
+
+def test_compose_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(ValueError, match="method is 'sort', wanted one of auto, gather, runs"):
+        Compose(method="sort")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there is a mix without a shuffle"):
+        Compose(mix=(("web", DomainMix(tokens=1)),))
+    with pytest.raises(ConfigError, match="shuffle_method is 'sort', wanted one of auto, gather, runs"):
+        bp.Pipeline(
+            PipelineConfig.from_dict({"input": {"adapter": "tokenized"}}),
+            __file__,
+            "out",
+            "examples/tokenizer",
+            shuffle_method="sort",  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.parametrize("method", ["gather", "runs"])
+def test_a_run_whose_mix_cannot_be_made_publishes_nothing(method: Any, tmp_path: Path) -> None:
+    files = [write(tmp_path / "a.jsonl", records(30))]
+    given = config({"shuffle": {"seed": 1}, "mix": {"wab": {"tokens": 5}}})
+    with pytest.raises(RunError, match=r"output\.mix: there are no rows of domain 'wab'; wanted one of 'a/b', "):
+        run(given, files, tmp_path / "out", shuffle_method=method)
+    assert not (tmp_path / "out").exists()
+
+
+def test_blocks_without_digests_are_refused() -> None:
+    nothing = np.zeros(0, np.int64)
+    with pytest.raises(
+        ConfigError, match=r"Shard has splits, and the blocks no digests .* put KeyRecords\(split=True\)"
+    ):
+        view(Sidecar(nothing, nothing, nothing, nothing, [], {}), Copies(), Splits.of({"a": 1.0}))
+
+
+def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
+    """A record that was marked and is a copy is dropped; a block may have 255 reasons already."""
+    count = 3
+    outcomes: Any = [("rejected", f"reason {number}") for number in range(255)]
+    lines = np.arange(count, dtype=np.int32)
+    marks = tuple(Drop(line, 10 * line, "contaminated") for line in range(count))
+    zeros = np.zeros(count, np.int64)
+    sidecar = Sidecar(
+        lines,
+        zeros.astype(np.int32),
+        zeros,
+        np.zeros(count, np.uint8),
+        outcomes,
+        {},
+        marks=marks,
+        length=zeros,
+        offset=10 * np.arange(count),
+    )
+    one = np.array([1])
+    seen = view(sidecar, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None).sidecar
+    assert [mark.line for mark in seen.marks] == [0, 2]
+    assert seen.status.tolist() == [0, 256, 0]
+    assert seen.outcomes[255] == ("dropped", "duplicate")
+    assert [(drop.line, drop.offset, drop.reason) for drop in seen.drops] == [(1, 10, "duplicate")]
