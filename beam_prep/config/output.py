@@ -53,6 +53,8 @@ class FimConfig(Strict):
 Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 Share = Annotated[float, Field(gt=0, le=1)]
+_NO_SPLITS = ("all", "reject", "rejects", "tokenizer")
+"""What says all splits to readers, and no split to `split_missing`; and folders that an output has besides."""
 
 
 class ShuffleConfig(Strict):
@@ -167,6 +169,9 @@ class OutputConfig(Strict):
             total = sum(Fraction(str(share)) for share in self.splits.values())
             if abs(total - 1) > Fraction(1, 10**9):
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
+        for name in self.splits or ():
+            if name in _NO_SPLITS:
+                yield ("splits", name), "found a name that means something else; choose another"
         for name in ("split_key", "split_seed", "split_missing"):
             if self.splits is None and name in self.model_fields_set:
                 yield (name,), f"found {getattr(self, name)!r}; it works only with output.splits"

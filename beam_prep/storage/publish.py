@@ -16,12 +16,12 @@ from beam_prep.core.data.block import MICROSECONDS
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.chunk import ChunkStats
+from beam_prep.core.shards.domains import part_of
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.pack import PackStats
 from beam_prep.core.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan
-from beam_prep.core.shards.splits import part_of
 from beam_prep.errors import EngineError, OutputError, RunError
 from beam_prep.formats import FORMATS, mds
 from beam_prep.formats.arrow import dataset_files

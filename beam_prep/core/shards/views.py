@@ -12,9 +12,10 @@ import numpy as np
 from beam_prep.core.data.lengths import histogram
 from beam_prep.core.reading.drops import SHOWN, Drop
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
+from beam_prep.core.shards.domains import part_of
 from beam_prep.core.shards.receipts import SpoolReceipt
 from beam_prep.core.shards.sidecars import Copies, Sidecar, View
-from beam_prep.core.shards.splits import Splits, part_of
+from beam_prep.core.shards.splits import Splits
 from beam_prep.core.tokens.batch import CUT_TOKENS
 from beam_prep.errors import ConfigError
 
