@@ -40,11 +40,11 @@ class Dataset:
     Row order: splits and domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column
     name to array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is
     a dict of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are
-    copies and belong to the caller. What is carried along (`output.carry`, `output.provenance`) is a `str`, an `int` or a
-    `float`; of packed rows a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with a
-    value for each row; of packed rows a list of these. `ds[a:b]`, `ds.domain(name)` and `ds.split(name)` are views: they
-    read nothing and share the open shards. An indexed shard stays open (memory-mapped) until others need its place;
-    iterating keeps one shard open at a time.
+    copies and belong to the caller. What is carried along (`output.carry`, `output.provenance`) is a `str`, an `int` or
+    a `float`; of packed rows a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with
+    a value for each row; of packed rows a list of these. `ds[a:b]`, `ds.domain(name)` and `ds.split(name)` are views:
+    they read nothing and share the open shards. An indexed shard stays open (memory-mapped) until others need its
+    place; iterating keeps one shard open at a time.
 
     >>> ds = bp.open("out/chat")
     >>> row = ds[0]
@@ -114,7 +114,7 @@ class Dataset:
         here = {split: mine for split, rows in found.items() if (mine := _within(self._rows, rows))}
         if len(here) > 1:
             raise BeamPrepError(
-                f"the rows of domain {name!r} are in the splits {_quoted(here)}; give one of them: "
+                f"the rows of domain {name!r} are in the splits {_quoted(self.splits)}; give one of them: "
                 f".split({next(iter(here))!r}).domain({name!r})"
             )
         return Dataset(self._output, next(iter(here.values()), range(0)))
@@ -354,8 +354,9 @@ class Dataset:
 
     def drops(self) -> list[dict[str, Any]]:
         """The first records of each reason that were dropped, in order: `file`, `offset` (bytes), `line` (from 1),
-        `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share. Of
-        an output of an earlier version: none.
+        `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share; of
+        those that are `duplicate`, `same_as`: `file`, `offset` and `line` of the equal record that was kept. Of an
+        output of an earlier version: none.
 
         >>> bp.open("out/chat").drops()
         []

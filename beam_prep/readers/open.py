@@ -111,7 +111,9 @@ def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
     if not folder.exists():
         return f"{path}: no such directory; give the directory that `beam-prep run` made with -o"
     if above := next((parent for parent in folder.parents[:3] if (parent / MANIFEST).is_file()), None):
-        return f"{path} is a part of an output: open {above}"
+        split = folder.relative_to(above).parts[0]
+        has = split in load((above / MANIFEST).read_bytes(), str(above / MANIFEST)).get("splits", ())
+        return f"{path} is a part of an output: open {above}{f', split={split!r}' * has}"
     if not folder.is_dir():
         return f"{path} is a file; give the directory that `beam-prep run` made with -o"
     return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"

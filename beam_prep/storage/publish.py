@@ -418,7 +418,8 @@ def _dropped(drop: Dropped) -> dict[str, Any]:
     found = drop.found
     note = {"note": found.note} if found.note else {}
     place = {"file": drop.path, "offset": drop.offset, "line": drop.line}
-    return {**place, "reason": found.reason, **note, "text": found.text}
+    kept = {} if drop.same_as is None else {"same_as": dict(zip(place, drop.same_as, strict=True))}
+    return {**place, "reason": found.reason, **note, **kept, "text": found.text}
 
 
 def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
