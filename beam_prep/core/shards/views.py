@@ -46,6 +46,7 @@ def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
             status=status,
             outcomes=outcomes,
             counters={name: counts[kept] for name, counts in sidecar.counters.items()},
+            roles=sidecar.roles.without(copies.line),
             drops=tuple(sorted([*sidecar.drops, *drops], key=lambda drop: drop.line)),
             length=sidecar.length[kept],
             digests={name: digests[kept] for name, digests in sidecar.digests.items()},
@@ -87,5 +88,6 @@ def view_receipt(
             counts={**block.counts, "dropped": dropped},
             counters={name: int(counts.sum()) for name, counts in seen.counters.items()},
             lengths=(histogram(seen.length), histogram(seen.length + lost)),
+            roles=seen.roles.sums(),
         )
     return replace(receipt, block=block, copies=file)
