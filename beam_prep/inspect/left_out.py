@@ -36,9 +36,8 @@ class LeftOut:
     def lines(self, characters: int) -> list[str]:
         """Its text, and of a copy that of the record that was kept; of each at most so many characters."""
         where, other = self.kept
-        texts = [self.text, *([f"kept, {where}: {other}"] if where else [])]
-        limits = [characters, characters + len(f"kept, {where}: ")]
-        return [text if len(text) <= most else f"{text[:most]} ..." for text, most in zip(texts, limits, strict=False)]
+        found = [text if len(text) <= characters else f"{text[:characters]} ..." for text in (self.text, other)]
+        return [found[0], f"{where}: {found[1]}"] if where else found[:1]
 
     @classmethod
     def of_reject(cls, reject: Mapping[str, Any]) -> "LeftOut":
