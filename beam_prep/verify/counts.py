@@ -156,7 +156,7 @@ def _mix(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterato
     """What the manifest says of a mix adds up, and fits the config and the shards."""
     mix, repeated = manifest.get("mix", {}), manifest.get("repeated", 0)
     config = manifest.get("config")
-    wanted = {name: None for name in mix} if config is None else config["output"].get("mix") or {}
+    wanted = dict.fromkeys(mix) if config is None else config["output"].get("mix") or {}
     if sorted(mix) != sorted(wanted):
         yield f"{MANIFEST}: found a mix of {sorted(mix)}, the config says {sorted(wanted)}"
     more = sum(each["rows"] - each["records"] for each in mix.values())

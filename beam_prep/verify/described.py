@@ -26,7 +26,12 @@ def described_problems(
     elif name.endswith(f"/{INDEX}") and "mds" in manifest["formats"]:
         place = name.removesuffix(f"/{INDEX}")
         shards = [shard for shard in manifest["shards"] if _folder(manifest, shard) == place]
-        yield from _compared(folder, name, index(columns, place, receipts_of({"shards": shards})))
+        try:
+            wanted_index = index(columns, place, receipts_of({"shards": shards}))
+        except KeyError as error:
+            yield f"{MANIFEST}: does not list {error.args[0]}, which {name} is about"
+            return
+        yield from _compared(folder, name, wanted_index)
 
 
 def unlisted(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt], columns: Sequence[Column]) -> Iterator[str]:
