@@ -19,7 +19,7 @@ from beam_prep.core.data.lengths import BORDERS, add, histogram, quantile
 from beam_prep.core.shards.plan import REASONS_SHOWN
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.pipeline import Pipeline
-from beam_prep.readers.source import InputLines
+from beam_prep.readers.input_lines import InputLines
 from beam_prep.report_page import charts
 from tests.conftest import ROOT
 from tests.test_inspect import DATA, example

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from beam_prep.core.reading.json_list import place_in
 from beam_prep.inspect.visible import VISIBLE
-from beam_prep.readers.source import InputLines
+from beam_prep.readers.input_lines import InputLines
 
 TEXT = 200
 """Characters of a record that are shown in a terminal."""
@@ -52,7 +52,7 @@ class LeftOut:
         if same_as is None:
             return found
         place = f"{same_as['file']}, {place_in(same_as['file'], same_as['line'])}"
-        return replace(found, text=inputs.of(drop), kept=(place, inputs.of(same_as)))
+        return replace(found, text=inputs.at(drop), kept=(place, inputs.at(same_as)))
 
     @classmethod
     def of_mark(cls, mark: Mapping[str, Any]) -> "LeftOut":

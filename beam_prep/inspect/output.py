@@ -27,8 +27,9 @@ from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.readers.dataset import Dataset
+from beam_prep.readers.input_lines import InputLines
 from beam_prep.readers.open import ALL, open_dataset
-from beam_prep.readers.source import InputLines, source_lines
+from beam_prep.readers.source import source_lines
 
 
 def inspect(

@@ -16,6 +16,7 @@ import numpy as np
 from beam_prep.core.data.block import Block, count_outcomes
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.lengths import Histogram, add, histogram
+from beam_prep.core.data.places import at_offset, is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
@@ -379,9 +380,7 @@ def _listed(
                 if drop.reason == DUPLICATE and kind == "dropped":
                     kept = _same_as(drop, sidecars.view(block).copies, receipts, before)
                 if kept is not None:
-                    drop = dataclasses.replace(
-                        drop, note=f"equal to {place_in(kept[0], kept[2])} of {kept[0]} (byte offset {kept[1]})"
-                    )
+                    drop = dataclasses.replace(drop, note=_equal_to(*kept))
                 found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop, kept))
     return tuple(found)
 
@@ -395,6 +394,10 @@ def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> t
     line = int(before[block] + copies.kept_line[place]) + 1
     offset = int(receipts.first_byte[block] + copies.offset[place])
     return receipts.path(block), offset, line
+
+
+def _equal_to(path: str, offset: int, line: int) -> str:
+    return f"equal to {place_in(path, line)} of {path if is_table(path) else at_offset(path, offset)}"
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:

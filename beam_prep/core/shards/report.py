@@ -300,7 +300,7 @@ class Findings:
             sum(totals["tokens"].values()),
             sum(totals["trained"].values()),
             manifest["counters"].get(CUT_TOKENS, 0),  # what packing cuts is among them
-            manifest["ledger"]["kept"],
+            manifest.get("ledger", {}).get("kept", 0),
             empty_splits(manifest),
         )
 
