@@ -643,7 +643,7 @@ def test_the_report_says_splits_mixes_and_copies(sound: Path, tmp_path: Path, sh
 # Runs again
 
 
-def test_a_second_run_does_nothing_and_another_split_seed_writes_anew(tmp_path: Path) -> None:
+def test_a_second_run_does_nothing_and_another_config_leaves_nothing_behind(tmp_path: Path, told: Told) -> None:
     out = make(tmp_path, records(), OUTPUT | {"storage_format": ["bin", "arrow"]}, DEDUPLICATE)
     before = tree(out)
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -652,7 +652,11 @@ def test_a_second_run_does_nothing_and_another_split_seed_writes_anew(tmp_path: 
     other = OUTPUT | {"storage_format": ["bin", "arrow"], "split_seed": 5}
     make(tmp_path, records(), other, DEDUPLICATE, overwrite=True)
     assert tree(out) != before
-    assert (out / TOKENIZER).is_dir()
+    assert told(out) == []
+    make(tmp_path, records(), {"storage_format": ["bin", "arrow"]}, overwrite=True)
+    assert told(out) == []  # nothing is left of the splits
+    folders = {path.name for path in out.iterdir() if path.is_dir()}
+    assert folders == {*manifest_of(out)["domains"].values(), TOKENIZER}
 
 
 def test_shards_of_a_split_that_did_not_change_are_linked(tmp_path: Path, told: Told) -> None:
