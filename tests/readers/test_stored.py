@@ -14,7 +14,7 @@ import beam_prep as bp
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.readers import shards
 from beam_prep.storage.generations import Generations
-from tests.readers.conftest import IDS, MASK, documents
+from tests.readers.conftest import IDS, MASK, documents, split_up
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -89,18 +89,6 @@ def test_some_domains_are_opened(output: Callable[..., Path], objects: Counted, 
     dataset = bp.open(URL, domains=["b"], cache=tmp_path / "cache")
     assert ids(dataset) == ids(bp.open(folder).domain("b"))
     assert not any(name.startswith("a/") for name in objects.read)
-
-
-def split_up(folder: Path) -> None:
-    """Makes the domains `train/a` and `test/a` of an output the domain `a` of two splits."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for shard in manifest["shards"]:
-        shard["split"], shard["domain"] = shard["domain"].split("/")
-    manifest["splits"] = {name: {"rows": 0} for name in ("train", "test")}
-    for shard in manifest["shards"]:
-        manifest["splits"][shard["split"]]["rows"] += shard["rows"]
-    manifest["domains"] = {shard["domain"]: shard["domain"] for shard in manifest["shards"]}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_of_a_split_only_its_shards_are_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
