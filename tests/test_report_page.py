@@ -19,7 +19,6 @@ from beam_prep.core.data.lengths import BORDERS, add, histogram, quantile
 from beam_prep.core.shards.plan import REASONS_SHOWN
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.pipeline import Pipeline
-from beam_prep.readers.input_lines import InputLines
 from beam_prep.report_page import charts
 from tests.conftest import ROOT
 from tests.test_inspect import DATA, example
@@ -144,9 +143,7 @@ def test_of_a_list_the_number_of_the_record_is_said_not_a_line(tmp_path: Path, t
     page = Page(Path(result.output, "report.html"))
     assert f"{source}, record 31 (" in page.text
     assert f"{source}, record 32 (" in page.text
-    assert [LeftOut.of_drop(drop, InputLines([])).place for drop in bp.open(result.output).drops()] == [
-        f"{source}, record 31"
-    ]
+    assert [LeftOut.of_drop(drop).place for drop in bp.open(result.output).drops()] == [f"{source}, record 31"]
 
 
 def test_thousands_of_reasons_and_roles_do_not_make_the_report_large(tmp_path: Path, tokenizer_path: str) -> None:

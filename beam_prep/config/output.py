@@ -171,7 +171,10 @@ class OutputConfig(Strict):
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
         for name in self.splits or ():
             if name in _NO_SPLITS:
-                yield ("splits", name), "found a name that means something else; choose another"
+                yield (
+                    ("splits", name),
+                    f"found a name that means something else, as do {', '.join(_NO_SPLITS)}; choose another",
+                )
         for name in ("split_key", "split_seed", "split_missing"):
             if self.splits is None and name in self.model_fields_set:
                 yield (name,), f"found {getattr(self, name)!r}; it works only with output.splits"

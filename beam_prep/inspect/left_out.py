@@ -23,7 +23,7 @@ class LeftOut:
         kind: `dropped` or `rejected`; `marked`: it was kept.
         reason, message: why.
         text: the beginning of its line.
-        kept: of a copy, where the record is that was kept, and its line; ("", "") of others.
+        first: of a copy, where the earlier record is that it is equal to, and its line; ("", "") of others.
     """
 
     place: str
@@ -31,11 +31,11 @@ class LeftOut:
     reason: str
     message: str
     text: str
-    kept: tuple[str, str] = ("", "")
+    first: tuple[str, str] = ("", "")
 
     def lines(self, characters: int) -> list[str]:
-        """Its text, and of a copy that of the record that was kept; of each at most so many characters."""
-        where, other = self.kept
+        """Its text, and of a copy that of the earlier record; of each at most so many characters."""
+        where, other = self.first
         found = [text if len(text) <= characters else f"{text[:characters]} ..." for text in (self.text, other)]
         return [found[0], f"{where}: {found[1]}"] if where else found[:1]
 
@@ -45,14 +45,16 @@ class LeftOut:
         return cls._of(reject, "rejected", str(reject["message"] or ""))
 
     @classmethod
-    def of_drop(cls, drop: Mapping[str, Any], inputs: InputLines) -> "LeftOut":
-        """From the drops of an output: see `Dataset.drops`. The lines of copies are read from the inputs."""
+    def of_drop(cls, drop: Mapping[str, Any], inputs: InputLines | None = None) -> "LeftOut":
+        """From the drops of an output: see `Dataset.drops`. With `inputs`, the lines of copies are read from these."""
         found = cls._of(drop, "dropped", str(drop.get("note", "")))
         same_as = drop.get("same_as")
         if same_as is None:
             return found
+        if inputs is None:
+            return replace(found, text="(--reason duplicate shows both lines)")
         place = f"{same_as['file']}, {place_in(same_as['file'], same_as['line'])}"
-        return replace(found, text=inputs.at(drop), kept=(place, inputs.at(same_as)))
+        return replace(found, text=inputs.at(drop), first=(place, inputs.at(same_as)))
 
     @classmethod
     def of_mark(cls, mark: Mapping[str, Any]) -> "LeftOut":

@@ -235,9 +235,8 @@ def _about_drops(dataset: Dataset, selection: Selection) -> str:
     inputs = [str(each["path"]) for each in dataset.manifest.get("inputs", [])]
     files = shlex.join(inputs) if 0 < len(inputs) <= _INPUTS_SHOWN else "FILES"
     return (
-        f"{'; '.join(said)}. To see others, among the first records and at places farther on, type: "
-        f"beam-prep inspect {files} -c CONFIG "
-        f"--tokenizer_path TOKENIZER --reason {shlex.quote(str(selection.reason))}"
+        f"{'; '.join(said)}. To see others, among the first records and at places farther on, type: beam-prep inspect "
+        f"{files} -c CONFIG --tokenizer_path TOKENIZER --reason {shlex.quote(str(selection.reason))}"
     )
 
 
@@ -301,14 +300,14 @@ def _in_words(selection: Selection) -> str:
 def _first_left_out(dataset: Dataset) -> Iterator[LeftOut]:
     """The first rejects and drops of each reason. Files are read as far as it takes."""
     yield from _first_rejects(dataset)
-    yield from _drops(dataset)
+    yield from map(LeftOut.of_drop, dataset.drops())
 
 
-def _drops(dataset: Dataset, selection: Selection | None = None) -> Iterator[LeftOut]:
-    """The first drops of each reason; with `selection` those of the reason that is asked for."""
+def _drops(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
+    """The first drops of the reason that is asked for."""
     inputs = InputLines(dataset.manifest.get("inputs", []))
     for drop in dataset.drops():
-        if selection is None or selection.says("dropped", drop["reason"]):
+        if selection.says("dropped", drop["reason"]):
             yield LeftOut.of_drop(drop, inputs)
 
 

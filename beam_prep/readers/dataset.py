@@ -114,7 +114,7 @@ class Dataset:
         here = {split: mine for split, rows in found.items() if (mine := _within(self._rows, rows))}
         if len(here) > 1:
             raise BeamPrepError(
-                f"the rows of domain {name!r} are in the splits {_quoted(self.splits)}; give one of them: "
+                f"the rows of domain {name!r} are in the splits {_quoted(list(map(str, here)))}; give one of them: "
                 f".split({next(iter(here))!r}).domain({name!r})"
             )
         return Dataset(self._output, next(iter(here.values()), range(0)))
@@ -355,8 +355,8 @@ class Dataset:
     def drops(self) -> list[dict[str, Any]]:
         """The first records of each reason that were dropped, in order: `file`, `offset` (bytes), `line` (from 1),
         `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share; of
-        those that are `duplicate`, `same_as`: `file`, `offset` and `line` of the equal record that was kept. Of an
-        output of an earlier version: none.
+        those that are `duplicate`, `same_as`: `file`, `offset` and `line` of the earlier record that they are equal
+        to. Of an output of an earlier version: none.
 
         >>> bp.open("out/chat").drops()
         []

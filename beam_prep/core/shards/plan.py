@@ -91,7 +91,7 @@ class LedgerTotals:
 class Dropped(NamedTuple):
     """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found.
 
-    `same_as` is the place of the equal record that was kept: its file, offset and line.
+    `same_as` is the place of the earlier record that it is equal to: its file, offset and line.
     """
 
     path: str
