@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
     )
     inspect.add_argument("--domain", help="only records of this domain")
+    inspect.add_argument("--split", help="only records of this split")
     inspect.add_argument("--random", type=int, metavar="N", help="show N records that are drawn")
     inspect.add_argument("--seed", type=int, metavar="S", help="of the draw; another seed draws others (default: 0)")
     inspect.add_argument("--shortest", action="store_true", help="show the shortest records, 10 or --count")
@@ -160,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
+    cat.add_argument("--split", help="only rows of this split (default: of all)")
     report = commands.add_parser("report", help="write the report of an output again, with charts")
     report.add_argument("output", help="an output directory, local or on gs:// or s3://")
     report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
@@ -463,6 +465,7 @@ def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> s
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """The result of a run, in a few lines."""
     from beam_prep.core.shards import report
+    from beam_prep.core.shards.mix import mix_lines
 
     ledger, totals = manifest["ledger"], manifest["totals"]
     lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
@@ -473,6 +476,9 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     lines += [
         f"  {line}" for line in report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest["config"]))
     ]
+    for name, found in manifest.get("splits", {}).items():
+        lines.append(f"  split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
+    lines += [f"  {line}" for line in mix_lines(manifest)]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())
@@ -528,7 +534,7 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
     if given.config is None:
         from beam_prep.inspect.output import inspect
 
-        options = {**chosen, "pager": not given.no_pager, "source": given.source}
+        options = {**chosen, "split": given.split, "pager": not given.no_pager, "source": given.source}
         inspect(given.paths[0], given.record, given.count, given.domain, **options)
         return 0
     _import_beam()
@@ -561,8 +567,8 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
         return f"--config without --tokenizer_path; type: {before}"
     if given.source:
         return "--source is for outputs; a file before a run is shown with the place of each record"
-    if given.record is not None or given.domain is not None:
-        return "--record and --domain are for outputs; with --config, use --count N"
+    if given.record is not None or given.domain is not None or given.split is not None:
+        return "--record, --domain and --split are for outputs; with --config, use --count N"
     return None
 
 
@@ -588,13 +594,13 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.inspect.output import cat
 
-    cat(given.output, given.count, given.domain)
+    cat(given.output, given.count, given.domain, given.split)
     return 0
 
 
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import MANIFEST, load
-    from beam_prep.readers.open import open_dataset
+    from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.verify.files import LocalFiles, OutputFiles
     from beam_prep.verify.output import numbers, problems
 
@@ -618,7 +624,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
             files: OutputFiles = stored
             text = stored.manifest()
         else:
-            folder = open_dataset(given.output).path
+            folder = open_dataset(given.output, split=ALL).path
             files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
         manifest = load(text, f"{given.output}/{MANIFEST}")
         wrong = list(problems(files, manifest))
@@ -654,14 +660,14 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import REPORT
-    from beam_prep.readers.open import open_dataset
+    from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.report_page.charts import can_draw
     from beam_prep.report_page.page import page
 
     if "://" in given.output and given.to is None:
         print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
         return 2
-    rows = open_dataset(given.output)
+    rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
     text = page(rows.manifest, rows.run, rows.tokenizer, title, draw=can_draw())

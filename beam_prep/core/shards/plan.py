@@ -16,9 +16,11 @@ import numpy as np
 from beam_prep.core.data.block import Block, count_outcomes
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.lengths import Histogram, add, histogram
+from beam_prep.core.data.places import at_offset, is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
+from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
 from beam_prep.core.shards.compose import Compose
@@ -87,12 +89,16 @@ class LedgerTotals:
 
 
 class Dropped(NamedTuple):
-    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found."""
+    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found.
+
+    `same_as` is the place of the earlier record that it is equal to: its file, offset and line.
+    """
 
     path: str
     offset: int
     line: int
     found: Drop
+    same_as: tuple[str, int, int] | None = None
 
 
 def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
@@ -369,20 +375,28 @@ def _listed(
         for drop in sidecar.drops if kind == "dropped" else sidecar.marks:
             if drop.line < cut and left.get(drop.reason):
                 left[drop.reason] -= 1
-                offset = int(receipts.first_byte[block]) + drop.offset
+                offset, kept = int(receipts.first_byte[block]) + drop.offset, None
                 if drop.reason == DUPLICATE and kind == "dropped":
-                    drop = dataclasses.replace(drop, note=_same_as(drop, sidecars.view(block).copies, receipts, before))
-                found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
+                    kept = _same_as(drop, sidecars.view(block).copies, receipts, before)
+                if kept is not None:
+                    drop = dataclasses.replace(drop, note=_equal_to(*kept))
+                found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop, kept))
     return tuple(found)
 
 
-def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> str:
-    """Which record a copy is equal to."""
+def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> tuple[str, int, int] | None:
+    """The place of the record that a copy is equal to; None of a record that a step dropped for this reason."""
     place = int(np.searchsorted(copies.line, drop.line))
+    if place == len(copies) or copies.line[place] != drop.line:
+        return None
     block = int(np.flatnonzero((receipts.file == copies.file[place]) & (receipts.start == copies.start[place]))[0])
     line = int(before[block] + copies.kept_line[place]) + 1
     offset = int(receipts.first_byte[block] + copies.offset[place])
-    return f"equal to line {line} of {receipts.path(block)} (byte offset {offset})"
+    return receipts.path(block), offset, line
+
+
+def _equal_to(path: str, offset: int, line: int) -> str:
+    return f"equal to {place_in(path, line)} of {path if is_table(path) else at_offset(path, offset)}"
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:

@@ -42,6 +42,7 @@ _LIKE_FIELDS = (
 )
 """Names that one field has in different data sets."""
 _NOT_KEPT = {
+    "not_sampled": "raise output.mix: not one record is taken",
     "contaminated": "preprocessing.decontaminate.against names what the input holds, too: check both",
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "filtered": "check the filters",
@@ -176,7 +177,7 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         found = next((each for each in drops if each.found.reason == reason and each.found.fields is not None), None)
         if found is None:
             continue
-        path, offset, _, record = found
+        path, offset, record = found.path, found.offset, found.found
         missing = _missing(record, config)
         bare = [name for name in config.fields if name in (record.bare or ())]
         fields = record.fields or []
@@ -266,6 +267,11 @@ def _messages(count: int) -> str:
     return f"{count:,} message{'' if count == 1 else 's'}"
 
 
+def empty_splits(manifest: Mapping[str, Any]) -> list[str]:
+    """The names of the splits that have no rows."""
+    return [name for name, found in manifest.get("splits", {}).items() if not found["rows"]]
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """The counts that a report is about: of an output, by its manifest, or of the rows of a preview.
@@ -274,12 +280,16 @@ class Findings:
         roles: see `RoleTable`.
         tokens, trained: of all columns.
         cut: tokens of kept records that were cut off.
+        kept: records that are written.
+        empty: splits without a record.
     """
 
     roles: RoleTable = field(default_factory=dict)
     tokens: int = 0
     trained: int = 0
     cut: int = 0
+    kept: int = 0
+    empty: Sequence[str] = ()
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
@@ -290,6 +300,8 @@ class Findings:
             sum(totals["tokens"].values()),
             sum(totals["trained"].values()),
             manifest["counters"].get(CUT_TOKENS, 0),  # what packing cuts is among them
+            manifest.get("ledger", {}).get("kept", 0),
+            empty_splits(manifest),
         )
 
     @property
@@ -307,6 +319,11 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
         if config.packs:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    for name in found.empty:
+        texts.append(
+            f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "
+            "share in output.splits, or choose another split_seed"
+        )
     return texts
 
 
