@@ -43,7 +43,7 @@ from beam_prep.running import (
 from beam_prep.stopping import Stopped, received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.earlier import EarlierBlocks
-from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.files import join, total_size
 from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
@@ -92,7 +92,8 @@ class Pipeline:
 
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
-        inputs: paths, globs and `@LIST`s (files that name these, one a line), in order.
+        inputs: paths, globs and `@LIST`s (files that name these, one a line), in order; None: the config names them, in
+            `input.groups`.
         output_dir: the directory to make.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. This and the other paths may be on
             `gs://` or `s3://`: see docs/storage.md.
@@ -131,7 +132,7 @@ class Pipeline:
     def __init__(
         self,
         config: PipelineConfig | str | os.PathLike[str],
-        inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+        inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None,
         output_dir: str | os.PathLike[str],
         tokenizer_path: str | os.PathLike[str],
         *,
@@ -176,7 +177,7 @@ class Pipeline:
             raise ConfigError(
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
             )
-        self.inputs = list_inputs(inputs)
+        self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = load_tokenizer(tokenizer_path)
         if self.config.input.chat_template is not None:
             # Then the output keeps the template that made it.
@@ -209,7 +210,9 @@ class Pipeline:
         # Read once: what is compared must be what the facts say, also if a file changes meanwhile.
         self._references = recipe.references_of(self.config)
         self.references: IndexSource | None = None if self._references is None else self._references.index
-        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes, self._references)
+        self.facts = recipe.facts(
+            self.config, self.tokenizer, reject_text, max_line_bytes, self._references, self.inputs
+        )
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
 
@@ -373,7 +376,8 @@ class Pipeline:
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in ignored:
             log.warning("warning: %s", warning)
-        check_heads(self.inputs, ConfigView.of(self.config.canonical()).fields)
+        for number, part in enumerate(self.config.parts()):
+            check_heads([file for file in self.inputs if (file.group or 0) == number], part.input.fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:
@@ -452,12 +456,14 @@ class Pipeline:
     @functools.cached_property
     def _gate(self) -> tuple[Backend, str | None]:
         """(backend, message for the user) of `choose`, with the first records of the input as probes."""
-        if self.config.input.tokenized:
+        if all(part.input.tokenized for part in self.config.parts()):
             return "transformers", None
-        columns = recipe.wanted_columns(self.config, self.render)
-        spans = columns is None or columns.kind != "texts"
+        parts = [part for part in self.config.parts() if not part.input.tokenized]
+        columns = [recipe.wanted_columns(part, self.render) for part in parts]
+        spans = any(each is None or each.kind != "texts" for each in columns)
+        firsts = {file.group: file for file in reversed(self.inputs)}
         with single_threaded_tokenizers():
-            texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
+            texts = [text for file in firsts.values() for text in recipe.first_texts(self.config, self.tokenizer, file)]
             return choose(self.tokenizer, self.tokenizer_backend, texts, spans)
 
     @functools.cached_property
@@ -488,8 +494,9 @@ class Pipeline:
                 self.inputs,
                 self.block_bytes,
                 spool,
-                recipe.wanted_columns(config, self.render),
+                None if config.input.groups else recipe.wanted_columns(config, self.render),
                 self.max_line_bytes,
+                recipe.wanted_of_groups(config, self.render),
             )
             | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check, self.references)
             | Shard(
@@ -528,7 +535,10 @@ class Pipeline:
         folder = self.spool or join(self.staging.root, "spool")
         trust = Trust(self.tokenizer_backend, self.render, self.check)
         made_by, kept = recipe.spool_recipe(self.facts), self.spool is not None
-        return Spool(folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier)
+        groups = recipe.group_recipes(self.facts)
+        return Spool(
+            folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier, groups=groups
+        )
 
     def _note_launch(self, begins: bool) -> None:
         """Notes in a spool that is kept that this launch uses it, or that it has ended."""

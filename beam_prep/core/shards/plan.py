@@ -87,18 +87,23 @@ class LedgerTotals:
 
 
 class Dropped(NamedTuple):
-    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found."""
+    """A record that was dropped: its file, its offset there in bytes, its line from 1, what was found, and the number
+    of the file in the input."""
 
     path: str
     offset: int
     line: int
     found: Drop
+    file: int = 0
 
 
 def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
     """The first drops of a block, of each reason; lines are counted from its first. For `text_limit` see `drops`."""
     path, first = block.origin.source.path, block.origin.first_byte
-    return [Dropped(path, first + drop.offset, drop.line + 1, drop) for drop in drops(block.ledger, text_limit)]
+    return [
+        Dropped(path, first + drop.offset, drop.line + 1, drop, block.origin.file)
+        for drop in drops(block.ledger, text_limit)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +378,8 @@ def _listed(
                 offset = int(receipts.first_byte[block]) + drop.offset
                 if drop.reason == DUPLICATE and kind == "dropped":
                     drop = dataclasses.replace(drop, note=_same_as(drop, sidecars.view(block).copies, receipts, before))
-                found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
+                line, file = int(before[block]) + drop.line + 1, int(receipts.file[block])
+                found.append(Dropped(receipts.path(block), offset, line, drop, file))
     return tuple(found)
 
 
