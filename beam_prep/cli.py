@@ -391,9 +391,15 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
             return 2
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
+        from beam_prep.recipe import read_config
     arguments = options.pipeline_arguments(given)
     if given.config_json is not None:
         arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
+    if not given.inputs:
+        config = arguments["config"] if given.config is None else read_config(given.config)
+        if config.input.groups is None:
+            print("beam-prep run: no input: give files or quoted globs, or --inputs", file=sys.stderr)
+            return 2
     job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
     if given.dry_run:
         from beam_prep.dry_run import dry_run
