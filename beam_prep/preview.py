@@ -411,10 +411,12 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
     dropped: list[Dropped] = []
     first_rejects: list[dict[str, Any]] = []
     total = blank = 0
+    of_files = np.zeros((len(job.files), 2), np.int64)
     for batch in sample:
         ledger, path = batch.ledger, batch.origin.source.path
         counts = count_outcomes(ledger.status, ledger.outcomes)
         total, blank = total + len(ledger.status), blank + counts["blank"]
+        of_files[batch.origin.file] += (len(ledger.status) - counts["blank"], len(batch))
         for kind in ("dropped", "rejected"):
             kinds[kind].update(counts[kind])
         written = job.unpacked(batch)
@@ -450,6 +452,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         roles=by_role,
         drops=tuple(dropped),
         first_rejects=tuple(first_rejects),
+        of_files=of_files,
     )
     cut = kinds["counter"][CUT_TOKENS]
     return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)

@@ -275,7 +275,10 @@ def test_the_command_line_takes_no_inputs(files: Path, tokenizer_path: str, caps
     assert "rejected_bad_json" in other
     assert call("audit", *job, "--json") == 1
     findings = [each["findings"] for each in json.loads(capsys.readouterr().out)["groups"]]
-    assert [[each["name"] for each in some] for some in findings] == [[], ["no_end", "dropped_too_short", "rejected_bad_json"]]
+    assert [[each["name"] for each in some] for some in findings] == [
+        [],
+        ["no_end", "dropped_too_short", "rejected_bad_json"],
+    ]
     assert call("inspect", *job, "--no_pager") == 0
     told = capsys.readouterr().out
     assert "1 bad_json" in told
@@ -344,6 +347,19 @@ def test_a_failure_names_the_fields_of_the_group(make: Made, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("most", [None, 300, 20])
+def test_a_group_of_which_nothing_is_kept_fails_the_run(most: int | None, make: Made, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"content": "a text under another name"}\n' * 4)
+    groups = [*named("chat"), {**TEXT, "files": str(tmp_path / "x.jsonl")}, *named("text")]
+    given = config(groups, preprocessing={"max_items": most})
+    if most == 20:  # the group is not read
+        assert make(given).manifest["ledger"]["not_read"] > 300
+        return
+    problem = r"nothing is kept of input\.groups\[1\], of 4 records: .* the first empty record .*x\.jsonl .*'content'\?"
+    with pytest.raises(RunError, match=problem):
+        make(given)
+
+
 def test_a_table_of_a_group_must_have_its_fields(make: Made, tmp_path: Path) -> None:
     table = write(rows_of(EXAMPLES / "chat.jsonl"), tmp_path / "chat")
     with pytest.raises(InputError, match=r"none of the fields that the config reads \('text'\)"):
@@ -366,6 +382,7 @@ def problem_of(given: dict[str, Any]) -> str:
     return str(raised.value)
 
 
+PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
 LISTS = {"sources": {"sequence": {"sections": [{"field": "t", "action": "train"}], "list_field": True}}}
 
 
@@ -394,6 +411,11 @@ LISTS = {"sources": {"sequence": {"sections": [{"field": "t", "action": "train"}
         (
             config([{**TEXT, "files": "a"}, {"rollouts": {}, "files": "b"}]),
             "and those of input.groups[0] are sequences with 'sequence' (token ids, int32): one output has rows of one",
+        ),
+        (
+            config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),
+            "and those of input.groups[0] are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, "
+            "int32, none is trained)",
         ),
         (
             config([{**TEXT, "files": "a"}, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),

@@ -123,7 +123,8 @@ def _rows_of(part: InputConfig, output: OutputConfig) -> str:
     kinds = {"ids": "token ids", "list": "lists of token ids", "value": "values", "token_value": "numbers of tokens"}
     columns = []
     for spec in specs_of(part, output):
-        columns.append(f"{spec.name!r} ({kinds.get(spec.kind, 'texts')}, {spec.dtype})")
+        untrained = "" if spec.trains or spec.kind not in ("ids", "list") else ", none is trained"
+        columns.append(f"{spec.name!r} ({kinds.get(spec.kind, 'texts')}, {spec.dtype}{untrained})")
         if spec.mask_name is not None:
             columns.append(f"{spec.mask_name!r} ({'labels' if output.columns == 'labels' else 'mask'})")
     of = "rollouts" if part.rollouts is not None else "sources" if part.sources else "sequences"

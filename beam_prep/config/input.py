@@ -183,12 +183,7 @@ class InputConfig(FieldsConfig):
         if self.groups is None:
             return (self,)
         made = [self._part(group, frozenset()) for group in self.groups]
-        outputs: dict[str, set[tuple[bool, bool]]] = {}
-        for part in made:
-            for spec in specs_of(part, output):
-                outputs.setdefault(spec.name, set()).add((spec.mask_name is not None, spec.trains))
-        # Trained in one group and not in another, or in part: then a mask says it.
-        masked = frozenset(name for name, kinds in outputs.items() if len(kinds) > 1)
+        masked = frozenset(spec.name for part in made for spec in specs_of(part, output) if spec.mask_name is not None)
         return tuple(self._part(group, masked) for group in self.groups)
 
     def _part(self, group: GroupConfig, masked: frozenset[str]) -> "InputConfig":

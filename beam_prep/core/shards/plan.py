@@ -131,6 +131,7 @@ class Plan:
         splits: names of the splits; () without.
         mix: what the manifest says of a mix, see `mix_report`.
         repeated: rows that are written beyond one of each record, for a mix.
+        of_files: int64 [files, 2], records that were read of each file, and those that are kept; () if not known.
         runs, groups: the work that has to be done before the shards of a shuffle are known; None: they are.
     """
 
@@ -156,6 +157,7 @@ class Plan:
     splits: tuple[str, ...] = ()
     mix: dict[str, Any] = field(default_factory=dict)
     repeated: int = 0
+    of_files: Array | tuple[()] = ()
     runs: Runs | None = None
     groups: Iterable[RunGroup] = ()
 
@@ -242,6 +244,7 @@ def make_plan(
         lengths=_lengths(receipts, sidecars, end),
         drawn=_drawn(receipts, end, splits),
         splits=() if splits is None else splits.names,
+        of_files=_of_files(receipts, end),
         runs=runs,
         groups=groups,
     )
@@ -309,6 +312,18 @@ def _ledger(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Ledger
         kept, not_read = kept + end.rows, not_read - cut
     ledger = LedgerTotals(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
     return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
+
+
+def _of_files(receipts: Receipts, end: Border) -> Array:
+    """`Plan.of_files`. Of the block in which the last kept row is, only what is kept counts."""
+    complete = end.block + 1 if end.rows < 0 else end.block
+    files, count = receipts.file[:complete], int(receipts.file[-1]) + 1 if len(receipts) else 0
+    read = receipts.lines[:complete] - receipts.counted("blank")[:complete]
+    found = np.zeros((count, 2), np.int64)
+    np.add.at(found, files, np.stack([read, receipts.rows[:complete]], axis=1))
+    if end.rows >= 0:
+        found[receipts.file[end.block]] += end.rows
+    return found
 
 
 def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dict[str, int]]:

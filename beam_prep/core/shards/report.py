@@ -1,5 +1,6 @@
 """The report of a run or a preview: which roles are trained, what is cut, and why it fails."""
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,7 +147,28 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rat
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
     lost = too_many_lost(ledger, max_drop_rate)
-    return None if lost is None else _with_causes(lost, plan, config)
+    return _of_empty_group(plan, config) if lost is None else _with_causes(lost, plan, config)
+
+
+def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
+    """The problem if a group of inputs has records, and none of them is kept: others may be so many more that no rate
+    of the whole says so."""
+    if not len(plan.of_files):
+        return None
+    start = 0
+    for number, (_, count) in enumerate(config.groups):
+        files = range(start, start + count)
+        start += count
+        read, kept = (sum(int(plan.of_files[file][which]) for file in files) for which in (0, 1))
+        if read and not kept:
+            problem = f"nothing is kept of input.groups[{number}], of {read} records: check its fields, or leave it out"
+            drops = tuple(drop for drop in plan.drops if drop.file in files)
+            paths = {plan.inputs[file]["path"] for file in files}
+            rejects = tuple(reject for reject in plan.first_rejects if reject["file"] in paths)
+            return _with_causes(
+                problem, dataclasses.replace(plan, drops=drops, first_rejects=rejects, roles={}), config
+            )
+    return None
 
 
 def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
