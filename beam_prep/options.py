@@ -107,7 +107,7 @@ OPTIONS = (
         group="Job",
         kind="text",
         help="JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a "
-        "line; .gz, .bz2 and .zst are read too",
+        "line; .gz, .bz2 and .zst are read too. Without it, the config names the files: input.groups",
         metavar="LIST",
         pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
         example="gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
@@ -479,7 +479,7 @@ def replay_arguments(given: argparse.Namespace) -> dict[str, Any]:
 
 def changed_options(given: argparse.Namespace) -> list[str]:
     """The job's options that differ from their defaults, as `--name=value`, for a runner's console."""
-    values = {**vars(given), "inputs": " ".join(given.inputs)}
+    values = {**vars(given), "inputs": " ".join(given.inputs) or None}
     found = []
     for option in OPTIONS:
         value = values[option.name]

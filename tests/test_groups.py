@@ -474,6 +474,15 @@ def test_the_canonical_config_is_a_config_and_leaves_out_what_has_no_effect() ->
     ]
 
 
+def test_a_group_that_is_not_compared_with_evaluation_data_is_said() -> None:
+    rule = {"against": "eval.jsonl", "fields": ["text", "other"]}
+    parsed = PipelineConfig.from_dict(config(named("chat", "text"), preprocessing={"decontaminate": rule}))
+    (warning,) = parsed.warnings
+    assert warning.startswith(
+        "input.groups[0]: preprocessing.decontaminate.fields names none of the fields that it reads ('messages')"
+    )
+
+
 def test_a_domain_key_that_no_group_needs_is_said() -> None:
     parsed = PipelineConfig.from_dict(config(named("text"), output={"domain_key": "topic"}))
     assert parsed.warnings == ["output.domain_key is ignored, because every one of input.groups has a domain"]

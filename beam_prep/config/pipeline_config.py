@@ -165,6 +165,13 @@ class PipelineConfig(Strict):
         for number, part in enumerate(self.parts()):
             of = "" if self.input.groups is None else f"input.groups[{number}]: "
             found += [of + text for text in part._warnings_of_fields()]
+            rule = self.preprocessing.decontaminate
+            if of and rule is not None and rule.fields is not None and not {*rule.fields} & {*part.section_fields}:
+                fields = ", ".join(map(repr, part.section_fields))
+                found.append(
+                    f"{of}preprocessing.decontaminate.fields names none of the fields that it reads ({fields}): records "
+                    "without one are compared with nothing"
+                )
         step = self.preprocessing
         if step.packing_strategy == "none" and step.max_packed_len is not None:
             found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
@@ -204,8 +211,11 @@ class PipelineConfig(Strict):
     def decontaminated_fields(self) -> tuple[str, ...]:
         """The fields that are compared with evaluation data: those of the rule, else those of all sections."""
         rule = self.preprocessing.decontaminate
-        if rule is not None and rule.fields is not None:
-            return rule.fields
+        return self.section_fields if rule is None or rule.fields is None else rule.fields
+
+    @property
+    def section_fields(self) -> tuple[str, ...]:
+        """The fields of all sections."""
         return tuple(dict.fromkeys(section.field for spec in self.outputs() for section in spec.sections))
 
     def parts(self) -> tuple["PipelineConfig", ...]:
