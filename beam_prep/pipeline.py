@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -376,8 +377,8 @@ class Pipeline:
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in ignored:
             log.warning("warning: %s", warning)
-        for number, part in enumerate(self.config.parts()):
-            check_heads([file for file in self.inputs if (file.group or 0) == number], part.input.fields)
+        for group, some in itertools.groupby(self.inputs, lambda file: file.group):
+            check_heads(list(some), self.config.part(group).input.fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:

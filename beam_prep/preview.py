@@ -335,14 +335,18 @@ _HEAD_BYTES = 4 * CHUNK
 
 def _sample(job: _Job) -> Iterator[Batch]:
     """A few blocks of the input: the beginning of files, and parts of plain files farther on."""
-    some = drawn(len(job.files), _FILES, first=True).tolist()
+    groups: dict[int | None, list[int]] = {}
+    for index, file in enumerate(job.files):
+        groups.setdefault(file.group, []).append(index)
+    each = max(1, _FILES // len(groups))
+    some = [files[place] for files in groups.values() for place in drawn(len(files), each, first=True).tolist()]
     head = max(CHUNK, _HEAD_BYTES // len(some) // CHUNK * CHUNK)
     for index in some:
         source = job.files[index]
         parts = [first_records(source, index, head)]
         if not is_stream(source) and source.size > head:
             places = (source.size - head - 1) // _PART_BYTES + 1
-            for place in drawn(places, _PARTS // len(some) - 1).tolist():
+            for place in drawn(places, max(0, _PARTS // len(some) - 1)).tolist():
                 parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
         yield from (_prepared(job, records) for records in parts if records is not None)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import pytest
 
 import beam_prep as bp
@@ -142,6 +143,22 @@ def test_equal_bytes_in_two_groups_are_two_blocks(make: Made, tmp_path: Path) ->
     assert len({each["digest"] for each in made.manifest["inputs"]}) == 1  # of the bytes, whatever the group
 
 
+def test_a_chain_of_ones_own_makes_two_blocks_of_equal_bytes_too(tmp_path: Path, tokenizer_path: str) -> None:
+    lines = [{"text": f"a text of its own, number {n}", "prompt": "what?", "response": "that."} for n in range(9)]
+    groups = []
+    for name, fields in (("a", TEXT), ("b", PAIR)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        groups.append({**fields, "files": str(tmp_path / f"{name}.jsonl"), "domain": name})
+    given = PipelineConfig.from_dict(config(groups, preprocessing={"min_chars": 0}))
+    tokenizer = bp.Tokenizer.load(tokenizer_path)
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        records = pipeline | bp.ReadJSONL(recipe.inputs_of(given, None))
+        _ = records | bp.Prepare(given, tokenizer) | bp.Shard(str(tmp_path / "out"), tokenizer=tokenizer)
+    made = bp.open(tmp_path / "out")
+    assert len(made.domain("a")) == len(made.domain("b")) == 9
+    assert rows(made.domain("a")) != rows(made.domain("b"))
+
+
 def test_another_group_leaves_the_blocks_of_a_group(make: Made, tmp_path: Path) -> None:
     spool = str(tmp_path / "spool")
     make(config(named("chat", "pairs")), "first", spool=spool)
@@ -220,6 +237,21 @@ def test_what_is_carried_is_of_each_group(make: Made) -> None:
     assert [int(row["file"]) for row in made.domain("text")] == [1] * len(made.domain("text"))
 
 
+def test_rollouts_may_have_other_names_in_each_group(make: Made, tmp_path: Path) -> None:
+    path = EXAMPLES / "more" / "rollout_tokens.jsonl"
+    renamed = tmp_path / "renamed.jsonl"
+    renamed.write_text(path.read_text().replace('"rewards"', '"score"'))
+    one = {"rollouts": {"rewards": "rewards"}, "files": str(path), "domain": "one"}
+    other = {"rollouts": {"rewards": "score"}, "files": str(renamed), "domain": "other"}
+    given = config([one, other], preprocessing={"truncation_mode": "drop"})
+    if "rewards" not in PipelineConfig.from_dict(given).columns():
+        pytest.fail("the rollouts have no rewards")
+    made = make(given)
+    assert rows(made.domain("one")) == rows(made.domain("other"))
+    own, files = alone(given, 0)
+    assert rows(made.domain("one")) == rows(make(own, "alone", files))
+
+
 def test_preference_pairs_of_two_shapes(make: Made) -> None:
     def side(name: str, template: Any) -> dict[str, Any]:
         return {"sections": [{"field": name, "action": "$role", "template": template}]}
@@ -284,6 +316,22 @@ def test_the_command_line_takes_no_inputs(files: Path, tokenizer_path: str, caps
     assert "1 bad_json" in told
     assert "domain chat" in told
     assert call("inspect", *job, "--no_pager", "--html", str(files.parent / "page.html")) == 0
+
+
+def test_a_preview_looks_at_every_group(
+    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": f"text number {number}"}) + "\n")
+    (tmp_path / "last.jsonl").write_text('{"other": "the last group"}\n')
+    groups = [
+        {**TEXT, "files": str(tmp_path / "[0-9]*.jsonl")},
+        {"sections": [{"field": "other", "action": "train"}], "files": str(tmp_path / "last.jsonl"), "domain": "last"},
+    ]
+    given = tmp_path / "config.json"
+    given.write_text(json.dumps(config(groups, preprocessing={"min_chars": 0})))
+    assert call("inspect", "-c", str(given), "--tokenizer_path", tokenizer_path, "--no_pager", "--grep", "last") == 0
+    assert "domain last" in capsys.readouterr().out
 
 
 def test_inputs_beside_groups_are_refused(files: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,8 @@ class FieldsConfig(Strict):
                     yield place, f"found column {column!r}; reserved names: {', '.join(RESERVED)}"
                 if (earlier := first.setdefault(column.lower(), place)) is not place:
                     why = "columns become file names, so upper and lower case count as equal"
-                    yield place, f"found column {column!r}, which {path_of(('input', *earlier))} has already; {why}"
+                    there = path_of(earlier if isinstance(self, GroupConfig) else ("input", *earlier))
+                    yield place, f"found column {column!r}, which {there} has already; {why}"
 
     def _char_limit_problems(self) -> Iterator[Problem]:
         specs = specs_of(self, OutputConfig())
@@ -179,7 +180,7 @@ class InputConfig(FieldsConfig):
         return self._domain
 
     def parts(self, output: OutputConfig) -> tuple["InputConfig", ...]:
-        """The input of each group, as if it were the only one, but with the masks of all; without groups: this one."""
+        """The input of each group as if it were alone, but with the masks that others need; without groups: this one."""
         if self.groups is None:
             return (self,)
         made = [self._part(group, frozenset()) for group in self.groups]
@@ -198,7 +199,12 @@ class InputConfig(FieldsConfig):
         Args:
             joint: text sections are joined before they are encoded.
             loss_weights: with the weights of tokens.
+
+        Raises:
+            ConfigError: groups have outputs of their own.
         """
+        if self.groups is not None:
+            raise ConfigError("input.groups have outputs of their own: take those of one of `config.parts()`")
         return tuple(
             Output(
                 spec.name,

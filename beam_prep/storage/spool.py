@@ -93,9 +93,11 @@ class Spool:
 
         So the same bytes in two groups, whose fields may differ, are two blocks.
         """
-        if origin.source.group is None or not self.groups:
+        group = origin.source.group
+        if group is None:
             return origin.digest
-        return hashlib.sha256(f"{self.groups[origin.source.group]} {origin.digest}".encode()).hexdigest()
+        of = self.groups[group] if self.groups else group
+        return hashlib.sha256(f"{of} {origin.digest}".encode()).hexdigest()
 
     def name(self, digest: str) -> str:
         """The name of a block from its `digest`. The first two digits are the name of a folder."""

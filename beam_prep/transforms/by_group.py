@@ -9,6 +9,7 @@ import apache_beam as beam
 
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.domain import in_domain
 from beam_prep.errors import ConfigError
 from beam_prep.transforms.block_step import BlockStep, timed
 
@@ -70,8 +71,4 @@ class InDomain(BlockStep):
         super().__init__()
 
     def step(self) -> Callable[[Batch], Batch]:
-        return partial(_in_domain, domain=self.domain)
-
-
-def _in_domain(batch: Batch, domain: str) -> Batch:
-    return dataclasses.replace(batch, domain=[domain] * len(batch))
+        return partial(in_domain, domain=self.domain)
