@@ -585,7 +585,13 @@ def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
     count = SAMPLE if given.sample is None else given.sample
     found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)
     if given.json:
-        print(json.dumps(as_json(found[None]) if None in found else {"groups": [*map(as_json, found.values())]}))
+        print(
+            json.dumps(
+                as_json(found[None])
+                if None in found
+                else {"groups": {group: as_json(each) for group, each in found.items()}}
+            )
+        )
     else:
         for group, each in found.items():
             if group is not None:

@@ -306,7 +306,8 @@ def test_the_command_line_takes_no_inputs(files: Path, tokenizer_path: str, caps
     assert one.startswith("input.groups[0]:")
     assert "rejected_bad_json" in other
     assert call("audit", *job, "--json") == 1
-    findings = [each["findings"] for each in json.loads(capsys.readouterr().out)["groups"]]
+    audits = json.loads(capsys.readouterr().out)["groups"]
+    findings = [audits[number]["findings"] for number in "01"]
     assert [[each["name"] for each in some] for some in findings] == [
         [],
         ["no_end", "dropped_too_short", "rejected_bad_json"],
@@ -332,6 +333,18 @@ def test_a_preview_looks_at_every_group(
     given.write_text(json.dumps(config(groups, preprocessing={"min_chars": 0})))
     assert call("inspect", "-c", str(given), "--tokenizer_path", tokenizer_path, "--no_pager", "--grep", "last") == 0
     assert "domain last" in capsys.readouterr().out
+
+
+def test_an_empty_group_is_no_fault(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    given = tmp_path / "config.json"
+    given.write_text(json.dumps(config([{**TEXT, "files": str(tmp_path / "empty.jsonl")}, *named("chat")])))
+    job = ["-c", str(given), "--tokenizer_path", tokenizer_path]
+    assert call("audit", *job) == 0
+    assert capsys.readouterr().out.startswith("input.groups[1]:")
+    assert call("inspect", *job, "--no_pager") == 0
+    assert call("run", "-o", str(tmp_path / "out"), *job, *RUNNER) == 0
+    assert len(bp.open(tmp_path / "out")) == 260
 
 
 def test_inputs_beside_groups_are_refused(files: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:

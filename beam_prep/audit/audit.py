@@ -1,12 +1,13 @@
 """`audit`: the checks, in one list, on one sample."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
 from beam_prep.audit import of_records, of_template, of_tokens
-from beam_prep.audit.draw import draw
+from beam_prep.audit.draw import Drawn, draw
 from beam_prep.audit.finding import Finding
 from beam_prep.audit.sample import Sample
 from beam_prep.config import PipelineConfig
@@ -81,7 +82,8 @@ def audit_groups(
 ) -> dict[int | None, Audit]:
     """The audit of each of `input.groups`, by its number, as their records have fields of their own.
 
-    For arguments and errors see `audit`; each group has a sample of `count` records. Without groups: {None: audit}.
+    For arguments and errors see `audit`; each group has a sample of `count` records. Those without a record are left
+    out. Without groups: {None: audit}.
     """
     if count < 1:
         raise BeamPrepError(f"--sample is {count}, wanted 1 or more records")
@@ -91,9 +93,13 @@ def audit_groups(
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
     samples: dict[int | None, tuple[Sample, str | None]] = {}
-    for group in dict.fromkeys(file.group for file in files):
-        some = [file for file in files if file.group == group]
-        samples[group] = _sample(some, config.part(group), tokenizer, count)
+    for group, each in itertools.groupby(files, lambda file: file.group):
+        some = list(each)
+        drawn = draw(some, count)
+        if drawn.count:
+            samples[group] = _sample(drawn, some, config.part(group), tokenizer)
+    if not samples:
+        raise _no_record(files)
     roles = {group: frozenset(sample.roles) for group, (sample, _) in samples.items()}
     found = {}
     for group, (sample, today) in samples.items():
@@ -104,16 +110,20 @@ def audit_groups(
 
 def audit_files(files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer, count: int) -> Audit:
     """The same, of files that are listed, and a tokenizer that is loaded."""
-    return _checked(*_sample(files, config, tokenizer, count))
+    drawn = draw(files, count)
+    if not drawn.count:
+        raise _no_record(files)
+    return _checked(*_sample(drawn, files, config, tokenizer))
+
+
+def _no_record(files: Sequence[InputFile]) -> InputError:
+    return InputError(f"the input has no record: {', '.join(repr(file.path) for file in files[:3])}")
 
 
 def _sample(
-    files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer, count: int
+    drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer
 ) -> tuple[Sample, str | None]:
     """(the sample, the date that the config should name)"""
-    drawn = draw(files, count)
-    if not drawn.count:
-        raise InputError(f"the input has no record: {', '.join(repr(file.path) for file in files[:3])}")
     config, today = _with_date(config, tokenizer)
     return Sample.of(drawn, config, tokenizer, files), today
 

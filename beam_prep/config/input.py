@@ -180,7 +180,7 @@ class InputConfig(FieldsConfig):
         return self._domain
 
     def parts(self, output: OutputConfig) -> tuple["InputConfig", ...]:
-        """The input of each group as if it were alone, but with the masks that others need; without groups: this one."""
+        """The input of each group as if it were alone, with the masks that others need; without groups: this one."""
         if self.groups is None:
             return (self,)
         made = [self._part(group, frozenset()) for group in self.groups]
