@@ -69,6 +69,9 @@ log = logging.getLogger("beam_prep")
 MIN_LEASE = 60.0
 _UNTIL_WORKERS_START = 3600.0
 """Seconds."""
+_GROUPS_PROBED = 16
+"""Groups of inputs whose first records are tried before a run: each is a file to open. In the run, blocks of all are
+checked by sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +380,9 @@ class Pipeline:
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in ignored:
             log.warning("warning: %s", warning)
+        parts = self.config.parts()
         for group, some in itertools.groupby(self.inputs, lambda file: file.group):
-            check_heads(list(some), self.config.part(group).input.fields)
+            check_heads(list(some), parts[group or 0].input.fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:
@@ -457,14 +461,18 @@ class Pipeline:
     @functools.cached_property
     def _gate(self) -> tuple[Backend, str | None]:
         """(backend, message for the user) of `choose`, with the first records of the input as probes."""
-        if all(part.input.tokenized for part in self.config.parts()):
+        parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
+        if not parts:
             return "transformers", None
-        parts = [part for part in self.config.parts() if not part.input.tokenized]
-        columns = [recipe.wanted_columns(part, self.render) for part in parts]
+        columns = [recipe.wanted_columns(part, self.render) for part in parts.values()]
         spans = any(each is None or each.kind != "texts" for each in columns)
-        firsts = {file.group: file for file in reversed(self.inputs)}
+        firsts = {file.group or 0: file for file in reversed(self.inputs)}
         with single_threaded_tokenizers():
-            texts = [text for file in firsts.values() for text in recipe.first_texts(self.config, self.tokenizer, file)]
+            texts = [
+                text
+                for group, part in [*parts.items()][:_GROUPS_PROBED]
+                for text in recipe.first_texts(part, self.tokenizer, firsts[group])
+            ]
             return choose(self.tokenizer, self.tokenizer_backend, texts, spans)
 
     @functools.cached_property

@@ -354,7 +354,6 @@ _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
 
 def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile) -> list[str]:
     """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
-    config = config.part(source.group)
     if config.input.tokenized:
         return []
     try:
