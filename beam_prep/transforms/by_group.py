@@ -20,8 +20,7 @@ Step = Callable[[Any], Any]
 class ByGroup(BlockStep):
     """`Records` -> `Batch`: each block goes through the steps of the group that its file belongs to.
 
-    Blocks of different groups must never be joined by Beam (see DESIGN), so this is one step, whose place in the graph
-    is that of all steps of all groups.
+    One step for all groups: to part the blocks and to join them again would cost Beam several times their memory.
 
     Attributes:
         steps: of each group, in order; the last one of each makes a `Batch`.
