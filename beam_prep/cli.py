@@ -98,7 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    inspect.add_argument("paths", nargs="+", metavar="PATH", help="an output directory; with --config: JSONL files")
+    inspect.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="an output directory; with --config: JSONL files, or none, if the config has input.groups",
+    )
     inspect.add_argument("--record", type=int, help="number of the only record to show")
     inspect.add_argument(
         "--count",
@@ -139,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    audit.add_argument("inputs", nargs="+", metavar="FILE", help="JSONL files or quoted globs, as for a run")
+    audit.add_argument("inputs", nargs="*", metavar="FILE", help="JSONL files or quoted globs, as for a run")
     audit.add_argument("-c", "--config", required=True, metavar="FILE", help="the config of the run")
     audit.add_argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run")
     audit.add_argument("--sample", type=int, metavar="N", help="records to look at (default: 2000)")
@@ -388,9 +393,15 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
             return 2
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
+        from beam_prep.recipe import read_config
     arguments = options.pipeline_arguments(given)
     if given.config_json is not None:
         arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
+    if not given.inputs:
+        config = arguments["config"] if given.config is None else read_config(given.config)
+        if config.input.groups is None:
+            print("beam-prep run: no input: give files or quoted globs, or --inputs", file=sys.stderr)
+            return 2
     job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
     if given.dry_run:
         from beam_prep.dry_run import dry_run
@@ -558,7 +569,7 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
             return f"--tokenizer_path without --config; to see files before a run, type: {before}"
         if file is not None and not os.path.isfile(os.path.join(os.path.dirname(file), "manifest.json")):
             return f"{file} is a file, not an output; to see it before a run, type: {before}"
-        if len(given.paths) > 1:
+        if len(given.paths) != 1:
             return f"found {len(given.paths)} paths, wanted one output; to see files before a run, type: {before}"
         return None
     if output is not None:
@@ -574,13 +585,25 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
 
 def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
     _import_beam()
-    from beam_prep.audit.audit import SAMPLE, audit
+    from beam_prep.audit.audit import SAMPLE, audit_groups
     from beam_prep.audit.text import as_json, as_lines
 
-    found = audit(given.inputs, given.config, given.tokenizer_path, SAMPLE if given.sample is None else given.sample)
-    for line in [json.dumps(as_json(found))] if given.json else as_lines(found):
-        print(line)
-    return int(bool(found.findings))
+    count = SAMPLE if given.sample is None else given.sample
+    found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)
+    if given.json:
+        print(
+            json.dumps(
+                as_json(found[None])
+                if None in found
+                else {"groups": {group: as_json(each) for group, each in found.items()}}
+            )
+        )
+    else:
+        for group, each in found.items():
+            if group is not None:
+                print(f"input.groups[{group}]:")
+            print("\n".join(as_lines(each)))
+    return int(any(each.findings for each in found.values()))
 
 
 def _init(given: argparse.Namespace, beam_options: list[str]) -> int:

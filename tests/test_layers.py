@@ -122,6 +122,7 @@ MAY_IMPORT = {
         "pipeline",
         "preview",
         "readers",
+        "recipe",
         "replay",
         "report_page",
         "runners",

@@ -380,7 +380,7 @@ class Publisher:
 
     @property
     def _config(self) -> ConfigView:
-        return ConfigView.of(self.facts.get("config"))
+        return ConfigView.of(self.facts.get("config"), self.facts.get("group_files", ()))
 
     def problem(self, plan: Plan) -> str | None:
         """The reason why a plan must not be carried out, or None."""

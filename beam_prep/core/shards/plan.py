@@ -91,7 +91,8 @@ class LedgerTotals:
 class Dropped(NamedTuple):
     """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found.
 
-    `same_as` is the place of the earlier record that it is equal to: its file, offset and line.
+    `same_as` is the place of the earlier record that it is equal to: its file, offset and line. `file` is the number of
+    the file in the input.
     """
 
     path: str
@@ -99,12 +100,16 @@ class Dropped(NamedTuple):
     line: int
     found: Drop
     same_as: tuple[str, int, int] | None = None
+    file: int = 0
 
 
 def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
     """The first drops of a block, of each reason; lines are counted from its first. For `text_limit` see `drops`."""
     path, first = block.origin.source.path, block.origin.first_byte
-    return [Dropped(path, first + drop.offset, drop.line + 1, drop) for drop in drops(block.ledger, text_limit)]
+    return [
+        Dropped(path, first + drop.offset, drop.line + 1, drop, file=block.origin.file)
+        for drop in drops(block.ledger, text_limit)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,7 @@ class Plan:
         splits: names of the splits; () without.
         mix: what the manifest says of a mix, see `mix_report`.
         repeated: rows that are written beyond one of each record, for a mix.
+        of_files: int64 [files, 2], records that were read of each file, and those that are kept; () if not known.
         runs, groups: the work that has to be done before the shards of a shuffle are known; None: they are.
     """
 
@@ -157,6 +163,7 @@ class Plan:
     splits: tuple[str, ...] = ()
     mix: dict[str, Any] = field(default_factory=dict)
     repeated: int = 0
+    of_files: Array | tuple[()] = ()
     runs: Runs | None = None
     groups: Iterable[RunGroup] = ()
 
@@ -241,6 +248,7 @@ def make_plan(
         lengths=_lengths(receipts, sidecars, end),
         drawn=_drawn(receipts, end, splits),
         splits=() if splits is None else splits.names,
+        of_files=_of_files(receipts, end),
         runs=runs,
         groups=groups,
     )
@@ -309,6 +317,18 @@ def _ledger(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Ledger
         kept, not_read = kept + end.rows, not_read - cut
     ledger = LedgerTotals(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
     return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
+
+
+def _of_files(receipts: Receipts, end: Border) -> Array:
+    """`Plan.of_files`. Of the block in which the last kept row is, only what is kept counts."""
+    complete = end.block + 1 if end.rows < 0 else end.block
+    files, count = receipts.file[:complete], int(receipts.file[-1]) + 1 if len(receipts) else 0
+    read = receipts.lines[:complete] - receipts.counted("blank")[:complete]
+    found = np.zeros((count, 2), np.int64)
+    np.add.at(found, files, np.stack([read, receipts.rows[:complete]], axis=1))
+    if end.rows >= 0:
+        found[receipts.file[end.block]] += end.rows
+    return found
 
 
 def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dict[str, int]]:
@@ -380,7 +400,8 @@ def _listed(
                     kept = _same_as(drop, sidecars.view(block).copies, receipts, before)
                 if kept is not None:
                     drop = dataclasses.replace(drop, note=_equal_to(*kept))
-                found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop, kept))
+                line, file = int(before[block]) + drop.line + 1, int(receipts.file[block])
+                found.append(Dropped(receipts.path(block), offset, line, drop, kept, file))
     return tuple(found)
 
 
