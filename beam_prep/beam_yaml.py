@@ -24,7 +24,8 @@ from beam_prep.recipe import Prepare, chain, layout, read_config
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.filter import AdaptRecords, FilterByChars
+from beam_prep.transforms.decontaminate import Decontaminate
+from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.records import FromRecords
@@ -135,8 +136,10 @@ def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
     return _for_yaml(kind.__name__)(make)
 
 
+carry = _one_step(Carry)
 adapt_records = _one_step(AdaptRecords)
 filter_by_chars = _one_step(FilterByChars)
+decontaminate = _one_step(Decontaminate)
 build_mask = _one_step(BuildMask)
 from_tokens = _one_step(FromTokens)
 from_rollouts = _one_step(FromRollouts)

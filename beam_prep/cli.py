@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         "(of drops, an output keeps the first of each reason)",
     )
     inspect.add_argument(
-        "--source", action="store_true", help="with --record: print the line of the input that it was made of"
+        "--source", action="store_true", help="with --record: print the line (or row) of the input that it was made of"
     )
     inspect.add_argument("--ids", action="store_true", help="show each token's id in front of it")
     inspect.add_argument(

@@ -552,6 +552,8 @@ class Pipeline:
             linked=EarlierOutput(self.earlier_output()).bytes,
             limited=self.config.preprocessing.max_items is not None,
             single_use=spool.single_use,
+            shuffle=None if self.compose.shuffle is None else self.compose.method,
+            scratch=self.staging.root if is_local(self.staging.root) else None,
         )
 
     def _checked(self, output: str) -> bool:

@@ -2,6 +2,7 @@
 
     python benchmarks/plan_scale.py --markdown docs/scale.md     # 1,200,000 receipts: some minutes
     python benchmarks/plan_scale.py --small                      # a smoke test
+    python benchmarks/plan_scale.py --compose                    # with a shuffle, splits and a mix
     python benchmarks/plan_scale.py --receipts 200000 --runner   # the same steps as a pipeline, on the FnApiRunner
 
 No input is read and no shard is written. Blocks of 8 MB are drawn from some that went through the spool's own code,
@@ -11,6 +12,8 @@ its memory (`VmHWM`) is its own:
 
 * `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers' work.
 * `plan`: the parts -> `MakePlan`; each element that it hands on goes through the coder that Beam takes. One worker's.
+* `shards` (with `--compose`): the counts of all runs -> `PlanShards`. One worker's. What many workers do before is not
+  measured here: they sort and merge the rows.
 * `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker's.
 
 "Own" seconds are wall time without the simulated waits.
@@ -44,17 +47,25 @@ from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.core.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
 from beam_prep.core.data.hashing import Node
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column
+from beam_prep.core.shards.compose import Compose
+from beam_prep.core.shards.mix import DomainMix
 from beam_prep.core.shards.plan import Plan
 from beam_prep.core.shards.receipts import SpoolReceipt
-from beam_prep.core.shards.sidecars import Sidecar
+from beam_prep.core.shards.runs import RunCounts, Runs, SampleCounts
+from beam_prep.core.shards.sidecars import Copies, Sidecar
 from beam_prep.core.shards.slices import RejectsPlan
+from beam_prep.core.shards.splits import Splits
+from beam_prep.core.shards.views import view_receipt
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.formats.spool import REJECTS, SIDECAR, encode_block, read_rejects, read_sidecar
+from beam_prep.formats.spool import REJECTS, SIDECAR, SpooledRows, encode_block, read_rejects, read_sidecar
+from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
+from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import AT_ONCE, Spool
+from beam_prep.transforms.merge_runs import PlanShards
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
 SEED = 20250811
@@ -90,9 +101,28 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
     for column in COLUMNS:
         batch.columns[column.name] = Ragged.from_lengths(np.zeros(tokens.sum(), column.dtype), tokens)
         batch.schema[column.name] = column
+    ledger.digests["split"] = rng.integers(0, 2**63, len(starts)).astype(np.uint64)
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
     receipt, files = encode_block(batch, batch.tokens, 0, "simulated")
     return receipt, {ending: b"".join(files[ending]) for ending in (SIDECAR, REJECTS) if ending in files}
+
+
+COMPOSE = Compose(
+    shuffle=17,
+    splits=Splits.of({"train": 0.98, "validation": 0.01, "test": 0.01}),
+    mix=(("web", DomainMix(share=0.1, repeat=True)), ("code", DomainMix(epochs=2)), ("papers", DomainMix(tokens=1e9))),
+    method="runs",
+)
+
+
+@functools.cache
+def viewed(family: int, kind: int) -> BlockReceipt:
+    """The receipt of a block as the plan of `COMPOSE` sees it."""
+    receipt, files = block(family, kind)
+    sidecar = read_sidecar(pa.BufferReader(files[SIDECAR]), "simulated")
+    origin = Origin(0, InputFile("", BLOCK_BYTES, 0.0), 0, 0, BLOCK_BYTES, (), "")
+    spooled = SpoolReceipt(origin, "", False, receipt)
+    return view_receipt(spooled, sidecar, Copies(), "", COMPOSE.splits).block
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +132,12 @@ class Job:
     Attributes:
         receipts: its blocks.
         files: files that they come from.
+        compose: they are seen as `COMPOSE` has it.
     """
 
     receipts: int
     files: int
+    compose: bool = False
 
     def blocks(self, start: int, stop: int) -> Iterator[SpoolReceipt]:
         """The receipts of blocks [start, stop)."""
@@ -118,7 +150,7 @@ class Job:
             place = number - first
             # The 128 chunks of an aligned block are one subtree.
             nodes = (Node(place, 7, content),)
-            receipt, _ = block(digest[1], digest[2])
+            receipt = viewed(digest[1], digest[2]) if self.compose else block(digest[1], digest[2])[0]
             origin = Origin(file, source, place * BLOCK_BYTES, place and content[1], BLOCK_BYTES, nodes, digest.hex())
             name = SPOOL.name(digest.hex())
             yield SpoolReceipt(origin, name, False, receipt, {"encoded_by_gigatoken": receipt.kept})
@@ -145,9 +177,13 @@ class SimulatedSpool(Spool):
         return read_sidecar(self._small(name, SIDECAR), "simulated")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
+        return self.pick(name, domain, np.arange(start, stop)).rows
+
+    def pick(self, name: str, domain: int, rows: Array) -> SpooledRows:
         time.sleep(self.delay)
-        count = stop - start
-        return {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
+        count = len(rows)
+        found = {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
+        return SpooledRows(found)
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         time.sleep(self.delay)
@@ -191,7 +227,7 @@ def peak() -> int:
 def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Receipts -> the parts that the plan fetches."""
     fn, clock = PackReceipts(), Clock()
-    job = Job(given.receipts, given.files)
+    job = Job(given.receipts, given.files, given.compose)
     warm()
     sent: dict[int, list[bytes]] = {}
     splits = []
@@ -235,17 +271,18 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     before = peak()
     sent = pickle.loads((folder / "parts").read_bytes())
     parts = {part: [sent.get(part, [])] for part in range(PARTS)}
-    publisher = Shard(str(folder / "out")).publisher
-    make = MakePlan(spool=spool, max_tokens=given.max_tokens, max_items=None, publisher=publisher)
-    sizes: dict[str, list[int]] = {"shards": [], "rejects": []}
+    make = maker(spool, given, folder)
+    sizes: dict[str, list[int]] = {"shards": [], "rejects": [], "runs": []}
     shards = []
     with clock.part("plan"):
         for element in make.process(b"", parts):
-            if isinstance(element, beam.pvalue.TaggedOutput):
+            if isinstance(element, beam.pvalue.TaggedOutput) and element.tag == "groups":
+                sizes["runs"].append(len(CODER.encode(element.value)))
+            elif isinstance(element, beam.pvalue.TaggedOutput):
                 (folder / "plan").write_bytes(CODER.encode(element.value))
             elif isinstance(element, KeyedShard):
                 sizes["shards"].append(len(CODER.encode(element)))
-                shards.append((element.plan.domain, element.plan.shard, element.plan.folder))
+                shards.append((element.plan.domain, element.plan.shard, element.plan.folder, element.plan.split))
             else:
                 sizes["rejects"].append(len(CODER.encode(element)))
     (folder / "shards").write_bytes(pickle.dumps(shards))
@@ -260,6 +297,57 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     for name, each in sizes.items():
         found |= {name: len(each), f"{name} bytes": sum(each), f"{name} largest": max(each, default=0)}
     return {**clock.found, **found}
+
+
+def maker(spool: Spool, given: argparse.Namespace, folder: Path) -> MakePlan:
+    """Makes the plan."""
+    compose = COMPOSE if given.compose else Compose()
+    arranger = Arranger(spool, Scratch("gs://bucket/scratch"), compose)
+    publisher = Shard(str(folder / "out"), compose=compose).publisher
+    return MakePlan(arranger=arranger, max_tokens=given.max_tokens, max_items=None, publisher=publisher)
+
+
+def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """What is in the runs -> the shards. Rows are equally spread over the shards of each part."""
+    clock = Clock()
+    found: Plan = CODER.decode(Path(folder, "plan").read_bytes())
+    runs = found.runs
+    assert runs is not None
+    samples, counts = drawn_counts(runs)
+    make = maker(SPOOL, given, folder)
+    fn = PlanShards(make.arranger, make.publisher)
+    sizes, listed = [], []
+    with clock.part("shards"):
+        for element in fn.process(found, samples, counts, sum(1 for _ in runs.tasks())):
+            if isinstance(element, beam.pvalue.TaggedOutput):
+                (folder / "plan").write_bytes(CODER.encode(element.value))
+            else:
+                sizes.append(len(CODER.encode(element)))
+                listed.append((element.plan.domain, element.plan.shard, element.plan.folder, element.plan.split))
+    (folder / "shards").write_bytes(pickle.dumps(listed))
+    (folder / "plan").stat()
+    named = {"shards": len(sizes), "shards bytes": sum(sizes), "shards largest": max(sizes)}
+    return {**clock.found, **named, "side input bytes": (folder / "plan").stat().st_size, "shards peak": peak()}
+
+
+def drawn_counts(runs: Runs) -> tuple[SampleCounts, RunCounts]:
+    """The counts of runs whose rows are equally spread over all keys."""
+    rng = np.random.default_rng(SEED)
+    samples, rows, sums, border = {}, {}, {}, {}
+    for part, (count, tokens) in enumerate(zip(runs.parts.rows.tolist(), runs.parts.tokens.tolist(), strict=True)):
+        ranges = int(runs.parts.ranges[part])
+        rows[part] = np.full(ranges, max(1, count // ranges))
+        sums[part] = np.array([tokens, 0], np.int64)
+        taken = runs.parts.taken().get(part)
+        if taken is not None and taken.most is not None:
+            samples[part] = np.full(1 << 16, max(1, tokens >> 16))
+    counted = SampleCounts(samples)
+    for part, limit in counted.limits(runs.parts).items():
+        many = max(1, int(runs.parts.rows[part]) >> 16)
+        keys = rng.integers(limit.first, limit.last, many, np.uint64, endpoint=True)
+        sizes = np.full(many, max(1, int(runs.parts.tokens[part]) // max(1, int(runs.parts.rows[part]))), np.uint64)
+        border[part] = np.stack([keys, sizes, rng.integers(0, int(runs.parts.ranges[part]), many, np.uint64)], axis=1)
+    return counted, RunCounts(runs.runs, rows, sums, border)
 
 
 def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -280,19 +368,19 @@ def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {**clock.found, "written bytes": size, "manifest bytes": len(text), "publish peak": peak()}
 
 
-def receipt_of(domain: str, shard: int, folder: str) -> WrittenShard:
+def receipt_of(domain: str, shard: int, folder: str, split: str | None) -> WrittenShard:
     """As `write_shard` gives it for the format `bin`."""
     digest = hashlib.sha256(f"{domain} {shard}".encode()).hexdigest()
     names = (f"{folder}/shard_{shard:04d}/{name}" for name in ("loss_mask.bin", "meta.json", "sequence.bin"))
     files = tuple(WrittenFile(name, 400_000_000, digest) for name in names)
-    receipt = ShardReceipt(domain, shard, 100_000, {"sequence": 10**8}, {"loss_mask": 10**8}, None, files)
+    receipt = ShardReceipt(domain, shard, 100_000, {"sequence": 10**8}, {"loss_mask": 10**8}, None, files, None, split)
     return WrittenShard(receipt, digest[:40], "written")
 
 
 def written_of(work: KeyedShard | RejectsPlan) -> WrittenShard | WrittenFile:
     """What `Write` would give."""
     if isinstance(work, KeyedShard):
-        return receipt_of(work.plan.domain, work.plan.shard, work.plan.folder)
+        return receipt_of(work.plan.domain, work.plan.shard, work.plan.folder, work.plan.split)
     return WrittenFile(f"rejects/rejects-{work.index:05d}.jsonl", 10**6, "")
 
 
@@ -309,8 +397,7 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     warm()
     before = peak()
     spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
-    publisher = Shard(str(folder / "out")).publisher
-    make = MakePlan(spool=spool, max_tokens=given.max_tokens, max_items=None, publisher=publisher)
+    make = maker(spool, given, folder)
     bundles = [(n, min(n + given.bundle, given.receipts)) for n in range(0, given.receipts, given.bundle)]
     with clock.part("run"), beam.Pipeline(FnApiRunner()) as pipeline:
         parts = (
@@ -321,7 +408,9 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
             | beam.GroupByKey()
         )
         once = pipeline | beam.Impulse()
-        planned = once | beam.ParDo(make, beam.pvalue.AsMultiMap(parts)).with_outputs("plan", main="work")
+        planned = once | beam.ParDo(make, beam.pvalue.AsMultiMap(parts)).with_outputs(
+            "plan", "unsorted", "groups", main="work"
+        )
         (
             planned.work
             | beam.Reshuffle()
@@ -339,6 +428,7 @@ def save(text: bytes, folder: Path) -> None:
 
 
 STEPS = (pack, plan, publish)
+COMPOSED_STEPS = (pack, plan, shards, publish)
 
 
 def report(given: argparse.Namespace, found: dict[str, float]) -> str:
@@ -347,6 +437,7 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
     for name, what, waits in (
         ("pack", "many workers together", 0),
         ("plan", "one worker; all sidecars, all elements", found["waits"]),
+        *([("shards", "one worker", 0)] if given.compose else []),
         ("publish", "one worker", 0),
         ("load", "reading the manifest", 0),
     ):
@@ -358,6 +449,7 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
         ("splits to read", "splits", found["splits"], found["splits largest"]),
         ("receipts, packed", "packed", found["packed"], found["packed largest"]),
         ("receipts, by part", "parts", found["parts"], found["parts largest"]),
+        *([("blocks of a run", "runs", found["runs"], found["runs largest"])] if given.compose else []),
         ("shards to write", "shards", found["shards"], found["shards largest"]),
         ("files of rejects to write", "rejects", found["rejects"], found["rejects largest"]),
         ("side input of Publish", "side input", 1, found["side input bytes"]),
@@ -400,6 +492,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_tokens", type=int, default=100_000_000, help="of a shard")
     parser.add_argument("--delay", type=float, default=0.05, help="seconds to read a sidecar")
     parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, sidecars at once")
+    parser.add_argument("--compose", action="store_true", help="with a shuffle by sorted runs, splits and a mix")
     parser.add_argument("--runner", action="store_true", help="as a pipeline of one process on the FnApiRunner")
     parser.add_argument("--markdown", type=Path, help="write the tables between the markers of this page")
     given = parser.parse_args(arguments)
@@ -411,14 +504,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Gives the exit code."""
     given = parse(arguments)
-    name = "plan_runner" if given.runner else "plan_scale"
+    name = "plan_runner" if given.runner else "plan_compose" if given.compose else "plan_scale"
     processes = multiprocessing.get_context("spawn")
     try:
         if given.markdown is not None:
             split_at_markers(given.markdown, name)  # before anything is measured
         found: dict[str, float] = {}
         with tempfile.TemporaryDirectory(prefix="plan_scale-") as folder:
-            for step in (on_runner,) if given.runner else STEPS:
+            for step in (on_runner,) if given.runner else COMPOSED_STEPS if given.compose else STEPS:
                 say(step.__name__)
                 with processes.Pool(1) as pool:
                     found |= pool.apply(step, (given, Path(folder)))

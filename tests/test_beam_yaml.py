@@ -15,6 +15,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 import beam_prep as bp
 from beam_prep import beam_yaml, cli
+from beam_prep.config import PipelineConfig
 from beam_prep.recipe import chain
 from tests.conftest import ROOT, tree
 from tests.test_configs import CONFIGS
@@ -189,3 +190,26 @@ def test_rates_may_be_whole_numbers(tmp_path: Path) -> None:
     steps = [step("Create", elements=ROWS), step("FromRecords"), step("Prepare", **given)]
     run([*steps, step("Shard", **given, **rates, output=str(tmp_path / "out"))])
     assert len(bp.open(tmp_path / "out")) == 3
+
+
+def test_ids_are_carried_and_leaks_marked_as_in_a_job(tmp_path: Path) -> None:
+    evaluation = tmp_path / "eval.jsonl"
+    evaluation.write_text(json.dumps({"text": "What the evaluation asks."}))
+    source = tmp_path / "in.jsonl"
+    texts = ["One text.", "Here is what the evaluation asks!", "Another."]
+    source.write_text("".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)))
+    config = {
+        **TEXT,
+        "preprocessing": {"min_chars": 1, "decontaminate": {"against": str(evaluation), "ngram": 4, "mode": "mark"}},
+        "output": {"carry": {"id": "int32"}, "provenance": True},
+    }
+    given = {"config": config, "tokenizer": TOKENIZER}
+    steps = ["Carry", "FilterByChars", "Decontaminate", "ApplyTemplate", "Tokenize", "BuildMask", "Truncate"]
+    wanted = [type(each).__name__ for each in chain(PipelineConfig.from_dict(config), bp.Tokenizer.load(TOKENIZER))]
+    assert steps == wanted
+    read, shard = step("ReadJSONL", inputs=str(source)), step("Shard", **given, output=str(tmp_path / "yaml"))
+    run([read, *(step(name, **given) for name in steps), shard])
+    bp.Pipeline(PipelineConfig.from_dict(config), str(source), str(tmp_path / "job"), TOKENIZER).run()
+    assert rows(tmp_path / "yaml") == rows(tmp_path / "job")
+    assert [row["id"] for row in bp.open(tmp_path / "yaml")] == [0, 1, 2]
+    assert [each["line"] for each in bp.open(tmp_path / "yaml").marked()] == [2]

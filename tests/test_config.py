@@ -208,6 +208,7 @@ def test_canonical_differs_for_configs_that_differ(one: dict[str, Any], other: d
         sections(CHAT, TEXT, mask={"user": "last"}, output={"domain_key": "source"}),
         sections(PROMPT, TEXT, output={"columns": "labels"}, preprocessing={"shift": True}),
         sources(prompts=PROMPT, responses={"sections": [TEXT], "list_field": True, "mask_key": "masks"}, rewards=VALUE),
+        sections(TEXT, output={"carry": {"id": "string", "n-th": "int32"}, "names": {"n-th": "n"}, "provenance": True}),
     ],
 )
 def test_canonical_is_a_config_itself_and_says_everything(given: dict[str, Any]) -> None:

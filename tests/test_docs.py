@@ -159,7 +159,8 @@ def schema_fields() -> dict[str, Any]:
                 fields(schema["$defs"][name], path)
             if "items" in reference:
                 below(reference["items"], f"{path}[]")
-            for named in reference.get("patternProperties", {}).values():
+            others = reference.get("additionalProperties")
+            for named in [*reference.get("patternProperties", {}).values(), *([others] if others else [])]:
                 below(named, f"{path}.<name>")
 
     def fields(part: dict[str, Any], path: str) -> None:

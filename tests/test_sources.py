@@ -263,14 +263,19 @@ def test_long_rows_are_rejected(tmp_path: Path, tokenizer_path: str) -> None:
 
 
 def test_a_replay_of_a_table_is_a_run_from_scratch(tmp_path: Path, tokenizer_path: str) -> None:
-    rows = [talk(number, "tool" if number in (3, 59) else "user") for number in range(80)]
+    rows = [{**talk(number, "tool" if number in (3, 59) else "user"), "uid": f"é{number}"} for number in range(80)]
     path = write(rows, tmp_path / "x", group=13)
-    old, new = (PipelineConfig.from_dict(text) for text in (config(), config(MENDED)))
+    beside = {"carry": {"uid": "string"}, "provenance": True}
+    texts = [{**text, "output": {**text["output"], **beside}} for text in (config(), config(MENDED))]
+    old, new = (PipelineConfig.from_dict(text) for text in texts)
     spool = str(tmp_path / "spool")
     Pipeline(old, path, tmp_path / "out", tokenizer_path, spool=spool, **LOOSE).run(RUNNER)
     Replay(str(tmp_path / "out"), new, spool=spool, overwrite=True, **LOOSE).run(RUNNER)
     Pipeline(new, path, tmp_path / "scratch", tokenizer_path, **LOOSE).run(RUNNER)
     assert tree(tmp_path / "out") == tree(tmp_path / "scratch")
+    places = {row["offset"]: row["uid"] for row in bp.open(tmp_path / "out")}
+    assert 3 in places
+    assert places == {place: f"é{place}" for place in places}
 
 
 # What else looks at inputs

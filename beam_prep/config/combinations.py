@@ -71,7 +71,9 @@ def joint_problems(
     holds = contents_of(given, output)
     yield from _carry_problems(holds, output)
     for name, dtype in output.dtype.items():
-        if name in output.carried():
+        if (carried := output.carried().get(name)) is not None:
+            if dtype == carried:
+                continue  # as `canonical` says it
             text = f"found {dtype!r}; this column is carried along: give its type in output.carry"
             yield ("output", "dtype", name), text if name in output.carry else f"found {dtype!r}; it cannot be changed"
         elif name not in holds:

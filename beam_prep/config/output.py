@@ -137,7 +137,7 @@ class OutputConfig(Strict):
     provenance: bool = Field(
         default=False,
         description="Add where each row comes from: file, the number of the input, and offset, the byte at which its "
-        "line begins.",
+        "line begins; of Parquet and Arrow, the rows before it.",
     )
     fim: FimConfig | None = Field(
         default=None,
@@ -168,7 +168,7 @@ class OutputConfig(Strict):
     def _problems(self) -> Iterator[Problem]:
         if self.splits is not None:
             total = sum((Fraction(str(share)) for share in self.splits.values()), Fraction(0))
-            if abs(total - 1) > Fraction(1, 10**9):
+            if abs(float(total - 1)) > 1e-9:
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
         for name in filter(_NO_SPLITS.fullmatch, self.splits or ()):
             yield ("splits", name), "found a split with a name that is taken for something else: choose another"
@@ -184,8 +184,8 @@ class OutputConfig(Strict):
         if self.mix is not None and self.shuffle is None:
             yield ("mix",), 'found a mix without output.shuffle, which draws its records: add "shuffle": {"seed": 0}'
         if self.mix is not None:
-            shares = sum(Fraction(str(domain.share or 0)) for domain in self.mix.values())
-            if shares > Fraction(1):
+            shares = sum((Fraction(str(each.share or 0)) for each in self.mix.values()), Fraction(0))
+            if shares > 1:
                 yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
 
     def carried(self) -> dict[str, str]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.gather import Order
 from beam_prep.core.shards.sidecars import Copies
 from beam_prep.formats.sealed import Data, Sealed, seal
-from beam_prep.formats.spool import encode_rows, read_batch
+from beam_prep.formats.spool import SpooledRows, decode_batch, encode_rows
 
 
 def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:
@@ -75,12 +75,12 @@ class RunRows:
     """Rows of one part and one range of keys, by rising key.
 
     Attributes:
-        rows: column -> values.
+        rows: their columns.
         key, sample: uint64 [rows], see `Arranged`.
         cut: int64 [rows]: tokens that each lost, see `Layout.fit`.
     """
 
-    rows: Mapping[str, Ragged]
+    rows: SpooledRows
     key: Array
     sample: Array
     cut: Array
@@ -92,19 +92,18 @@ class RunRows:
     def none(cls) -> "RunRows":
         """No rows of no columns."""
         nothing = np.zeros(0, np.uint64)
-        return cls({}, nothing, nothing, nothing.astype(np.int64))
+        return cls(SpooledRows({}), nothing, nothing, nothing.astype(np.int64))
 
     @classmethod
-    def concat(cls, parts: Sequence["RunRows"]) -> "RunRows":
-        """The rows of all parts, in order; there is at least one."""
-        rows = {name: Ragged.concat([part.rows[name] for part in parts]) for name in parts[0].rows}
+    def joined(cls, parts: Sequence["RunRows"], order: Array) -> "RunRows":
+        """The rows of all parts, one after the other, in another order; there is at least one part."""
         beside = zip(*(part.beside.values() for part in parts), strict=True)
-        return cls(rows, *map(np.concatenate, beside))
+        rows = SpooledRows.joined([part.rows for part in parts], order)
+        return cls(rows, *(np.concatenate(column)[order] for column in beside))
 
     def take(self, places: Array) -> "RunRows":
         """The rows at these places, in that order."""
-        rows = {name: values.take(places) for name, values in self.rows.items()}
-        return RunRows(rows, self.key[places], self.sample[places], self.cut[places])
+        return RunRows.joined([self], places)
 
     @property
     def beside(self) -> dict[str, Array]:
@@ -132,21 +131,31 @@ def encode_run(
     return encode_rows(found.rows, schema, slices, {"batches": json.dumps(batches)}, name, found.beside)
 
 
-def run_batches(source: pa.NativeFile, name: str) -> dict[tuple[int, int], int]:
-    """(part, range of keys) -> the number of its record batch in a run.
+class RunReader:
+    """A run that stays open while several of its batches are read.
+
+    Args:
+        source: an open file, not mapped into memory: of a run each byte is used once.
+        name: with which it was sealed.
 
     Raises:
         FormatError: the file is cut or damaged, or it is another.
     """
-    listed = json.loads(Sealed(source, name).open().metadata[b"batches"])
-    return {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
+    def __init__(self, source: pa.NativeFile, name: str) -> None:
+        self._sealed = Sealed(source, name)
+        self._reader = self._sealed.open()
+        listed = json.loads(self._reader.metadata[b"batches"])
+        self._batches = {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
-def read_run(source: pa.NativeFile, name: str, batch: int) -> RunRows:
-    """A record batch of a run.
+    def rows(self, part: int, keys: int) -> RunRows | None:
+        """The rows of a part and a range of keys; None: there are none.
 
-    Raises:
-        FormatError: the file is cut or damaged, or it is another.
-    """
-    rows, beside = read_batch(source, name, batch, _BESIDE)
-    return RunRows(rows, *beside)
+        Raises:
+            FormatError: they are damaged.
+        """
+        batch = self._batches.get((part, keys))
+        if batch is None:
+            return None
+        rows, beside = decode_batch(self._sealed, self._reader, batch, _BESIDE)
+        return RunRows(rows, *beside)

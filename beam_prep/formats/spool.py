@@ -11,7 +11,7 @@ rows proves only what it covers.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from beam_prep.core.data.block import BlockReceipt, count_outcomes, of_this_run
 from beam_prep.core.data.lengths import histogram
-from beam_prep.core.data.ragged import Array, Ragged, narrow, offsets_of
+from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, narrow, offsets_of, take_rows
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.reading.drops import Drop, drops, marks
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
@@ -78,14 +78,14 @@ _OF = b"of"
 
 
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
-    columns = {name: batch[name] for name in batch.schema}
+    columns = SpooledRows({name: batch[name] for name in batch.schema})
     footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
     parts = [domain == index for index in range(len(receipt.domains))]
     return encode_rows(columns, batch.schema.values(), parts, footer, block + ROWS)
 
 
 def encode_rows(
-    columns: Mapping[str, Ragged],
+    found: "SpooledRows",
     schema: Iterable[Column],
     parts: Iterable[Array | slice],
     footer: Mapping[str, str],
@@ -95,18 +95,17 @@ def encode_rows(
     """The content of a file of rows, one record batch a part, and its seal. Labels become bits where they can.
 
     Args:
-        columns, schema: the rows.
+        found, schema: the rows.
         parts: bool [rows], or a slice, each: the rows of a batch.
         footer: the file's metadata.
         name: of the file.
         beside: name -> one number a row.
     """
-    columns = dict(columns)
-    fields = {}
+    columns, fields = dict(found.rows), {}
     for column in schema:
         rows = columns[column.name]
-        of = None
-        if column.of is not None and (trained := _trained(rows, columns[column.of], column)) is not None:
+        of = {_OF: found.bits[column.name].encode()} if column.name in found.bits else None
+        if of is None and column.of is not None and (trained := _trained(rows, columns[column.of], column)) is not None:
             rows, of = rows.with_flat(trained), {_OF: column.of.encode()}
         columns[column.name] = rows
         fields[column.name] = pa.field(column.name, _arrow(rows[:0]).type, metadata=of)
@@ -259,21 +258,54 @@ def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: i
         raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
     batch = rows_of_domain.slice(start, stop - start)
     are_all = len(batch) == len(rows_of_domain) and reader.num_record_batches == 1
-    return decoded(
-        {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}, batch.schema
-    ), are_all
+    rows = {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}
+    return SpooledRows(rows, _bits(batch.schema)).decoded(), are_all
 
 
-def decoded(rows: dict[str, Ragged], schema: pa.Schema) -> dict[str, Ragged]:
-    """Rows as they were before they were written: labels that are bits become ids or -100."""
-    for field in schema:
-        if field.metadata is not None and _OF in field.metadata:
-            ids = rows[field.metadata[_OF].decode()]
-            rows[field.name] = rows[field.name].with_flat(_labels(rows[field.name].flat, ids.flat))
-    return rows
+def _bits(schema: pa.Schema) -> dict[str, str]:
+    marked = (field for field in schema if field.metadata is not None and _OF in field.metadata)
+    return {field.name: field.metadata[_OF].decode() for field in marked}
 
 
-def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: Proven) -> dict[str, Ragged]:
+@dataclass(frozen=True, slots=True)
+class SpooledRows:
+    """Rows as files of the spool have them. To arrange them takes less memory than to arrange what they mean.
+
+    Attributes:
+        rows: column -> values; labels may be bits, true where they are the ids.
+        bits: column of such labels -> its column of ids.
+    """
+
+    rows: dict[str, Ragged]
+    bits: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.rows.values()), ()))
+
+    def decoded(self) -> dict[str, Ragged]:
+        """The rows as they were before they were written: labels are ids or -100."""
+        labels = {
+            name: self.rows[name].with_flat(_labels(self.rows[name].flat, self.rows[of].flat))
+            for name, of in self.bits.items()
+        }
+        return {**self.rows, **labels}
+
+    @classmethod
+    def joined(cls, parts: Sequence["SpooledRows"], order: Array) -> "SpooledRows":
+        """The rows of all parts, one after the other, in another order. The parts lose theirs, which saves memory.
+
+        Args:
+            parts: at least one.
+            order: int64 [rows].
+        """
+        bits = parts[0].bits
+        if any(part.bits != bits for part in parts):  # of some blocks the labels are something else
+            parts, bits = [cls(part.decoded()) for part in parts], {}
+        rows = {name: Ragged.concat([part.rows.pop(name) for part in parts]).take(order) for name in [*parts[0].rows]}
+        return cls(rows, bits)
+
+
+def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: Proven) -> SpooledRows:
     """Some rows of a domain, in the order in which they are given. Of a mapped file no others are read.
 
     Args:
@@ -291,7 +323,8 @@ def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven
     if domain >= reader.num_record_batches or (len(rows) and int(rows.max()) >= len(batch := reader.get_batch(domain))):
         raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
     batch = reader.get_batch(domain)
-    return decoded({column: _picked(batch.column(column), rows, sealed) for column in batch.schema.names}, batch.schema)
+    found = {column: _picked(batch.column(column), rows, sealed) for column in batch.schema.names}
+    return SpooledRows(found, _bits(batch.schema))
 
 
 def _picked(array: pa.ListArray, rows: Array, sealed: Sealed) -> Ragged:
@@ -299,38 +332,40 @@ def _picked(array: pa.ListArray, rows: Array, sealed: Sealed) -> Ragged:
     borders = array.offsets.to_numpy().astype(np.int64)
     starts, stops = borders[:-1][rows], borders[1:][rows]
     offsets = offsets_of(stops - starts)
-    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], stops - starts)
-    if pa.types.is_list(array.values.type):
-        return Ragged(_picked(array.values, index, sealed), offsets)
-    sealed.check_values(array.values, starts, stops)
-    return Ragged(_values(array.values, index), offsets)
-
-
-def _values(array: pa.Array, index: Array) -> Array:
-    if not pa.types.is_boolean(array.type):
-        found: Array = array.to_numpy()[index]
-        return found
+    values = array.values
+    if pa.types.is_list(values.type):
+        return Ragged(_picked(values, _places(starts, offsets), sealed), offsets)
+    sealed.check_values(values, starts, stops)
+    if not pa.types.is_boolean(values.type):
+        return Ragged(take_rows(values.to_numpy(), borders, rows), offsets)
     # Arrow would make bytes of all bits.
-    place = index + array.offset
-    bits: Array = (np.frombuffer(array.buffers()[1], np.uint8)[place >> 3] >> (place & 7).astype(np.uint8)) & 1 != 0
-    return bits
+    place = _places(starts + values.offset, offsets)
+    packed = np.frombuffer(values.buffers()[1] or b"", np.uint8)
+    bits = (packed[place >> 3] >> (place & 7).astype(np.uint8)) & 1
+    return Ragged(bits.view(bool), offsets)
 
 
-def read_batch(
-    source: pa.NativeFile, name: str, batch: int, beside: Sequence[str]
-) -> tuple[dict[str, Ragged], list[Array]]:
-    """A record batch of a file that `encode_rows` wrote: its rows, and the numbers `beside` them.
+def _places(starts: Array, offsets: Array) -> Array:
+    """The place of each value of rows that begin at `starts`: int32 if that holds them."""
+    dtype = np.int32 if not len(starts) or int(starts.max() + offsets[-1]) <= MAX_NARROW else np.int64
+    first = np.repeat((starts - offsets[:-1]).astype(dtype), np.diff(offsets))
+    return first + np.arange(offsets[-1], dtype=dtype)
+
+
+def decode_batch(
+    sealed: Sealed, reader: pa.ipc.RecordBatchFileReader, batch: int, beside: Sequence[str]
+) -> tuple[SpooledRows, list[Array]]:
+    """A record batch of an open file that `encode_rows` wrote: its rows, and the numbers `beside` them.
 
     Raises:
-        FormatError: the file is cut or damaged, or it is another.
+        FormatError: it is damaged.
     """
-    sealed = Sealed(source, name)
-    found = sealed.open().get_batch(batch)
+    found = reader.get_batch(batch)
     numbers = [found.column(key) for key in beside]
     for each in numbers:
         sealed.check_array(each)
     rows = {key: _ragged(found.column(key), sealed) for key in found.schema.names if key not in beside}
-    return decoded(rows, found.schema), [each.to_numpy() for each in numbers]
+    return SpooledRows(rows, _bits(found.schema)), [each.to_numpy() for each in numbers]
 
 
 def _ragged(array: pa.ListArray, sealed: Sealed) -> Ragged:

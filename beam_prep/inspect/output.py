@@ -14,6 +14,7 @@ import orjson
 from rich.text import Text
 
 from beam_prep.core.data.drawn import drawn
+from beam_prep.core.data.places import at_offset
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.reading.drops import CONTAMINATED
 from beam_prep.errors import BeamPrepError
@@ -115,7 +116,7 @@ def _source_texts(rows: Dataset, selection: Selection) -> Iterator[Text]:
     for line in source_lines(rows, number):
         yield (
             Text()
-            .append(f"━━ record {number} · {line.path}, byte offset {line.offset:,}".translate(VISIBLE), "bold")
+            .append(f"━━ record {number} · {at_offset(line.path, line.offset)}".translate(VISIBLE), "bold")
             .append(f"\n{line.text.translate(VISIBLE)}")
         )
 

@@ -1,10 +1,12 @@
-"""The lines of the input that a row was made of, by its provenance."""
+"""The records of the input that a row was made of, by its provenance."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from beam_prep.core.data.places import COLLECTION, at_offset
 from beam_prep.errors import BeamPrepError, InputError, StorageError
 
 if TYPE_CHECKING:
@@ -14,7 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of an input: its file, as the manifest lists it; where it begins there, in bytes of content; its text."""
+    """A line of an input; of a table: a row, as JSON.
+
+    Attributes:
+        path: of the file, as the manifest lists it.
+        offset: where it begins there, in bytes of content; of a table: the rows before it.
+        text: without the line's end.
+    """
 
     path: str
     offset: int
@@ -46,14 +54,26 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
     opened: dict[int, InputFile] = {}
     found = []
     for file, offset in zip(files, offsets, strict=True):
-        if not 0 <= file < len(inputs):
+        if not 0 <= file < len(inputs) or offset < 0:
             raise BeamPrepError(
-                f"{dataset.path} lists {len(inputs)} inputs, the row is of number {file}: it is damaged"
+                f"{dataset.path} lists {len(inputs)} inputs; row {index} is of place {offset} in number {file}: "
+                "it is damaged"
             )
         try:
             if file not in opened:
                 opened[file] = unchanged_input(inputs[file])
             found.append(SourceLine(inputs[file]["path"], offset, line_at(opened[file], offset)))
         except (InputError, StorageError) as error:
-            raise BeamPrepError(f"row {index} is byte {offset} of {inputs[file]['path']}: {error}") from None
+            place = at_offset(inputs[file]["path"], offset)
+            raise BeamPrepError(f"row {index} is of {place}: {_why(dataset, inputs[file], error)}") from None
     return found
+
+
+def _why(dataset: "Dataset", entry: Mapping[str, Any], error: Exception) -> str:
+    """Why a line is not found. A chain by hand may have been given a collection, whose name is that of no file."""
+    if entry["path"] != COLLECTION or "config" in dataset.manifest:
+        return str(error)
+    return (
+        f"{COLLECTION!r} is the name of what FromRecords was given, which no file holds. Carry a field that tells one "
+        "record from another (bp.Carry), and look for it where they came from"
+    )

@@ -20,8 +20,9 @@ from beam_prep.report_page.samples import shown_rows
 
 _MOST = 100  # rows of a table
 _FIRST = (
-    "ReadJSONL", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords", "Decontaminate", "ApplyTemplate",
-    "FromTokens", "FromRollouts", "Tokenize", "BuildMask", "SplitPrompt", "Truncate", "Labels", "Shift", "Pad",
+    "ReadJSONL", "Carry", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords", "Decontaminate",
+    "ApplyTemplate", "FromTokens", "FromRollouts", "Tokenize", "BuildMask", "SplitPrompt", "Truncate", "Labels",
+    "Shift", "Pad",
 )  # fmt: skip
 _LAST = ("Spool", "Write")
 

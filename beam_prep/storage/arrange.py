@@ -1,9 +1,10 @@
 """The rows of shards, out of the spool: in slices, gathered, or merged from sorted runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from beam_prep.core.data.carried import placed
 from beam_prep.core.data.ragged import Array, Ragged
@@ -21,17 +22,20 @@ from beam_prep.core.shards.runs import (
     batches_of,
     limited,
     merge_order,
+    merged_name,
+    run_name,
 )
 from beam_prep.core.shards.sidecars import View
 from beam_prep.core.shards.slices import ShardPlan, Slice
 from beam_prep.core.shards.views import view
-from beam_prep.formats.scratch import RunRows
-from beam_prep.storage.scratch import Scratch
+from beam_prep.formats.scratch import RunReader, RunRows
+from beam_prep.formats.spool import SpooledRows
+from beam_prep.storage.scratch import Scratch, expected
 from beam_prep.storage.spool import Spool
 
 Rows = Mapping[str, Ragged]
 
-CHUNK_TOKENS = 4_000_000
+CHUNK_TOKENS = 3_000_000
 """Tokens of the rows that are gathered at a time."""
 
 
@@ -53,7 +57,7 @@ class Arranger:
     def columns(self, plan: ShardPlan) -> tuple[Column, ...]:
         """What the rows of a shard have."""
         if plan.merge is not None:
-            return plan.merge.runs.columns
+            return plan.merge.columns
         name = plan.slices[0].name if plan.slices else self.scratch.order(plan.order).names[0]
         return self.spool.receipt(name).columns
 
@@ -74,12 +78,12 @@ class Arranger:
     def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
         """A slice's rows, and with `cut` the tokens that were cut from each. For `last` see `Spool.rows`."""
         name, domain, start, stop = piece[:4]
-        if not self.compose.views:
+        if self.compose.splits is None and not piece.copies:
             lost = self.spool.counter(CUT, name, domain, start, stop) if cut else None
             return self._placed(self.spool.rows(name, domain, start, stop, last), piece.file, piece.first_byte), lost
         seen = self._view(name, piece.copies)
         here = np.flatnonzero(seen.sidecar.domain == domain)[start:stop]
-        rows = self.spool.pick(name, domain // self.compose.split_count, seen.row[here])
+        rows = self.spool.pick(name, domain // self.compose.split_count, seen.row[here]).decoded()
         lost = seen.sidecar.counters.get(CUT) if cut else None
         return self._placed(rows, piece.file, piece.first_byte), None if lost is None else lost[here]
 
@@ -91,12 +95,13 @@ class Arranger:
         return view(sidecar, self.scratch.copies(copies), self.compose.splits)
 
     def _gathered(self, order: Order) -> Iterator[tuple[Rows, Array | None]]:
-        until = np.cumsum(order.tokens)
+        until = np.cumsum(order.tokens, dtype=np.int64)
         start = 0
         while start < len(until):
             goal = CHUNK_TOKENS + (int(until[start - 1]) if start else 0)
             stop = max(start + 1, int(np.searchsorted(until, goal, "right")))
             yield self._chunk(order, start, stop), None if order.cut is None else order.cut[start:stop]
+            pa.default_memory_pool().release_unused()  # it keeps more with every chunk
             start = stop
 
     def _chunk(self, order: Order, start: int, stop: int) -> Rows:
@@ -109,28 +114,26 @@ class Arranger:
         parts = []
         for here in np.split(by_place, first[1:]):
             at = int(block[here[0]])
-            rows = self.spool.pick(order.names[at], int(batch[here[0]]), row[here])
-            parts.append(self._placed(rows, order.files[at], order.first_bytes[at]) if order.files else rows)
-        return _in_order(parts, np.argsort(by_place))
+            place = (order.files[at], order.first_bytes[at]) if order.files else (0, 0)
+            parts.append(self._pick(order.names[at], int(batch[here[0]]), row[here], *place))
+        return SpooledRows.joined(parts, np.argsort(by_place)).decoded()
+
+    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> SpooledRows:
+        found = self.spool.pick(name, batch, rows)
+        return SpooledRows(dict(self._placed(found.rows, file, first_byte)), found.bits)
 
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
+        known: dict[str, RunReader] = {}
         for keys in range(merge.first, merge.stop):
-            found = self._bin(merge.runs.sources(merge.part, keys), merge.part, keys)
+            sources = merge.sources(keys)
+            known = {name: known.get(name) or self.scratch.open_run(name) for name in sources}
+            found = _bin(known, merge.part, keys)
             if found is not None:
                 kept = found.sample <= np.uint64(merge.most)
                 if not kept.all():
                     found = found.take(np.flatnonzero(kept))
                 if len(found):
-                    yield found.rows, found.cut
-
-    def _bin(self, sources: Sequence[str], part: int, keys: int) -> RunRows | None:
-        """The rows of a bin, or of a wider range of keys, in order; None: there are none."""
-        found = []
-        for name in sources:
-            batch = self.scratch.run_batches(name).get((part, keys))
-            if batch is not None:
-                found.append(self.scratch.run(name, batch))
-        return RunRows.concat(found).take(merge_order([each.key for each in found])) if found else None
+                    yield found.rows.decoded(), found.cut
 
     def survey(self, group: RunGroup) -> SampleCounts:
         """How many tokens of a mix have which sample key, of the blocks of a run."""
@@ -158,9 +161,9 @@ class Arranger:
         order = np.lexsort((made.key, made.part))
         made, sizes = made.take(order), np.concatenate(tokens)[order]
         keys = ranges_of(made.key, made.part, runs.bins) // runs.width[made.part]
-        whole = RunRows.concat(rows).take(order)
+        whole = RunRows.joined(rows, order)
         del rows
-        self.scratch.write_run(runs.run(group.index), whole, runs.columns, batches_of(made.part, keys))
+        self.scratch.write_run(run_name(group.index), whole, runs.columns, batches_of(made.part, keys))
         number = ranges_of(made.key, made.part, runs.parts.ranges)
         return RunCounts.of(made, number, sizes, runs.parts, limits)
 
@@ -170,8 +173,8 @@ class Arranger:
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
-            parts.append(self.spool.pick(place.name, code, seen.row[made.row[here]]))
-        rows = _in_order([self._placed(part, place.file, place.first_byte) for part in parts], np.argsort(by_batch))
+            parts.append(self._pick(place.name, code, seen.row[made.row[here]], place.file, place.first_byte))
+        rows = SpooledRows.joined(parts, np.argsort(by_batch))
         cut = seen.sidecar.counters.get(CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
         return RunRows(rows, made.key, made.sample, lost)
@@ -179,19 +182,31 @@ class Arranger:
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
         """The second level: merges a wide range of keys of some runs, and cuts it into bins."""
         first = group * runs.together
-        sources = [runs.run(index) for index in range(first, min(first + runs.together, runs.runs))]
+        names = [run_name(index) for index in range(first, min(first + runs.together, runs.runs))]
+        sources = {name: self.scratch.open_run(name) for name in names}
         found, batches = [], []
         for part in range(len(runs.names)):
-            rows = self._bin(sources, part, wide)
+            rows = _bin(sources, part, wide)
             if rows is not None:
                 codes = np.full(len(rows), part, np.int32)
                 found.append(rows)
                 batches += batches_of(codes, ranges_of(rows.key, codes, runs.bins))
         columns = runs.columns if found else ()
-        whole = RunRows.concat(found) if found else RunRows.none()
-        self.scratch.write_run(runs.merged_run(group, wide), whole, columns, batches)
+        count = sum(map(len, found))
+        whole = RunRows.joined(found, np.arange(count)) if found else RunRows.none()
+        self.scratch.write_run(merged_name(group, wide), whole, columns, batches)
 
 
-def _in_order(parts: Sequence[Rows], order: Array) -> dict[str, Ragged]:
-    """The rows of all parts, one after the other, in another order."""
-    return {name: Ragged.concat([part[name] for part in parts]).take(order) for name in parts[0]}
+def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | None:
+    """The rows of a bin, or of a wider range of keys, in order; None: there are none.
+
+    Raises:
+        SpoolError: a run is damaged.
+    """
+    found = []
+    for name, source in sources.items():
+        with expected(name):
+            rows = source.rows(part, keys)
+        if rows is not None:
+            found.append(rows)
+    return RunRows.joined(found, merge_order([each.key for each in found])) if found else None

@@ -1,14 +1,16 @@
-"""A line of an input, by its place, where the input is what it was when an output was made of it."""
+"""A line of an input, or a row of a table, by its place: where the input is what an output was made of."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.places import is_table
 from beam_prep.core.reading.blocks import BOM, read_up_to
 from beam_prep.core.reading.json_list import is_json_file
 from beam_prep.errors import InputError
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.input_digests import digest_of_input
+from beam_prep.storage.tables import table_row
 
 COMPARED_BYTES = 64 * 1024 * 1024
 """Of an input of more bytes only the size is compared with the manifest's: its digest takes reading all of it."""
@@ -35,11 +37,17 @@ def unchanged_input(entry: Mapping[str, Any]) -> InputFile:
 
 
 def line_at(file: InputFile, offset: int) -> str:
-    """The line of a file that begins at a byte of its content, without its end.
+    """The line of a file that begins at a byte of its content, without its end; of a table: a row as JSON.
+
+    Args:
+        file: the file.
+        offset: of the line, in bytes; of a table: the rows before this one.
 
     Raises:
         InputError: none begins there, or the file cannot be read.
     """
+    if is_table(file.path):
+        return table_row(file, offset).decode()
     as_list = is_json_file(file.path)
     seeks = file.compression is None and not as_list
     with open_input(file, offset if seeks else 0) as stream:

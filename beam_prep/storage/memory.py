@@ -1,16 +1,25 @@
 """How much memory a process may use."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_ROOT = Path("/sys/fs/cgroup")
 
 
 def memory_limit() -> int:
-    """Bytes: what the machine has, or the container's limit, if that is less."""
+    """Bytes: what the machine has, or the limit of the process's control group, or of one above it, if that is less."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in map(Path, _LIMITS):
-        text = path.read_text().strip() if path.exists() else ""
-        if text.isdecimal():
-            found = min(found, int(text))
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root, name = (_ROOT / "memory", "memory.limit_in_bytes") if kinds else (_ROOT, "memory.max")
+        # In a container the group's own path may not be there, but its limit is at the root.
+        group = PurePosixPath(path)
+        for each in (group, *group.parents):
+            limit = root / str(each).lstrip("/") / name
+            text = limit.read_text().strip() if limit.exists() else ""
+            if text.isdecimal():
+                found = min(found, int(text))
     return found

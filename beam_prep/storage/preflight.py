@@ -10,11 +10,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from beam_prep.core.shards.compose import Method
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import StorageError
 from beam_prep.formats import FORMATS
 from beam_prep.progress import Counts
+from beam_prep.storage.memory import memory_limit
 
 FIRST_SHARE = 0.01
 """Share of the input that is done before the first estimate, and at least `FIRST_BLOCKS`."""
@@ -29,17 +31,19 @@ class Need:
 
     Attributes:
         spool, output: bytes.
+        runs: bytes of a shuffle's sorted runs.
         reclaimed: bytes of the spool that are removed while the shards are written.
     """
 
     spool: float
     output: float
     reclaimed: float = 0.0
+    runs: float = 0.0
 
     @property
     def on_one_disk(self) -> float:
-        """The most that is needed at a time where spool and output are on the same disk."""
-        return max(self.spool, self.spool + self.output - self.reclaimed)
+        """The most that is needed at a time where all of it is on the same disk."""
+        return max(self.spool, self.spool + self.output + self.runs - self.reclaimed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Preflight:
         linked: bytes of shards that may be linked from the earlier output.
         limited: `max_items` may end the output earlier.
         single_use: blocks are removed as their rows are written.
+        shuffle: how rows are shuffled, see `Compose`; None: they are not.
+        scratch: the folder of a shuffle's sorted runs; None: it is in a store.
     """
 
     input_bytes: int
@@ -63,6 +69,8 @@ class Preflight:
     linked: int
     limited: bool
     single_use: bool
+    shuffle: Method | None = None
+    scratch: str | None = None
 
     def need(self, done: Counts) -> Need | None:
         """What the rest of a run needs; None: too little is done to say it.
@@ -78,7 +86,14 @@ class Preflight:
         made = (total - done.bytes) * (done.bytes_made / done.bytes) if self.spool_is_new else 0.0
         output = 0.0 if self.limited else max(0.0, done.output_ratio * spooled * total - self.linked)
         more = spooled * made
-        return Need(more, output, done.spooled + more if self.single_use else 0.0)
+        return Need(more, output, done.spooled + more if self.single_use else 0.0, self._runs(spooled * total))
+
+    def _runs(self, spool: float) -> float:
+        """Bytes of sorted runs. Rows of a spool that fits in memory are gathered, without any."""
+        gathered = self.spool is not None and spool <= memory_limit() // 2
+        if self.shuffle is None or self.shuffle == "gather" or (self.shuffle == "auto" and gathered):
+            return 0.0
+        return spool
 
     def check(self, done: Counts) -> None:
         """Stops a run that lacks room.
@@ -92,6 +107,7 @@ class Preflight:
         sure = _SURE_AT_FIRST + (1 - _SURE_AT_FIRST) * min(1.0, done.bytes / max(1, self.input_bytes))
         wanted: dict[int, list[tuple[str, str, float]]] = {}
         folders = [(self.spool, "the spool", need.spool)] if self.spool is not None else []
+        folders += [(self.scratch, "the sorted runs", need.runs)] if self.scratch is not None and need.runs else []
         # Of an output that is built on another disk than it is put in place, a copy is made.
         folders += [(folder, "the output", need.output) for folder in self.outputs]
         for folder, what, size in folders:
@@ -99,7 +115,8 @@ class Preflight:
             if what not in [known for _, known, _ in there]:
                 there.append((folder, what, size))
         for parts in wanted.values():
-            size = need.on_one_disk if len(parts) == 2 else parts[0][2]
+            # Less than the sum where blocks are removed as their rows are written.
+            size = min(need.on_one_disk, sum(each for _, _, each in parts)) if len(parts) > 1 else parts[0][2]
             free = free_bytes(parts[0][0])
             if size * sure > free:
                 listed = " and ".join(f"{what} in {folder}" for folder, what, _ in parts)

@@ -13,13 +13,13 @@ from beam_prep.core.data.block import InputFile, Split
 from beam_prep.core.data.hashing import Node, tree_digest
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.decontaminate import Index, IndexBuilder, texts_of
-from beam_prep.core.reading.json_list import is_json_file, parse_list, place_in
-from beam_prep.core.reading.records import Record, Records, parse
+from beam_prep.core.reading.json_list import place_in
+from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import FormatError, InputError, StorageError
 from beam_prep.formats.sealed import Sealed, seal
 from beam_prep.storage.files import join, list_inputs, write_file
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.splits import BLOCK_BYTES, blocks_of
+from beam_prep.storage.splits import BLOCK_BYTES, read_split
 from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
@@ -89,7 +89,7 @@ def _read(files: tuple[InputFile, ...], fields: tuple[str, ...] | None, ngram: i
     builder, found = IndexBuilder(ngram), []
     for number, source in enumerate(files):
         lines, nodes, records = 0, list[Node](), 0
-        for block in _blocks(source, number):
+        for block in read_split(Split(number, source, 0, -1), BLOCK_BYTES):
             texts = [_texts(record, fields, _at(source, lines + line)) for line, record in _each(block, lines)]
             builder.add(source.path, (block.line + lines + 1).tolist(), texts)
             lines, records = lines + len(block.ledger.status), records + len(texts)
@@ -104,11 +104,6 @@ def _read(files: tuple[InputFile, ...], fields: tuple[str, ...] | None, ngram: i
             "words, so nothing would be found: check `field`, or give a smaller `ngram`"
         )
     return References(index, tuple(found))
-
-
-def _blocks(source: InputFile, number: int) -> Iterator[Records]:
-    for raw, origin in blocks_of(Split(number, source, 0, -1), BLOCK_BYTES):
-        yield parse_list(raw, origin) if is_json_file(source.path) else parse(raw, origin)
 
 
 def _at(source: InputFile, line: int) -> str:

@@ -147,8 +147,7 @@ class Keys:
         if (splits := self.compose.splits) is not None:
             facts["splits"] = dataclasses.asdict(splits)
         if (merge := plan.merge) is not None:
-            bins = int(merge.runs.bins[merge.part])
-            facts["merge"] = (merge.runs.facts, merge.part, merge.first, merge.stop, bins, merge.most)
+            facts["merge"] = (merge.facts, merge.part, merge.first, merge.stop, merge.bins, merge.most)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
 
 

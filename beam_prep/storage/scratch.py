@@ -5,22 +5,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.gather import Order
 from beam_prep.core.shards.sidecars import Copies
 from beam_prep.errors import FormatError, SpoolError
 from beam_prep.formats.scratch import (
+    RunReader,
     RunRows,
     encode_copies,
     encode_order,
     encode_run,
     read_copies,
     read_order,
-    read_run,
-    run_batches,
 )
 from beam_prep.formats.sealed import Data
 from beam_prep.storage.files import join, read_file, write_file
+from beam_prep.storage.paths import is_local
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Scratch:
         """
         if not name:
             return Copies()
-        with _expected(name):
+        with expected(name):
             return read_copies(read_file(self._path(name)), name)
 
     def write_order(self, order: Order) -> str:
@@ -64,7 +66,7 @@ class Scratch:
         Raises:
             SpoolError: the file is gone, or damaged.
         """
-        with _expected(name):
+        with expected(name):
             return read_order(read_file(self._path(name)), name)
 
     def write_run(
@@ -73,23 +75,15 @@ class Scratch:
         """Writes a run, see `encode_run`."""
         self._write(name, encode_run(found, schema, batches, name))
 
-    def run_batches(self, name: str) -> dict[tuple[int, int], int]:
-        """(part, range of keys) -> the number of its record batch in a run.
+    def open_run(self, name: str) -> RunReader:
+        """A run.
 
         Raises:
             SpoolError: the file is gone, or damaged.
         """
-        with _expected(name):
-            return run_batches(read_file(self._path(name)), name)
-
-    def run(self, name: str, batch: int) -> RunRows:
-        """A record batch of a run.
-
-        Raises:
-            SpoolError: the file is gone, or damaged.
-        """
-        with _expected(name):
-            return read_run(read_file(self._path(name)), name, batch)
+        with expected(name):
+            path = self._path(name)
+            return RunReader(pa.OSFile(path) if is_local(path) else read_file(path), name)
 
     def _write(self, name: str, parts: tuple[Data, bytes]) -> None:
         write_file(self._path(name), *parts)
@@ -103,7 +97,12 @@ def _digest(content: Data) -> str:
 
 
 @contextmanager
-def _expected(name: str) -> Iterator[None]:
+def expected(name: str) -> Iterator[None]:
+    """Reads a file of this run.
+
+    Raises:
+        SpoolError: it is gone, or damaged.
+    """
     try:
         yield
     except FormatError as error:

@@ -20,6 +20,7 @@ from beam_prep.formats.spool import (
     REJECTS,
     ROWS,
     SIDECAR,
+    SpooledRows,
     check_whole,
     encode_block,
     pick_rows,
@@ -164,7 +165,7 @@ class Spool:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
 
-    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
+    def pick(self, name: str, domain: int, rows: Array) -> SpooledRows:
         """Some rows of a block's domain, in the order in which they are given; see `pick_rows`.
 
         Raises:

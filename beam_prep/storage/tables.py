@@ -13,7 +13,7 @@ An Arrow file is read from its beginning to its end, as a compressed file is.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +54,40 @@ def table_columns(source: InputFile) -> list[str]:
     with _errors(source), open_table(source) as stream:
         schema = _parquet(source, stream).schema_arrow if is_parquet(source.path) else _rows(source, stream)[0]
         return list(schema.names)
+
+
+def table_row(source: InputFile, number: int) -> bytes:
+    """A row of a table, as a line of JSON without its end.
+
+    Args:
+        source: the table.
+        number: of the row, from 0.
+
+    Raises:
+        InputError: there is no such row; or it is damaged, or cannot be read.
+    """
+    left = number
+    with _errors(source), open_table(source) as stream:
+        batches: Iterable[pa.RecordBatch]
+        if is_parquet(source.path):
+            file = _parquet(source, stream)
+            groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+            ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
+            batches, place = (), int(np.searchsorted(ends, number, side="right"))
+            if place < len(groups):
+                count = groups[place].num_rows
+                left -= int(ends[place]) - count
+                at_once = _batch_rows(groups[place].total_byte_size // count)
+                batches = file.iter_batches(at_once, row_groups=[place], use_threads=False)
+        else:
+            _, batches = _rows(source, stream)
+        for rows in batches:
+            if left < rows.num_rows:
+                row = rows.slice(left, 1)
+                row.validate(full=True)  # as in `_lines`
+                return next(lines_of(row))
+            left -= rows.num_rows
+    raise InputError(f"it has no row {number + 1:,}: the file is not what it was when the output was made")
 
 
 def table_blocks(
@@ -168,7 +202,7 @@ def _parquet_part(split: Split) -> _Part | None:
         int(rows[full[:first]].sum()),
         count,
         tuple(some.tolist()),
-        max(1, int(content[some].sum()) // count),
+        int(content[some].sum()) // count,
     )
 
 
@@ -202,14 +236,18 @@ def _lines(split: Split, part: _Part, hashed: "_Hashed | None") -> Iterator[byte
             return
         if part.groups:
             file = _parquet(source, stream)
-            count = min(_BATCH_ROWS, max(1, _BATCH_BYTES // part.row_bytes))
-            for rows in file.iter_batches(count, row_groups=list(part.groups), use_threads=False):
+            for rows in file.iter_batches(_batch_rows(part.row_bytes), row_groups=list(part.groups), use_threads=False):
                 yield from lines_of(rows)
         if hashed is not None:
             hashed.begin(part.start)
             stream.seek(part.start)
             for start in range(part.start, part.stop, _HASHED):
                 hashed.add(stream.read(min(_HASHED, part.stop - start)))
+
+
+def _batch_rows(row_bytes: int) -> int:
+    """How many rows of a Parquet file are read at once, by the bytes of one."""
+    return min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _cut(lines: Iterator[bytes], block_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -137,7 +137,7 @@ class Ledger:
 
     def offsets(self, lines: Sequence[int] | Array) -> Array:
         """int64: where lines begin, from the block's first line on, in bytes; of a table: in rows."""
-        return np.asarray(lines, np.int64) if self.by_row else self.starts[np.asarray(lines, np.int64)]
+        return np.asarray(lines, np.int64) if self.by_row else self.starts[lines].astype(np.int64)
 
     def text(self, line: int, limit: int = TEXT_LIMIT) -> str:
         """The first `limit` characters of a line; bytes that are no UTF-8 become U+FFFD."""

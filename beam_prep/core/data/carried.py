@@ -14,7 +14,8 @@ CarryType = Literal["string", "int32", "int64", "float32", "float64"]
 
 FILE, OFFSET = Column("file", "int32", 0, "file"), Column("offset", "int64", 0, "offset")
 """The columns of provenance: the number of the file in the manifest's `inputs`, and the byte at which the line begins
-in it. In the spool they count from the block, so that equal blocks of several files are equal: see `placed`."""
+in it; of a table: the rows before it. In the spool they count from the block, so that equal blocks of several files are
+equal: see `placed`."""
 
 MISSING = "carry_missing"
 """The counter of strings that are empty because the record does not have them."""
@@ -48,7 +49,7 @@ def placed(rows: Mapping[str, Ragged], file: int, first_byte: int) -> dict[str, 
     Args:
         rows: as the spool has them.
         file: of the block.
-        first_byte: of the block's first line in that file.
+        first_byte: of the block's first line in that file; of a table: its first row.
     """
     first = {FILE.name: file, OFFSET.name: first_byte}
     return {**rows, **{name: rows[name].with_flat(rows[name].flat + count) for name, count in first.items()}}

@@ -147,6 +147,19 @@ class Columns:
         found: list[str | None] = self.table[field].to_pylist()
         return found
 
+    def utf8(self, field: str) -> list[bytes | None] | None:
+        """A field's texts as UTF-8; None where it is no field of texts."""
+        if field not in self.table.column_names or self.table[field].type != pa.string():
+            return None
+        found: list[bytes | None] = self.table[field].cast(pa.binary()).to_pylist()
+        return found
+
+    def role_names(self) -> dict[int, str]:
+        """Code of `role` -> the role."""
+        codes, first = np.unique(self.role, return_index=True)
+        roles = self.table[self.field].chunk(0).flatten().field("role")
+        return dict(zip(codes.tolist(), roles.take(pa.array(first)).to_pylist(), strict=True))
+
     def take(self, rows: Array) -> "Columns":
         """Rows by number."""
         table = self.table.take(pa.array(rows)).combine_chunks()

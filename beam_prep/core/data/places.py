@@ -2,6 +2,9 @@
 
 import os
 
+COLLECTION = "records"
+"""In place of a file: the records of a collection, in the order of their digests. No file has them."""
+
 _TABLES = (".parquet", ".arrow")
 
 

@@ -225,8 +225,9 @@ class Column:
 
 CARRIED = ("string", "number", "file", "offset")
 """Roles of columns that are carried along from records, beside their tokens: strings and numbers of fields; and, with
-provenance, the number of the file in the manifest's `inputs`, and the byte in it at which the line begins. A row has
-one value (depth 0), a packed row a list (depth 1), with a value for each of its documents."""
+provenance, the number of the file in the manifest's `inputs`, and the byte in it at which the line begins (of a table:
+the rows before it). A row has one value (depth 0), a packed row a list (depth 1), with a value for each of its
+documents."""
 
 OF_RECORDS = ("value", "text", *CARRIED)
 """Roles of columns whose values are those of a record, not of its tokens: they are neither cut, packed nor padded."""

@@ -22,13 +22,11 @@ import orjson
 
 from beam_prep.core.data.block import InputFile, Origin, Reject
 from beam_prep.core.data.hashing import Node, subtree
+from beam_prep.core.data.places import COLLECTION
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, SHOWN_BYTES, RawBlock
 from beam_prep.core.reading.json_line import MAX_DEPTH
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError
-
-NAME = "records"
-"""The file, in the manifest and in rejects."""
 
 MOST_BUCKETS = 1 << 16
 """Leaves of the tree of digests: a bucket is one or more of them, so that the digest of all depends on no bucket."""
@@ -271,7 +269,7 @@ def blocks(
         )
     nodes = _nodes(bucket, records, sizes, buckets)
     start = sum(size for other, size in sizes.items() if other < bucket)
-    source = InputFile(NAME, sum(sizes.values()), 0.0)
+    source = InputFile(COLLECTION, sum(sizes.values()), 0.0)
     while records:
         lines: list[bytes] = []
         refused: list[tuple[int, str, str]] = []

@@ -6,8 +6,9 @@ shares that decide: another share makes no block again.
 
 import hashlib
 import json
+import struct
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,8 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import Reject, step
-from beam_prep.core.reading.records import Record, Records
+from beam_prep.core.data.columns import Columns
+from beam_prep.core.reading.records import Records
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The digests of a record, see `Ledger.digests`; `duplicate` is also the reason of the drops."""
@@ -65,14 +67,14 @@ def normalized(value: Any, how: Normalize) -> Any:
         holder = todo.pop()
         for place, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
             if isinstance(item, str):
-                holder[place] = _text(item, how)
+                holder[place] = _normalized_text(item, how)
             elif isinstance(item, dict | list):
                 holder[place] = item.copy()
                 todo.append(holder[place])
     return top[0]
 
 
-def _text(text: str, how: Normalize) -> str:
+def _normalized_text(text: str, how: Normalize) -> str:
     if how == "nfkc_casefold":
         text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(text.split())
@@ -121,45 +123,115 @@ def key_records(records: Records, keys: Keys) -> Records:
     if records.receipt is not None:
         return records
     ledger, count = records.ledger.copy(), len(records.ledger.status)
-    digests: list[tuple[str, Callable[[Record], bytes]]] = []
-    if keys.split:
-        digests.append((SPLIT, lambda row: _split_digest(row, keys)))
-    if keys.duplicate:
-        digests.append((DUPLICATE, lambda row: _duplicate_digest(row, keys)))
-    found: list[list[bytes]] = [[] for _ in digests]
     alive = np.ones(len(records), bool)
-    for place, row in enumerate(records.rows):
-        try:
-            made = [digest(row) for _, digest in digests]
-        except Reject as reject:
-            ledger.reject(int(records.line[place]), reject.reason, reject.message)
-            alive[place] = False
-        else:
-            for each, value in zip(found, made, strict=True):
-                each.append(value)
-    kept = records if alive.all() else records.keep(np.flatnonzero(alive), ledger)
-    for (name, _), each in zip(digests, found, strict=True):
-        width = 1 if name == SPLIT else 2
+
+    def digests(name: str, width: int, found: Iterable[bytes | Reject]) -> None:
+        made = []
+        for place, digest in enumerate(found):
+            if isinstance(digest, Reject):
+                ledger.reject(int(records.line[place]), digest.reason, digest.message)
+                alive[place] = False
+                digest = bytes(8 * width)
+            made.append(digest)
         values = np.zeros((count, width), np.uint64)
-        values[kept.line] = np.frombuffer(b"".join(each), "<u8").reshape(-1, width)
-        ledger.digests = {**ledger.digests, name: values[:, 0] if name == SPLIT else values}
+        values[records.line] = np.frombuffer(b"".join(made), "<u8").reshape(-1, width)
+        ledger.digests = {**ledger.digests, name: values[:, 0] if width == 1 else values}
+
+    if keys.split:
+        digests(SPLIT, 1, _split_digests(records, keys))
+    if keys.duplicate:
+        digests(DUPLICATE, 2, _duplicate_digests(records, keys))
+    kept = records if alive.all() else records.keep(np.flatnonzero(alive), ledger)
     return replace(kept, ledger=ledger)
 
 
-def _split_digest(row: Record, keys: Keys) -> bytes:
-    if keys.split_key is None:
-        value: Any = row
-    elif (value := row.get(keys.split_key)) is None:
-        if keys.reject_missing:
-            raise Reject("no_split_key", f"the record has no {keys.split_key!r}, which decides its split")
-        return NO_KEY.tobytes()
-    digest = hashlib.blake2b(canonical(value), digest_size=8).digest()
-    return digest if digest != NO_KEY.tobytes() else bytes(8)
+def _split_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
+    key = keys.split_key
+    forms = (canonical(row) for row in records.rows) if key is None else _forms(records, key, "none")
+    for form in forms:
+        if form is not None:
+            digest = hashlib.blake2b(form, digest_size=8).digest()
+            yield digest if digest != NO_KEY.tobytes() else bytes(8)
+        elif keys.reject_missing:
+            yield Reject("no_split_key", f"the record has no {key!r}, which decides its split")
+        else:
+            yield NO_KEY.tobytes()
 
 
-def _duplicate_digest(row: Record, keys: Keys) -> bytes:
-    values = [row.get(name) for name in keys.duplicate]
-    if all(value is None for value in values):
-        names = " and ".join(map(repr, keys.duplicate))
-        raise Reject("no_key", f"the record has no {names}, by which records are compared")
-    return hashlib.blake2b(canonical(normalized(values, keys.normalize)), digest_size=16).digest()
+def _duplicate_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
+    for forms in zip(*(_forms(records, name, keys.normalize) for name in keys.duplicate), strict=True):
+        if all(form is None for form in forms):
+            names = " and ".join(map(repr, keys.duplicate))
+            yield Reject("no_key", f"the record has no {names}, by which records are compared")
+        else:
+            sizes = [-1 if form is None else len(form) for form in forms]
+            begin = struct.pack(f"<{len(sizes)}q", *sizes)
+            yield hashlib.blake2b(begin + b"".join(form or b"" for form in forms), digest_size=16).digest()
+
+
+def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | None]:
+    """The `form` of a field of each record; None: the record does not have it. Records that are columns stay so."""
+    columns = records.columns
+    if columns is not None and (texts := columns.utf8(field)) is not None:
+        for text in texts:
+            yield (
+                text
+                if text is None
+                else _text(_normalized_text(text.decode(), how).encode() if how != "none" else text)
+            )
+    elif columns is not None and columns.kind == "chats" and columns.field == field and how == "none":
+        yield from _chat_forms(records, columns)
+    else:
+        for row in records.rows:
+            value = row.get(field)
+            yield None if value is None else form(value if how == "none" else normalized(value, how))
+
+
+def form(value: Any) -> bytes:
+    """A value as bytes, the same for equal values and for no others. Of texts and plain chats they are soon made."""
+    if isinstance(value, str):
+        return _text(value.encode())
+    if isinstance(value, list) and value and all(_is_plain(item) for item in value):
+        contents = [item["content"].encode() for item in value]
+        sizes = np.array([len(content) for content in contents], np.int64)
+        return _chat(orjson.dumps([item["role"] for item in value]), sizes.tobytes(), b"".join(contents))
+    return b"json " + canonical(value)
+
+
+def _text(text: bytes) -> bytes:
+    return b"text " + text
+
+
+def _chat(roles: bytes, sizes: bytes, contents: bytes | memoryview) -> bytes:
+    return b"".join((b"chat ", roles, sizes, contents))
+
+
+def _is_plain(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and len(message) == 2
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
+
+
+def _chat_forms(records: Records, columns: Columns) -> Iterator[bytes | None]:
+    """What `form` gives for the messages of each record."""
+    data, borders = columns.text.data
+    sizes, contents = np.diff(borders).astype(np.int64).tobytes(), memoryview(data)  # type: ignore[arg-type]
+    codes = columns.role.astype(np.int32).tobytes()
+    names = columns.role_names()
+    known: dict[bytes, bytes] = {}
+    first, starts = columns.offsets.tolist(), borders[columns.offsets].tolist()
+    plain = (columns.plain & (np.diff(columns.offsets) > 0)).tolist()
+    for row, is_plain in enumerate(plain):
+        if not is_plain:
+            value = records.rows[row].get(columns.field)
+            yield None if value is None else form(value)
+            continue
+        begin, end = first[row], first[row + 1]
+        pattern = codes[4 * begin : 4 * end]
+        if (roles := known.get(pattern)) is None:
+            roles = orjson.dumps([names[code] for code in np.frombuffer(pattern, np.int32).tolist()])
+            known[pattern] = roles
+        yield _chat(roles, sizes[8 * begin : 8 * end], contents[starts[row] : starts[row + 1]])

@@ -73,6 +73,12 @@ class Lines(OnDemand[Record]):
     def __len__(self) -> int:
         return len(self._starts)
 
+    def __iter__(self) -> Iterator[Record]:
+        careful = _LONG_NUMBER.search(self._raw) is not None
+        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
+            line = self._raw[start:end]
+            yield parse_carefully(line) if careful and _LONG_NUMBER.search(line) else orjson.loads(line)
+
     def _at(self, index: int) -> Record:
         line = self._raw[self._starts[index] : self._ends[index]]
         row: Record = parse_carefully(line) if _LONG_NUMBER.search(line) else orjson.loads(line)

@@ -1,7 +1,7 @@
 """What is made of the rows of all blocks: which are written, in which split, how often, and in which order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -14,25 +14,23 @@ from beam_prep.core.shards.splits import Splits
 
 Method = Literal["auto", "gather", "runs"]
 
-RUN_TOKENS = 16_000_000
-"""Tokens of a run, about: with labels 128 MB, which a worker holds three times while it sorts them."""
-BIN_TOKENS = 4_000_000
-"""Tokens of a bin, about."""
-MOST_BATCHES = 4096
-"""Record batches of a run, at most: smaller ones cost more to find than to read."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """How large things are; tests make them small.
+    """How large the parts of a shuffle by sorted runs are. The bytes of an output do not depend on it.
 
     Attributes:
-        run_tokens, bin_tokens, most_batches: see the constants of this module.
+        run: tokens of a run, about; of a large job twice as many. With labels 40 MB, which a worker holds three times
+            while it sorts them.
+        bin: tokens of a bin, which are sorted in memory.
+        runs: that are merged at a time: as many files are open.
+        batches: record batches of a run, at most: smaller ones cost more to find than to read.
     """
 
-    run_tokens: int = RUN_TOKENS
-    bin_tokens: int = BIN_TOKENS
-    most_batches: int = MOST_BATCHES
+    run: int = 8_000_000
+    bin: int = 4_000_000
+    runs: int = 256
+    batches: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Compose:
         method: how shuffled rows come to their shards: `gather` picks them out of all blocks, `runs` sorts groups of
             blocks and merges these; `auto`: by size. The bytes are the same.
         buckets: into which digests are grouped to find equal ones; each should have about a million.
-        sizes: of what `runs` sorts and merges at a time. The bytes are the same.
+        sizes: of the runs.
 
     Raises:
         ValueError: `method` is not one of those allowed, or there is a mix without a shuffle.
@@ -63,7 +61,7 @@ class Compose:
     deduplicate: bool = False
     method: Method = "auto"
     buckets: int = 64
-    sizes: RunSizes = RunSizes()
+    sizes: RunSizes = field(default_factory=RunSizes)
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):

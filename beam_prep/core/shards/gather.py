@@ -19,8 +19,8 @@ from beam_prep.core.shards.slices import ShardPlan, places_of
 
 MOST_ROWS = 8_000_000
 """Rows of a job that are gathered: the plan holds some 40 bytes of each."""
-_AHEAD = 512
-"""Blocks whose sidecars are fetched at a time."""
+_AHEAD = 16
+"""Blocks whose sidecars are fetched at a time: they are on a local disk, and each takes some 200 bytes a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Order:
         block: int32 [rows], index into `names`.
         batch: int32 [rows], the number of the row's domain in its block.
         row: int32 [rows], its number there.
-        tokens: int64 [rows].
-        cut: int64 [rows], the tokens that each lost, see `Layout.fit`; None: of none any.
+        tokens: int32 [rows].
+        cut: int32 [rows], the tokens that each lost, see `Layout.fit`; None: of none any.
     """
 
     names: list[str]
@@ -72,9 +72,9 @@ class Gathered(OnDemand[ShardPlan]):
         rows.pop("sample", None)
         order = np.lexsort((key, part))
         part = part[order]
-        number = ranges_of(key[order], part, parts.ranges)
+        number = ranges_of(key[order], part, parts.ranges).astype(np.int32)
         del key
-        self._rows = {name: values[order] for name, values in rows.items()}
+        self._rows = {name: rows.pop(name)[order] for name in [*rows]}
         changes = (np.diff(part, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0)
         first = np.flatnonzero(changes)
         borders = np.append(first, len(part))
@@ -115,7 +115,7 @@ def _rows(receipts: Receipts, sidecars: Sidecars, compose: Compose, parts: Parts
         for name, values in _columns(view, made, compose, block, bool(taken), has_cut):
             found.setdefault(name, []).append(values)
     empty = {"part": np.int32, "key": np.uint64, "block": np.int32, "batch": np.int32, "row": np.int32}
-    none: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in {**empty, "tokens": np.int64}.items()}
+    none: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in {**empty, "tokens": np.int32}.items()}
     return {name: np.concatenate(found.pop(name)) for name in list(found)} or none
 
 
@@ -129,10 +129,10 @@ def _columns(
     yield "block", np.full(len(made.row), block, np.int32)
     yield "batch", view.sidecar.domain[made.row] // np.int32(compose.split_count)
     yield "row", view.row[made.row].astype(np.int32)
-    yield "tokens", view.sidecar.tokens[made.row]
+    yield "tokens", view.sidecar.tokens[made.row].astype(np.int32)
     if has_cut:
         cut = view.sidecar.counters.get(CUT)
-        yield "cut", np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
+        yield "cut", np.zeros(len(made.row), np.int32) if cut is None else cut[made.row].astype(np.int32)
 
 
 def _sampled(rows: dict[str, Array], parts: Parts) -> dict[str, Array]:
@@ -151,5 +151,5 @@ def _written(rows: dict[str, Array], parts: Parts) -> dict[int, tuple[int, int, 
     for code in parts.wanted:
         here = rows["part"] == code
         drawn = int(np.count_nonzero(rows["sample"][here]))
-        found[code] = int(np.count_nonzero(here)), int(rows["tokens"][here].sum()), drawn
+        found[code] = int(np.count_nonzero(here)), int(rows["tokens"][here].sum(dtype=np.int64)), drawn
     return found

@@ -21,7 +21,7 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
-from beam_prep.core.shards.compose import Compose, RunSizes
+from beam_prep.core.shards.compose import Compose
 from beam_prep.core.shards.domains import folders
 from beam_prep.core.shards.gather import Gathered
 from beam_prep.core.shards.layout import CUT
@@ -261,8 +261,9 @@ def _in_input_order(
 
 def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     """The digest of all that decides which rows a job has, and how they are composed."""
-    compose = dataclasses.replace(compose, method="auto", buckets=0, sizes=RunSizes())
-    digest = hashlib.sha256(repr((compose, max_items)).encode())
+    digest = hashlib.sha256(
+        repr((compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)).encode()
+    )
     for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
         digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
     return digest.hexdigest()

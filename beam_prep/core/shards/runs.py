@@ -1,7 +1,7 @@
 """Runs: the plan of a shuffle whose rows are too many to be known in one place.
 
-Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. A shard
-then merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted
+Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. Then a
+shard merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted
 in memory. Where there would be too many bins in a run, it is cut into wider ranges, and a second level merges these of
 some runs at a time into files that have bins. It is an external merge sort (Knuth, The Art of Computer Programming,
 volume 3, 5.4), with equal ranges of a uniform key in place of samples.
@@ -21,6 +21,8 @@ from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
 from beam_prep.core.shards.slices import ShardPlan
 
+_LARGER = 2
+"""The runs of a large job have up to so many times the tokens."""
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
 
@@ -61,26 +63,28 @@ class Runs:
         """How many groups of runs the second level merges."""
         return -(-self.runs // self.together)
 
-    def run(self, index: int) -> str:
-        """The name of a run."""
-        return f"runs/{index:07d}"
-
-    def merged_run(self, group: int, wide: int) -> str:
-        """The name of what the second level makes of a group of runs, for a wide range of keys."""
-        return f"merged/{group:05d}-{wide:05d}"
-
     def tasks(self) -> Iterator[tuple[int, int]]:
         """(group of runs, wide range of keys) of the second level."""
         wide = int((-(-self.bins // self.width)).max(initial=0))
         for group in range(self.merged if self.levels == 2 else 0):
             yield from ((group, each) for each in range(wide))
 
-    def sources(self, part: int, keys: int) -> list[str]:
-        """The files that may have rows of a bin, in the order of the runs."""
-        if self.levels == 1:
-            return [self.run(index) for index in range(self.runs)]
-        wide = keys // int(self.width[part])
-        return [self.merged_run(group, wide) for group in range(self.merged)]
+    def merge(self, part: int, number: int, most: int) -> "Merge":
+        """What is merged for a shard; `number`: its range of keys. For `most` see `Merge`."""
+        bins = int(self.bins[part] // self.parts.ranges[part])
+        files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
+        keys = number * bins, (number + 1) * bins, int(self.bins[part])
+        return Merge(self.columns, self.facts, files, width, part, *keys, most)
+
+
+def run_name(index: int) -> str:
+    """The name of a run."""
+    return f"runs/{index:07d}"
+
+
+def merged_name(group: int, wide: int) -> str:
+    """The name of what the second level makes of a group of runs, for a wide range of keys."""
+    return f"merged/{group:05d}-{wide:05d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +92,28 @@ class Merge:
     """The rows of a shard, as they lie in runs.
 
     Attributes:
-        runs: see there.
-        part, first, stop: the part, and its bins [first, stop).
+        columns, facts: see `Runs`.
+        files: how many files may have rows of a bin.
+        width: bins of a file, if the second level made it; 0: they are runs.
+        part, first, stop, bins: the part, and its bins [first, stop) of so many.
         most: of rows that have a sample key the largest that is written.
     """
 
-    runs: Runs
+    columns: tuple[Column, ...]
+    facts: str
+    files: int
+    width: int
     part: int
     first: int
     stop: int
+    bins: int
     most: int
+
+    def sources(self, keys: int) -> list[str]:
+        """The files that may have rows of a bin, in the order of the runs."""
+        if not self.width:
+            return [run_name(index) for index in range(self.files)]
+        return [merged_name(group, keys // self.width) for group in range(self.files)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +145,21 @@ def plan_runs(
     if end.rows == 0:
         used = used[used < end.block]
     before = np.cumsum(tokens[used]) - tokens[used]
-    _, group = np.unique(before // sizes.run_tokens, return_inverse=True)
+    total = int(tokens[used].sum())
+    size = min(max(sizes.run, total // sizes.runs), _LARGER * sizes.run)
+    _, group = np.unique(before // size, return_inverse=True)
     count = int(group[-1]) + 1 if len(group) else 0
     written = np.maximum(1, parts.tokens * copies)
     shards = parts.ranges
     of_range = -(-written // shards)
-    bins = shards * np.maximum(1, -(-of_range // sizes.bin_tokens))
-    most = max(1, sizes.most_batches // max(1, len(bins)))
+    bins = shards * np.maximum(1, -(-of_range // sizes.bin))
+    most = max(1, sizes.batches // max(1, len(bins)))
     width = np.ones(len(bins), np.int64)
-    if (bins > most).any():
+    if (bins > most).any() or count > sizes.runs:
         # As many wide ranges as make both levels read pieces of about the same size.
         width = -(-bins // min(most, int(np.sqrt(bins.max())) + 1))
     wide = int((-(-bins // width)).max(initial=1))
-    together = max(2, 2 * wide)
+    together = min(max(2, wide), sizes.runs)  # then a task of the second level has about as many tokens as a run
     names = tuple(receipts.domains)
     runs = Runs(compose, names, parts, bins, width, count, together, receipts.columns, facts)
     return runs, _groups(runs, used, group, receipts, end)
@@ -315,10 +333,7 @@ class MergedShards:
         for plan, part, number in zip(
             self.shards.plans(), self.shards.part.tolist(), self.shards.number.tolist(), strict=True
         ):
-            bins = int(runs.bins[part] // runs.parts.ranges[part])
-            most = self.most.get(part, _ALL)
-            merge = Merge(runs, part, number * bins, (number + 1) * bins, most)
-            yield replace(plan, merge=merge)
+            yield replace(plan, merge=runs.merge(part, number, self.most.get(part, _ALL)))
 
 
 _ALL = 2**64 - 1

@@ -82,6 +82,17 @@ def test_take_by_mask_and_by_index(case: tuple[list[Any], int], data: st.DataObj
     assert made.take(np.array(index, np.int64)).to_lists() == [rows[place] for place in index]
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float32"])
+def test_take_keeps_values_of_any_dtype_and_shape(dtype: str) -> None:
+    flat = (np.arange(60) % 7).astype(dtype)
+    for values in (flat, flat.reshape(-1, 3)[::2], flat[::-1], np.frombuffer(flat.tobytes(), dtype)):
+        rows = Ragged.from_lengths(values, [2, 0, len(values) - 2])
+        taken = rows.take(np.array([2, 1, 0, 2]))
+        assert taken.flat.dtype == values.dtype
+        wanted = [rows.flat[first:stop] for first, stop in ((2, len(values)), (0, 0), (0, 2), (2, len(values)))]
+        np.testing.assert_array_equal(taken.flat, np.concatenate(wanted))
+
+
 @given(either, lengths)
 def test_head_and_tail(case: tuple[list[Any], int], length: int) -> None:
     rows, _ = case

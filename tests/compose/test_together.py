@@ -1,0 +1,246 @@
+"""Features that meet: evaluation data, fields that are carried along, places of rows, and every kind of source."""
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import beam_prep as bp
+from beam_prep.config import FORMAT_NAMES
+from beam_prep.errors import BeamPrepError
+from beam_prep.inspect.output import inspect
+from beam_prep.readers.source import source_lines
+from tests.conftest import ROOT, tree
+
+TOKENIZER = str(ROOT / "examples" / "tokenizer")
+LEAK = "the answer that stands in the evaluation, word by word"
+ROWS: list[dict[str, Any]] = [
+    {
+        "text": "word " * (1 + n % 30) + (LEAK if n % 11 == 0 else ""),
+        "id": None if n % 5 == 0 else f"é{n}",
+        "score": n / 8,
+        "turn": n * 2**40,
+        "about": {"from": [n, n + 1], "note": None if n % 2 else "x"},
+    }
+    for n in range(200)
+]
+HOLD = [name for name in FORMAT_NAMES if name != "megatron"]
+SHAPES: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "padded": {"padding": 8},
+    "chunks": {"truncation_mode": "chunk"},
+    "packed": {"packing_strategy": "bfd_split"},
+}
+
+
+def in_lines(rows: list[dict[str, Any]], folder: Path) -> Path:
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def compressed(rows: list[dict[str, Any]], folder: Path) -> Path:
+    path = folder / "in.jsonl.gz"
+    path.write_bytes(gzip.compress(in_lines(rows, folder).read_bytes()))
+    return path
+
+
+def in_a_list(rows: list[dict[str, Any]], folder: Path) -> Path:
+    path = folder / "in.json"
+    path.write_text(json.dumps(rows, indent=1))
+    return path
+
+
+def in_parquet(rows: list[dict[str, Any]], folder: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet", row_group_size=70)
+    return folder / "in.parquet"
+
+
+def in_arrow(rows: list[dict[str, Any]], folder: Path, name: str = "in.arrow") -> Path:
+    table = pa.Table.from_pylist(rows)
+    with pa.ipc.new_stream(folder / name, table.schema) as stream:
+        stream.write_table(table, max_chunksize=33)
+    return folder / name
+
+
+def in_a_folder(rows: list[dict[str, Any]], folder: Path) -> Path:
+    saved = folder / "saved"
+    saved.mkdir()
+    names = ["b.arrow", "a.arrow"]
+    for part, name in enumerate(names):
+        in_arrow(rows[part * 90 : len(rows) if part else 90], saved, name)
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return saved
+
+
+KINDS: dict[str, Callable[[list[dict[str, Any]], Path], Path]] = {
+    "jsonl": in_lines,
+    "gz": compressed,
+    "json": in_a_list,
+    "parquet": in_parquet,
+    "arrow": in_arrow,
+    "folder": in_a_folder,
+}
+
+
+def config(evaluation: Path, mode: str, **preprocessing: Any) -> dict[str, Any]:
+    formats = [name for name in HOLD if name != "mds" or preprocessing.get("packing_strategy") is None]
+    return {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {
+            "max_seq_len": 16,
+            "min_chars": 1,
+            "decontaminate": {"against": str(evaluation), "field": "answer", "ngram": 6, "mode": mode},
+            **preprocessing,
+        },
+        "output": {
+            "columns": "labels",
+            "storage_format": formats,
+            "carry": {"id": "string", "score": "float64", "turn": "int64"},
+            "provenance": True,
+            "max_tokens_per_shard": 400,
+        },
+    }
+
+
+@pytest.fixture
+def evaluation(tmp_path: Path) -> Path:
+    path = tmp_path / "eval.parquet"
+    pq.write_table(pa.Table.from_pylist([{"answer": "Another."}, {"answer": LEAK.upper()}]), path)
+    return path
+
+
+def made(given: dict[str, Any], source: Path, output: Path, **options: Any) -> bp.Dataset:
+    bp.Pipeline(bp.PipelineConfig.from_dict(given), [str(source)], str(output), TOKENIZER, **options).run()
+    return bp.open(output)
+
+
+def values(dataset: bp.Dataset) -> list[dict[str, Any]]:
+    """The rows, without what says where they are in their files."""
+    names = [column.name for column in dataset.schema if column.role not in ("file", "offset")]
+    return [{name: np.asarray(row[name]).tolist() for name in names} for row in dataset]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mode", ["mark", "drop"])
+def test_every_kind_of_file_gives_the_same_rows_and_the_way_back(
+    shape: str, mode: str, tmp_path: Path, evaluation: Path
+) -> None:
+    given = config(evaluation, mode, **SHAPES[shape])
+    wanted, listed = None, [(n + 1, "contaminated") for n in range(0, 200, 11)]
+    for kind, write in KINDS.items():
+        path = write(ROWS, tmp_path)
+        dataset = made(given, path, tmp_path / f"out {kind}", block_bytes=65536)
+        dataset.verify()
+        wanted = wanted or values(dataset)
+        assert values(dataset) == wanted, kind
+        found = dataset.marked() if mode == "mark" else dataset.drops()
+        assert [each["note"] for each in found] == [
+            f"shares 'the answer that stands in the' with {evaluation}, row 2" for _ in listed
+        ]
+        if kind != "folder":  # each of its files has a line 1
+            assert [(each["line"], each["reason"]) for each in found] == listed
+        for index in range(0, len(dataset), 9):
+            ids = np.atleast_1d(dataset[index]["turn"]).tolist()
+            assert [json.loads(line.text)["turn"] for line in source_lines(dataset, index)] == ids, kind
+
+
+def test_neither_blocks_nor_workers_nor_row_groups_change_a_byte(tmp_path: Path, evaluation: Path) -> None:
+    given = config(evaluation, "mark", packing_strategy="bfd")
+    rows = ROWS * 8
+    source = in_parquet(rows, tmp_path)
+    wanted = tree(made(given, source, tmp_path / "one").path)
+    assert tree(made(given, source, tmp_path / "small", block_bytes=65536).path) == wanted
+    options = ["--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    assert tree(made(given, source, tmp_path / "two", block_bytes=65536, beam_options=options).path) == wanted
+    again = tmp_path / "again"
+    again.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), again / "in.parquet", row_group_size=11, compression="zstd")
+    assert values(made(given, again / "in.parquet", again / "out")) == values(bp.open(tmp_path / "one"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "folder"])
+def test_inspect_prints_the_row_of_a_table(
+    kind: str, tmp_path: Path, evaluation: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = config(evaluation, "mark")
+    dataset = made(given, KINDS[kind](ROWS, tmp_path), tmp_path / "out")
+    file, row = ("saved/a.arrow", 9) if kind == "folder" else (f"in.{kind}", 99)
+    assert dataset[99]["offset"] == row
+    inspect(dataset.path, record=99, source=True)
+    head, line = capsys.readouterr().out.strip().splitlines()
+    assert head.endswith(f"record 99 · {tmp_path / file} (row {row + 1})")
+    record = {name: value for name, value in ROWS[99].items() if value is not None}
+    assert json.loads(line) == {**record, "about": {"from": [99, 100]}}
+
+
+def test_a_table_that_changed_is_not_printed_from(tmp_path: Path, evaluation: Path) -> None:
+    dataset = made(config(evaluation, "mark"), in_parquet(ROWS, tmp_path), tmp_path / "out")
+    in_parquet(ROWS[:50], tmp_path)
+    with pytest.raises(BeamPrepError, match=r"row 99 is of .*in\.parquet \(row 100\): the file has \d+ bytes"):
+        source_lines(dataset, 99)
+
+
+def test_what_is_nested_or_no_number_is_a_reject_of_its_row(tmp_path: Path, evaluation: Path) -> None:
+    given = config(evaluation, "mark")
+    given["output"]["carry"] = {"about": "string", "score": "int32"}
+    dataset = made(
+        given,
+        in_parquet([{"text": "a", "score": 1.0, "about": None}, *ROWS[:2]], tmp_path),
+        tmp_path / "out",
+        max_reject_rate=1.0,
+    )
+    assert [(each["line"], each["reason"], each["message"]) for each in dataset.rejects()] == [
+        (2, "carry", "field 'about' is an object, wanted a string or a number"),
+        (3, "carry", "field 'about' is an object, wanted a string or a number"),
+    ]
+
+
+def of_records(rows: list[dict[str, Any]], evaluation: Path, output: Path, **source: Any) -> bp.Dataset:
+    """A chain by hand over a collection."""
+    given = bp.PipelineConfig.from_dict(config(evaluation, "mark"))
+    tokenizer = bp.Tokenizer.load(TOKENIZER)
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        (
+            pipeline
+            | beam.Create(rows)
+            | bp.FromRecords(**source)
+            | bp.Prepare(given, tokenizer)
+            | bp.Shard(str(output), 400, ["bin"], pack=bp.Layout(provenance=True), tokenizer=tokenizer)
+        )
+    return bp.open(output)
+
+
+def test_a_collection_is_marked_and_carried_in_any_order(tmp_path: Path, evaluation: Path) -> None:
+    dataset = of_records(ROWS, evaluation, tmp_path / "one")
+    dataset.verify()
+    shuffled = random.Random(7).sample(ROWS, len(ROWS))
+    of_records(shuffled, evaluation, tmp_path / "other", buckets=16, block_bytes=1000)
+    assert tree(tmp_path / "other") == tree(tmp_path / "one")
+    found = sorted((row["turn"], row["id"], row["score"]) for row in dataset)
+    assert found == [(row["turn"], row["id"] or "", row["score"]) for row in ROWS]
+    assert dataset.manifest["counters"]["contaminated"] == len(dataset.marked()) == 19
+    assert dataset.manifest["counters"]["carry_missing"] == 40
+    marked = {each["offset"] for each in dataset.marked()}
+    assert {row["turn"] >> 40 for row in dataset if row["offset"] in marked} == set(range(0, 200, 11))
+
+
+def test_of_a_collection_it_is_said_why_no_record_is_printed(
+    tmp_path: Path, evaluation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = of_records(ROWS[:3], evaluation, tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "records").write_text("another file of this name")
+    message = r"row 1 is of records \(byte offset \d+\): 'records' is the name of what FromRecords was given"
+    with pytest.raises(BeamPrepError, match=message) as raised:
+        inspect(dataset.path, record=1, source=True)
+    assert re.search(r"Carry a field .* \(bp\.Carry\)", str(raised.value))
