@@ -38,9 +38,17 @@ def sample_key(key: int) -> int:
     return max(1, mixed(key ^ 0xD1B54A32D192ED03))
 
 
-def split_digest(value: Any) -> int:
-    """Of a record, or of the value of its `split_key`."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+def split_digest(record: Any) -> int:
+    """Of a record."""
+    return _digest(json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":")))
+
+
+def key_digest(value: Any) -> int:
+    """Of the value of its `split_key`: a text, a number or the like."""
+    return _digest(f"text {value}" if isinstance(value, str) else f"json {json.dumps(value)}")
+
+
+def _digest(text: str) -> int:
     found = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
     return 0 if found == NO_KEY else found
 

@@ -13,7 +13,7 @@ from beam_prep.storage import arrange
 from tests.compose.jobs import Blocks, Made, made
 from tests.compose.naive import Job, Row
 
-SIZES = RunSizes(60, 20, 12)
+SIZES = RunSizes(run=60, bin=20, batches=12)
 JOB = Job(150, 7, {"train": 0.6, "test": 0.4}, deduplicate=True)
 FLIPS = 12
 

@@ -152,7 +152,9 @@ DEFAULT = {("runs", "all runs, no shard"), ("gather", "two shards")}
         for case in PLACES
     ],
 )
-@pytest.mark.parametrize("kept", [True, False], ids=["spool", "no spool"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param(True, marks=pytest.mark.long, id="spool"), pytest.param(False, id="no spool")]
+)
 def test_a_run_after_one_that_failed_publishes_the_same_bytes(
     method: Any, holder: Any, name: str, times: int, kept: bool, tmp_path: Path, small: None
 ) -> None:

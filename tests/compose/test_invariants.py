@@ -181,7 +181,7 @@ def test_a_larger_budget_holds_the_smaller_one(method: str, tmp_path: Path) -> N
     blocks = Blocks(files, tmp_path, [[50, 3], [40]])
     there = sum(row.tokens for each in files for row in each if row and row.domain == "a")
     before: Counter[int] = Counter()
-    sizes = RunSizes(100, 40, 40)
+    sizes = RunSizes(run=100, bin=40, batches=40)
     for wanted in (1, 10, 100, there - 1, there, there + 1, 2 * there, 2 * there + 100, 3 * there - 1):
         job = Job(50, 5, mix={"a": {"tokens": wanted, "repeat": True}})
         found = made(blocks, job, method, sizes)

@@ -15,12 +15,12 @@ import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.core.shards.compose import RunSizes
 from tests.compose import real
-from tests.compose.naive import NO_KEY, Job, Naive, Row, split_digest
+from tests.compose.naive import NO_KEY, Job, Naive, Row, key_digest, split_digest
 from tests.conftest import ROOT, tree
 
 Record = dict[str, Any]
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
-SMALL = RunSizes(500, 150, 40)
+SMALL = RunSizes(run=500, bin=150, runs=4, batches=40)
 """Of which the jobs below have several runs, and two levels."""
 WORKERS = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 SPLITS = {"train": 0.7, "validation": 0.2, "test": 0.1}
@@ -100,8 +100,8 @@ def naive_of(given: Record, files: Sequence[Path]) -> Naive:
     def row(found: Record | str) -> Row | None:
         if isinstance(found, str):
             return None
-        value = found if key is None else found.get(key)
-        digest = NO_KEY if value is None else split_digest(value)
+        value = None if key is None else found.get(key)
+        digest = split_digest(found) if key is None else NO_KEY if value is None else key_digest(value)
         same = json.dumps([found.get(name) for name in by], sort_keys=True)
         name = "__default__" if domain is None else found[domain]
         return Row(found["id"], name, len(found["input_ids"]), digest, same)

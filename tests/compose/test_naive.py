@@ -49,7 +49,11 @@ AMOUNT = st.one_of(
 )
 CUTS = st.lists(st.lists(st.integers(1, 9), max_size=8), max_size=4)
 SIZES = st.builds(
-    RunSizes, st.sampled_from([1, 20, 10**6]), st.sampled_from([1, 5, 40, 10**6]), st.sampled_from([1, 4, 64, 4096])
+    RunSizes,
+    run=st.sampled_from([1, 20, 10**6]),
+    bin=st.sampled_from([1, 5, 40, 10**6]),
+    runs=st.sampled_from([2, 3, 256]),
+    batches=st.sampled_from([1, 4, 64, 4096]),
 )
 
 

@@ -20,7 +20,7 @@ from tests.engines.jobs import BLOCK_BYTES, JOBS, digests
 Config = dict[str, Any]
 CHAT = JOBS["chat, bin + tfrecord"]
 HERE = ["--runner=FnApiRunner"]
-SIZES = RunSizes(20_000, 4_000, 40)
+SIZES = RunSizes(run=20_000, bin=4_000, batches=40)
 """Of which the job has several runs, and two levels."""
 
 
