@@ -174,11 +174,7 @@ def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | Non
     columns = records.columns
     if columns is not None and (texts := columns.utf8(field)) is not None:
         for text in texts:
-            yield (
-                text
-                if text is None
-                else _text(_normalized_text(text.decode(), how).encode() if how != "none" else text)
-            )
+            yield (text if text is None else _text(_normal(text.decode(), how).encode() if how != "none" else text))
     elif columns is not None and columns.kind == "chats" and columns.field == field and how == "none":
         yield from _chat_forms(records, columns)
     else:
