@@ -20,12 +20,12 @@ from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.core.tokens.check import Check
 from beam_prep.errors import ConfigError
-from beam_prep.recipe import Prepare, chain, layout, read_config
+from beam_prep.recipe import Prepare, chain, compose, layout, read_config
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.decontaminate import Decontaminate
-from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars
+from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars, KeyRecords
 from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.records import FromRecords
@@ -136,6 +136,7 @@ def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
     return _for_yaml(kind.__name__)(make)
 
 
+key_records = _one_step(KeyRecords)
 carry = _one_step(Carry)
 adapt_records = _one_step(AdaptRecords)
 filter_by_chars = _one_step(FilterByChars)
@@ -171,7 +172,7 @@ def shard(
     max_drop_rate: float = MAX_DROP_RATE,
     reject_text: int = 1000,
 ) -> Shard:
-    """Rows -> the output. Formats, packing and the size of shards are those of the config. See `beam_prep.Shard`.
+    """Rows -> the output. Formats, packing, shards, shuffle, splits and mix are those of the config. See `beam_prep.Shard`.
 
     Args:
         output: the directory to make.
@@ -196,4 +197,5 @@ def shard(
         reject_text=reject_text,
         tokenizer=loaded,
         overwrite=overwrite,
+        compose=compose(chosen),
     )

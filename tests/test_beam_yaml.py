@@ -48,7 +48,7 @@ def run(transforms: list[dict[str, Any]], *options: str) -> None:
     from apache_beam.yaml import yaml_transform
 
     providers = [{"include": str(beam_yaml.PROVIDERS)}]
-    spec = yaml.dump({"providers": providers, "pipeline": {"type": "chain", "transforms": transforms}})
+    spec = yaml.dump({"providers": providers, "pipeline": {"type": "chain", "transforms": transforms}}, sort_keys=False)
     with beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner", *options])) as pipeline:
         yaml_transform.expand_pipeline(pipeline, spec)
 
@@ -85,6 +85,20 @@ def test_the_example_of_rows_trains_the_answers_that_the_filter_keeps(tmp_path: 
     eos = dataset.tokenizer.special_tokens["eos_token"]
     assert {dataset.tokenizer.decode(tokens) for tokens in trained} == {f"About 384,400 km away.{eos}", f"4.{eos}"}
     assert dataset.manifest["formats"] == ["bin", "arrow"]
+
+
+def test_a_config_that_composes_gives_the_bytes_of_the_job(tmp_path: Path) -> None:
+    config = json.loads(Path(CHAT).read_bytes())
+    config["preprocessing"] |= {"deduplicate": {"by": ["messages"]}}
+    config["output"] |= {"shuffle": {"seed": 3}, "splits": {"train": 0.8, "test": 0.2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data, ways = str(ROOT / "examples/data/chat.jsonl"), {"config": config, "tokenizer": TOKENIZER}
+    job = [data, "-o", str(tmp_path / "job"), "-c", str(tmp_path / "config.json"), "--tokenizer_path", TOKENIZER]
+    assert cli.main(["run", *job]) == 0
+    ends = step("Prepare", **ways), step("Shard", output=str(tmp_path / "yaml"), **ways)
+    run([step("ReadJSONL", inputs=data), *ends])
+    assert rows(tmp_path / "yaml") == rows(tmp_path / "job")
+    assert bp.open(tmp_path / "yaml", split="all").splits == ("train", "test")
 
 
 def test_blocks_pass_between_transforms_that_encode_them(tmp_path: Path) -> None:
