@@ -98,7 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    inspect.add_argument("paths", nargs="+", metavar="PATH", help="an output directory; with --config: JSONL files")
+    inspect.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="an output directory; with --config: JSONL files, or none, if the config has input.groups",
+    )
     inspect.add_argument("--record", type=int, help="number of the only record to show")
     inspect.add_argument(
         "--count",
@@ -106,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
     )
     inspect.add_argument("--domain", help="only records of this domain")
+    inspect.add_argument("--split", help="only records of this split")
     inspect.add_argument("--random", type=int, metavar="N", help="show N records that are drawn")
     inspect.add_argument("--seed", type=int, metavar="S", help="of the draw; another seed draws others (default: 0)")
     inspect.add_argument("--shortest", action="store_true", help="show the shortest records, 10 or --count")
@@ -138,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    audit.add_argument("inputs", nargs="+", metavar="FILE", help="JSONL files or quoted globs, as for a run")
+    audit.add_argument("inputs", nargs="*", metavar="FILE", help="JSONL files or quoted globs, as for a run")
     audit.add_argument("-c", "--config", required=True, metavar="FILE", help="the config of the run")
     audit.add_argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run")
     audit.add_argument("--sample", type=int, metavar="N", help="records to look at (default: 2000)")
@@ -160,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
+    cat.add_argument("--split", help="only rows of this split (default: of all)")
     report = commands.add_parser("report", help="write the report of an output again, with charts")
     report.add_argument("output", help="an output directory, local or on gs:// or s3://")
     report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
@@ -386,9 +393,15 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
             return 2
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
+        from beam_prep.recipe import read_config
     arguments = options.pipeline_arguments(given)
     if given.config_json is not None:
         arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
+    if not given.inputs:
+        config = arguments["config"] if given.config is None else read_config(given.config)
+        if config.input.groups is None:
+            print("beam-prep run: no input: give files or quoted globs, or --inputs", file=sys.stderr)
+            return 2
     job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
     if given.dry_run:
         from beam_prep.dry_run import dry_run
@@ -463,6 +476,7 @@ def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> s
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """The result of a run, in a few lines."""
     from beam_prep.core.shards import report
+    from beam_prep.core.shards.mix import mix_lines
 
     ledger, totals = manifest["ledger"], manifest["totals"]
     lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
@@ -473,6 +487,9 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     lines += [
         f"  {line}" for line in report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest["config"]))
     ]
+    for name, found in manifest.get("splits", {}).items():
+        lines.append(f"  split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
+    lines += [f"  {line}" for line in mix_lines(manifest)]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())
@@ -528,7 +545,7 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
     if given.config is None:
         from beam_prep.inspect.output import inspect
 
-        options = {**chosen, "pager": not given.no_pager, "source": given.source}
+        options = {**chosen, "split": given.split, "pager": not given.no_pager, "source": given.source}
         inspect(given.paths[0], given.record, given.count, given.domain, **options)
         return 0
     _import_beam()
@@ -552,7 +569,7 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
             return f"--tokenizer_path without --config; to see files before a run, type: {before}"
         if file is not None and not os.path.isfile(os.path.join(os.path.dirname(file), "manifest.json")):
             return f"{file} is a file, not an output; to see it before a run, type: {before}"
-        if len(given.paths) > 1:
+        if len(given.paths) != 1:
             return f"found {len(given.paths)} paths, wanted one output; to see files before a run, type: {before}"
         return None
     if output is not None:
@@ -561,20 +578,32 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
         return f"--config without --tokenizer_path; type: {before}"
     if given.source:
         return "--source is for outputs; a file before a run is shown with the place of each record"
-    if given.record is not None or given.domain is not None:
-        return "--record and --domain are for outputs; with --config, use --count N"
+    if given.record is not None or given.domain is not None or given.split is not None:
+        return "--record, --domain and --split are for outputs; with --config, use --count N"
     return None
 
 
 def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
     _import_beam()
-    from beam_prep.audit.audit import SAMPLE, audit
+    from beam_prep.audit.audit import SAMPLE, audit_groups
     from beam_prep.audit.text import as_json, as_lines
 
-    found = audit(given.inputs, given.config, given.tokenizer_path, SAMPLE if given.sample is None else given.sample)
-    for line in [json.dumps(as_json(found))] if given.json else as_lines(found):
-        print(line)
-    return int(bool(found.findings))
+    count = SAMPLE if given.sample is None else given.sample
+    found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)
+    if given.json:
+        print(
+            json.dumps(
+                as_json(found[None])
+                if None in found
+                else {"groups": {group: as_json(each) for group, each in found.items()}}
+            )
+        )
+    else:
+        for group, each in found.items():
+            if group is not None:
+                print(f"input.groups[{group}]:")
+            print("\n".join(as_lines(each)))
+    return int(any(each.findings for each in found.values()))
 
 
 def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
@@ -588,13 +617,13 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.inspect.output import cat
 
-    cat(given.output, given.count, given.domain)
+    cat(given.output, given.count, given.domain, given.split)
     return 0
 
 
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import MANIFEST, load
-    from beam_prep.readers.open import open_dataset
+    from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.verify.files import LocalFiles, OutputFiles
     from beam_prep.verify.output import numbers, problems
 
@@ -618,7 +647,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
             files: OutputFiles = stored
             text = stored.manifest()
         else:
-            folder = open_dataset(given.output).path
+            folder = open_dataset(given.output, split=ALL).path
             files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
         manifest = load(text, f"{given.output}/{MANIFEST}")
         wrong = list(problems(files, manifest))
@@ -654,14 +683,14 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import REPORT
-    from beam_prep.readers.open import open_dataset
+    from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.report_page.charts import can_draw
     from beam_prep.report_page.page import page
 
     if "://" in given.output and given.to is None:
         print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
         return 2
-    rows = open_dataset(given.output)
+    rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
     text = page(rows.manifest, rows.run, rows.tokenizer, title, draw=can_draw())

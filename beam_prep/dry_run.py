@@ -122,7 +122,7 @@ def dry_run(job: Pipeline) -> DryRun:
         blocks = [
             block for found in pool.map(lambda split: list(_blocks(split, job, spool)), splits) for block in found
         ]
-    to_do = {block.origin.digest: block for block in blocks if block.receipt is None}
+    to_do = {spool.digest(block.origin): block for block in blocks if block.receipt is None}
     kept = _shards_that_stay(job, spool, blocks, earlier)
     spooled, written = _sizes(job)
     size = sum(block.origin.bytes for block in blocks)
@@ -151,13 +151,14 @@ def _blocks(split: Split, job: Pipeline, spool: Spool) -> Iterator[Block]:
 
 
 def _block(origin: Origin, spool: Spool) -> Block:
-    name = spool.name(origin.digest)
+    digest = spool.digest(origin)
+    name = spool.name(digest)
     try:
-        receipt = spool.find(origin.digest)
+        receipt = spool.find(digest)
     except SpoolError:
         return Block(origin, None, DAMAGED)
     if receipt is None:
-        return Block(origin, None, OTHER_FACTS if spool.has_other(origin.digest) else NEW)
+        return Block(origin, None, OTHER_FACTS if spool.has_other(digest) else NEW)
     if not spool.trust.holds(receipt.made):
         return Block(origin, None, UNTRUSTED)
     return Block(origin, SpoolReceipt(origin, name, True, receipt, receipt.made))
@@ -241,7 +242,7 @@ def _sizes(job: Pipeline) -> tuple[float, float]:
         if records is None:
             continue
         size = records.origin.bytes
-        batch = recipe.run_steps(recipe.chain(job.config, job.tokenizer), records)
+        batch = recipe.run_steps(recipe.chain(job.config.part(source.group), job.tokenizer), records)
         layout, eos_id = recipe.layout(job.config, job.tokenizer), job.tokenizer.id_of("eos_token")
         batch = layout.spooled(batch, eos_id, job.config.preprocessing.untrained, job.config.columns())
         if not len(batch):

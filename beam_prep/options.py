@@ -107,7 +107,7 @@ OPTIONS = (
         group="Job",
         kind="text",
         help="JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a "
-        "line; .gz, .bz2 and .zst are read too",
+        "line; .gz, .bz2 and .zst are read too. Without it, the config names the files: input.groups",
         metavar="LIST",
         pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
         example="gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
@@ -392,7 +392,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
     inputs_help = (
         "JSONL or Parquet files, quoted globs, or @LIST; .gz, .bz2, .zst and folders of datasets are read too; "
-        "or give --inputs"
+        "or give --inputs; none, if the config has input.groups"
     )
     parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)
     _add(parser, OPTIONS)
@@ -454,10 +454,11 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def complete(given: argparse.Namespace) -> str | None:
-    """Collects the inputs of both kinds in `given.inputs`. Returns what is wrong with the options, or None."""
+    """Collects the inputs of both kinds in `given.inputs`. Returns what is wrong with the options, or None.
+
+    Whether there must be inputs, the config says: `input.groups` names them itself.
+    """
     given.inputs = [*given.files, *filter(None, re.split(r"[\s,]+", given.inputs or ""))]
-    if not given.inputs:
-        return "no input: give files or quoted globs, or --inputs"
     if given.config is None and given.config_json is None:
         return "no config: give -c FILE, or --config_json"
     if given.config is not None and given.config_json is not None:
@@ -478,7 +479,7 @@ def replay_arguments(given: argparse.Namespace) -> dict[str, Any]:
 
 def changed_options(given: argparse.Namespace) -> list[str]:
     """The job's options that differ from their defaults, as `--name=value`, for a runner's console."""
-    values = {**vars(given), "inputs": " ".join(given.inputs)}
+    values = {**vars(given), "inputs": " ".join(given.inputs) or None}
     found = []
     for option in OPTIONS:
         value = values[option.name]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -43,7 +44,7 @@ from beam_prep.running import (
 from beam_prep.stopping import Stopped, received_signal
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.earlier import EarlierBlocks
-from beam_prep.storage.files import join, list_inputs, total_size
+from beam_prep.storage.files import join, total_size
 from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
@@ -68,6 +69,9 @@ log = logging.getLogger("beam_prep")
 MIN_LEASE = 60.0
 _UNTIL_WORKERS_START = 3600.0
 """Seconds."""
+_GROUPS_PROBED = 16
+"""Groups of inputs whose first records are tried before a run: each is a file to open. In the run, blocks of all are
+checked by sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ class Pipeline:
 
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
-        inputs: paths, globs and `@LIST`s (files that name these, one a line), in order.
+        inputs: paths, globs and `@LIST`s (files that name these, one a line), in order; None: the config names them, in
+            `input.groups`.
         output_dir: the directory to make.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. This and the other paths may be on
             `gs://` or `s3://`: see docs/storage.md.
@@ -131,7 +136,7 @@ class Pipeline:
     def __init__(
         self,
         config: PipelineConfig | str | os.PathLike[str],
-        inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+        inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None,
         output_dir: str | os.PathLike[str],
         tokenizer_path: str | os.PathLike[str],
         *,
@@ -176,7 +181,7 @@ class Pipeline:
             raise ConfigError(
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
             )
-        self.inputs = list_inputs(inputs)
+        self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = load_tokenizer(tokenizer_path)
         if self.config.input.chat_template is not None:
             # Then the output keeps the template that made it.
@@ -209,7 +214,9 @@ class Pipeline:
         # Read once: what is compared must be what the facts say, also if a file changes meanwhile.
         self._references = recipe.references_of(self.config)
         self.references: IndexSource | None = None if self._references is None else self._references.index
-        self.facts = recipe.facts(self.config, self.tokenizer, reject_text, max_line_bytes, self._references)
+        self.facts = recipe.facts(
+            self.config, self.tokenizer, reject_text, max_line_bytes, self._references, self.inputs
+        )
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
 
@@ -373,7 +380,9 @@ class Pipeline:
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
         for warning in ignored:
             log.warning("warning: %s", warning)
-        check_heads(self.inputs, ConfigView.of(self.config.canonical()).fields)
+        parts = self.config.parts()
+        for group, some in itertools.groupby(self.inputs, lambda file: file.group):
+            check_heads(list(some), parts[group or 0].input.fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:
@@ -452,12 +461,18 @@ class Pipeline:
     @functools.cached_property
     def _gate(self) -> tuple[Backend, str | None]:
         """(backend, message for the user) of `choose`, with the first records of the input as probes."""
-        if self.config.input.tokenized:
+        parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
+        if not parts:
             return "transformers", None
-        columns = recipe.wanted_columns(self.config, self.render)
-        spans = columns is None or columns.kind != "texts"
+        columns = [recipe.wanted_columns(part, self.render) for part in parts.values()]
+        spans = any(each is None or each.kind != "texts" for each in columns)
+        firsts = {file.group or 0: file for file in reversed(self.inputs)}
         with single_threaded_tokenizers():
-            texts = recipe.first_texts(self.config, self.tokenizer, self.inputs[0])
+            texts = [
+                text
+                for group, part in [*parts.items()][:_GROUPS_PROBED]
+                for text in recipe.first_texts(part, self.tokenizer, firsts[group])
+            ]
             return choose(self.tokenizer, self.tokenizer_backend, texts, spans)
 
     @functools.cached_property
@@ -488,8 +503,9 @@ class Pipeline:
                 self.inputs,
                 self.block_bytes,
                 spool,
-                recipe.wanted_columns(config, self.render),
+                None if config.input.groups else recipe.wanted_columns(config, self.render),
                 self.max_line_bytes,
+                recipe.wanted_of_groups(config, self.render),
             )
             | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check, self.references)
             | Shard(
@@ -528,7 +544,10 @@ class Pipeline:
         folder = self.spool or join(self.staging.root, "spool")
         trust = Trust(self.tokenizer_backend, self.render, self.check)
         made_by, kept = recipe.spool_recipe(self.facts), self.spool is not None
-        return Spool(folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier)
+        groups = recipe.group_recipes(self.facts)
+        return Spool(
+            folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier, groups=groups
+        )
 
     def _note_launch(self, begins: bool) -> None:
         """Notes in a spool that is kept that this launch uses it, or that it has ended."""

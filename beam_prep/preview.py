@@ -38,8 +38,7 @@ from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.sequences import RowDisplay, role_key
 from beam_prep.inspect.visible import VISIBLE, percent
-from beam_prep.recipe import chain, layout, read_config, references_of, run_steps
-from beam_prep.storage.files import list_inputs
+from beam_prep.recipe import chain, files_of_groups, inputs_of, layout, read_config, references_of, run_steps
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -59,7 +58,7 @@ _DROPPED = {
 
 
 def preview(
-    inputs: Sequence[str] | str,
+    inputs: Sequence[str] | str | None,
     config: PipelineConfig | str | os.PathLike[str],
     tokenizer_path: str | os.PathLike[str],
     count: int | None = None,
@@ -80,7 +79,7 @@ def preview(
     their rows it shows the first, the shortest, the longest, and a few that are drawn.
 
     Args:
-        inputs: paths and globs of JSONL files, as for a run.
+        inputs: paths and globs of JSONL files, as for a run; None: the config names them.
         config: a config, or the path of its JSON file.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
         count: print this many rows instead, the first ones, with the outcome of the records between them.
@@ -102,7 +101,7 @@ def preview(
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
     if not isinstance(config, PipelineConfig):
         config = read_config(config)
-    files = list_inputs([inputs] if isinstance(inputs, str) else list(inputs))
+    files = inputs_of(config, inputs)
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
     screen = Screen(pager)
@@ -152,7 +151,8 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
         BeamPrepError: the config asks for what the tokenizer does not have; a sequence is too long, and
             `truncation_mode` is `error`.
     """
-    return _spooled(run_steps(chain(config, tokenizer), records), config, tokenizer)
+    steps = chain(config.part(records.origin.source.group), tokenizer)
+    return _spooled(run_steps(steps, records), config, tokenizer)
 
 
 def _prepared(job: _Job, records: Records) -> Batch:
@@ -160,7 +160,7 @@ def _prepared(job: _Job, records: Records) -> Batch:
     if not job.roles:
         return prepare(records, job.config, job.tokenizer)
     block: Any = records
-    for step in chain(job.config, job.tokenizer):
+    for step in chain(job.config.part(records.origin.source.group), job.tokenizer):
         if isinstance(step, BuildMask):
             block = with_roles(block, step.step()(block))
         elif isinstance(step, (Labels, Shift, SplitPrompt)):
@@ -335,14 +335,18 @@ _HEAD_BYTES = 4 * CHUNK
 
 def _sample(job: _Job) -> Iterator[Batch]:
     """A few blocks of the input: the beginning of files, and parts of plain files farther on."""
-    some = drawn(len(job.files), _FILES, first=True).tolist()
+    groups: dict[int | None, list[int]] = {}
+    for index, file in enumerate(job.files):
+        groups.setdefault(file.group, []).append(index)
+    each = max(1, _FILES // len(groups))
+    some = [files[place] for files in groups.values() for place in drawn(len(files), each, first=True).tolist()]
     head = max(CHUNK, _HEAD_BYTES // len(some) // CHUNK * CHUNK)
     for index in some:
         source = job.files[index]
         parts = [first_records(source, index, head)]
         if not is_stream(source) and source.size > head:
             places = (source.size - head - 1) // _PART_BYTES + 1
-            for place in drawn(places, _PARTS // len(some) - 1).tolist():
+            for place in drawn(places, max(0, _PARTS // len(some) - 1)).tolist():
                 parts.append(records_at(source, index, head + place * _PART_BYTES, _PART_BYTES))
         yield from (_prepared(job, records) for records in parts if records is not None)
 
@@ -378,7 +382,7 @@ def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[ShownRow | Lef
 def _report(job: _Job, sample: Sequence[Batch]) -> Text:
     """The report that a run on these records would give."""
     plan, found = _as_planned(job, [without_roles(batch) for batch in sample])
-    config, ledger = ConfigView.of(job.config.canonical()), plan.ledger
+    config, ledger = ConfigView.of(job.config.canonical(), files_of_groups(job.files)), plan.ledger
     where = (
         "all of the input" if len(sample) == 1 and _is_all(job.files, sample[0]) else f"{len(sample):,} places of it"
     )
@@ -411,10 +415,12 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
     dropped: list[Dropped] = []
     first_rejects: list[dict[str, Any]] = []
     total = blank = 0
+    of_files = np.zeros((len(job.files), 2), np.int64)
     for batch in sample:
         ledger, path = batch.ledger, batch.origin.source.path
         counts = count_outcomes(ledger.status, ledger.outcomes)
         total, blank = total + len(ledger.status), blank + counts["blank"]
+        of_files[batch.origin.file] += (len(ledger.status) - counts["blank"], len(batch))
         for kind in ("dropped", "rejected"):
             kinds[kind].update(counts[kind])
         written = job.unpacked(batch)
@@ -450,6 +456,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         roles=by_role,
         drops=tuple(dropped),
         first_rejects=tuple(first_rejects),
+        of_files=of_files,
     )
     cut = kinds["counter"][CUT_TOKENS]
     return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)

@@ -3,11 +3,12 @@
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -37,11 +38,13 @@ from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.core.tokens.pad import Padding
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
+from beam_prep.storage.files import list_inputs
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.references import References, read_references
 from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
+from beam_prep.transforms.by_group import ByGroup, InDomain
 from beam_prep.transforms.decontaminate import Decontaminate
 from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars, KeyRecords
 from beam_prep.transforms.mask import BuildMask
@@ -51,6 +54,8 @@ from beam_prep.transforms.template import ApplyTemplate
 from beam_prep.transforms.tokenize import AnyBackend, FromRollouts, FromTokens, Tokenize
 from beam_prep.transforms.truncate import Truncate
 
+GROUP_FILES = "group_files"
+"""The fact that says how many of the inputs belong to each of `input.groups`, in order."""
 REFERENCES = "references"
 """The fact that says which evaluation data the records were compared with."""
 
@@ -129,6 +134,9 @@ def chain(
 ) -> list[BlockStep]:
     """All steps of a config between ReadJSONL and Shard, in order: the one place that lists them.
 
+    Of a config with groups of inputs it is one step, which picks those of the group of each block; without Beam, take
+    the steps of `config.part(GROUP)`.
+
     `Prepare` runs them in Beam; `run_steps` runs them without, in the preview and in checks.
 
     Args:
@@ -139,6 +147,12 @@ def chain(
         check: `sample`: the reference makes a sample of each block, too; `full`: see `check_in_full`; None: neither.
         references: see `Prepare`.
     """
+    if config.input.groups is not None:
+        if references is None:
+            found = references_of(config)  # read once for all groups
+            references = None if found is None else found.index
+        parts = config.parts()
+        return [ByGroup([chain(part, tokenizer, backend, render, check, references) for part in parts])]
     steps = mask_steps(config, tokenizer, backend, render, check, references)
     if check == "full":
         steps.append(CheckInFull(config, tokenizer, references))
@@ -161,6 +175,7 @@ def mask_steps(
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
+    domain = [] if given.domain is None else [InDomain(given.domain)]
     steps = key_steps(config)
     if config.output.carry:
         steps.append(Carry(config.output.carry))
@@ -169,10 +184,10 @@ def mask_steps(
         source = references or read_references(rule.against, rule.field, rule.ngram).index
         compared.append(Decontaminate(source, fields=config.decontaminated_fields, mode=rule.mode))
     if given.rollouts is not None:
-        return [*steps, *compared, FromRollouts(given.rollouts.fields, tokenizer, domain_key)]
+        return [*steps, *compared, FromRollouts(given.rollouts.fields, tokenizer, domain_key), *domain]
     outputs = outputs_of(config)
     if given.tokenized:
-        return [*steps, *compared, FromTokens(outputs[0], tokenizer, domain_key)]
+        return [*steps, *compared, FromTokens(outputs[0], tokenizer, domain_key), *domain]
     if given.adapter is not None:
         steps.append(AdaptRecords(given.adapter.build()))
     if config.char_filter_fields:
@@ -184,6 +199,7 @@ def mask_steps(
         ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), render, sampled),
         Tokenize(tokenizer, backend, sampled),
         BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
+        *domain,
     ]
 
 
@@ -192,7 +208,7 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     output, rule = config.output, config.preprocessing.deduplicate
     if output.splits is None and rule is None:
         return []
-    by, normalize = ([], "none") if rule is None else (rule.by, rule.normalize)
+    by, normalize = ([], "none") if rule is None else (rule.by or config.input.fields, rule.normalize)
     return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
 
 
@@ -279,6 +295,58 @@ def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     return Wanted("chats" if outputs[0].conversation else "texts", sections[0].field)
 
 
+def inputs_of(
+    config: PipelineConfig, given: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
+) -> list[InputFile]:
+    """The files of a job, in order: those that are given, or those of the config's groups.
+
+    Args:
+        config: the config.
+        given: paths and globs, see `list_inputs`; None or []: none.
+
+    Raises:
+        ConfigError: there are both.
+        InputError: there are none; or see `list_inputs`.
+    """
+    given = [given] if isinstance(given, (str, os.PathLike)) else list(given or ())
+    if config.input.groups is None:
+        if not given:
+            raise InputError("no input: give files or quoted globs, or name them in the config: input.groups")
+        return list_inputs(given)
+    if given:
+        raise ConfigError(
+            f"found the input {os.fspath(given[0])!r} beside input.groups of the config, which names its files itself: "
+            "leave out one of them"
+        )
+    files: list[InputFile] = []
+    groups: dict[str, int] = {}
+    for number, group in enumerate(config.input.groups):
+        try:
+            listed = list_inputs(group.files)
+        except InputError as error:
+            raise InputError(f"input.groups[{number}].files: {error}") from None
+        for file in listed:
+            place = os.path.realpath(file.path) if is_local(file.path) else file.path
+            if (other := groups.setdefault(place, number)) != number:
+                raise InputError(
+                    f"{file.path!r} is in input.groups[{other}] and in input.groups[{number}]: name each file once"
+                )
+            files.append(dataclasses.replace(file, group=number))
+    return files
+
+
+def files_of_groups(files: Iterable[InputFile]) -> list[int]:
+    """How many files each group has; []: there are no groups. The files of a group stand together."""
+    return [
+        sum(1 for _ in some) for group, some in itertools.groupby(file.group for file in files) if group is not None
+    ]
+
+
+def wanted_of_groups(config: PipelineConfig, render: Render) -> tuple[Wanted | None, ...]:
+    """`wanted_columns` of each group; (): there are none."""
+    return tuple(wanted_columns(part, render) for part in config.parts()) if config.input.groups else ()
+
+
 _PROBE_BYTES = 4 * CHUNK
 _PROBES = 64
 _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
@@ -339,9 +407,9 @@ def check_in_full(
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
     """Raises what `ApplyTemplate` would raise of a config."""
-    if not config.input.tokenized:
-        outputs = outputs_of(config)
-        check_voice(outputs, tokenizer, text_rules(config))
+    for part in config.parts():
+        if not part.input.tokenized:
+            check_voice(outputs_of(part), tokenizer, text_rules(part))
 
 
 def text_rules(config: PipelineConfig) -> TextRules:
@@ -410,8 +478,13 @@ def facts(
     reject_text: int,
     max_line_bytes: int = MAX_LINE_BYTES,
     references: References | None = None,
+    inputs: Iterable[InputFile] = (),
 ) -> dict[str, Any]:
-    """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart."""
+    """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart.
+
+    Of the `inputs`, how many each group has.
+    """
+    groups = files_of_groups(inputs)
     versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
     return {
         "config": config.canonical(),
@@ -423,6 +496,7 @@ def facts(
         "tokenizer": {"fingerprint": tokenizer.fingerprint, "special_tokens": tokenizer.special_tokens},
         "versions": {"beam_prep": __version__, **versions},
         **({} if references is None else {REFERENCES: references.facts()}),
+        **({GROUP_FILES: groups} if groups else {}),
     }
 
 
@@ -437,8 +511,12 @@ AFTER_BLOCKS = {
 
 
 def spool_recipe(job_facts: dict[str, Any]) -> str:
-    """Digest of what a spooled block is a function of, besides its bytes: all but `AFTER_BLOCKS`."""
+    """Digest of what a spooled block is a function of, besides its bytes: all but `AFTER_BLOCKS`, and what its group
+    says: see `group_recipes`."""
     config = json.loads(json.dumps(job_facts["config"]))
+    facts = {name: value for name, value in job_facts.items() if name != GROUP_FILES}
+    if "groups" in config["input"]:
+        config["input"]["groups"] = True
     preprocessing = config["preprocessing"]
     if preprocessing["truncation_mode"] != "chunk" and (
         preprocessing["packing_strategy"] not in CUTTING
@@ -456,5 +534,13 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
     versions |= {"gigatoken": GIGATOKEN, "python": ".".join(platform.python_version_tuple()[:2])}
     # Unsorted: the order of sources matters.
-    text = json.dumps([SPOOL_VERSION, versions, {**job_facts, "config": config}])
+    text = json.dumps([SPOOL_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def group_recipes(job_facts: dict[str, Any]) -> tuple[str, ...]:
+    """For each group of inputs, a digest of what it says of its records. So another group may change, or be added, and
+    the blocks of this one are used again."""
+    groups = job_facts["config"]["input"].get("groups") or ()
+    fields = [{name: value for name, value in group.items() if name != "files"} for group in groups]
+    return tuple(hashlib.sha256(json.dumps(each).encode("utf-8", "surrogatepass")).hexdigest() for each in fields)

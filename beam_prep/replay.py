@@ -161,13 +161,15 @@ class Replay:
         else:
             self._replaces = target == root and not overwrite
         paths = [entry["path"] for entry in self.manifest["inputs"]]
-        self._instead = _command(paths, target)
+        given_config = self._config(config, tokenizer_path)
+        grouped = given_config.input.groups is not None
+        self._instead = _command([] if grouped else paths, target)
         known = Pipeline.__init__.__kwdefaults__ or {}
         limits = {name: value for name, value in self.manifest["options"].items() if name in known}
         defaults = {"block_bytes": made_by.get("block_bytes", BLOCK_BYTES), **limits}
         self.job = Pipeline(
-            self._config(config, tokenizer_path),
-            paths,
+            given_config,
+            None if grouped else paths,
             target,
             join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path,
             overwrite=overwrite,
@@ -175,6 +177,14 @@ class Replay:
             beam_options=beam_options,
             **{**defaults, **options},
         )
+        files = [file.path for file in self.job.inputs]
+        other_groups = self.job.facts.get(recipe.GROUP_FILES) != self.manifest.get(recipe.GROUP_FILES)
+        if other_groups or (grouped and files != paths):
+            raise ConfigError(
+                f"input.groups names {_files_of(files)}, and {self.output} was made of {_files_of(paths)}, perhaps in "
+                f"other groups; a replay reads the same inputs in the same groups: make everything again: "
+                f"{self._instead}"
+            )
         folder = self.job.spool or join(Staging.beside(root, options.get("staging")).root, "spool")
         self.job.earlier = self._blocks(self.job, folder)
         digest = hashlib.sha256(text).hexdigest()
@@ -261,7 +271,11 @@ class Replay:
 
     def _blocks(self, job: Pipeline, folder: str) -> EarlierBlocks:
         """The blocks of the earlier run."""
-        facts = {key: self.manifest[key] for key in {**job.facts, recipe.REFERENCES: None} if key in self.manifest}
+        facts = {
+            key: self.manifest[key]
+            for key in {**job.facts, recipe.REFERENCES: None, recipe.GROUP_FILES: None}
+            if key in self.manifest
+        }
         trust = Trust(job.tokenizer_backend, job.render, job.check)
         doubt = None
         if job.check != "full" and self._same_vocabulary(job.tokenizer):
@@ -271,7 +285,8 @@ class Replay:
             # Which records another template changes is not known. A sample is taken only by request.
             sampled = with_words(doubt, *(template or b"" for template in templates))
             doubt = sampled if self._sampled else None
-        return EarlierBlocks(Spool(folder, recipe.spool_recipe(facts), trust=trust), self._instead, doubt)
+        spool = Spool(folder, recipe.spool_recipe(facts), trust=trust, groups=recipe.group_recipes(facts))
+        return EarlierBlocks(spool, self._instead, doubt)
 
     def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:
         """True if the tokenizer is that of the output, but maybe for its chat template."""
@@ -358,8 +373,12 @@ def _read(folder: str, *names: str) -> bytes | None:
 
 def _command(paths: Sequence[str], output: str) -> str:
     """The command that makes everything again."""
-    inputs = " ".join(map(shlex.quote, paths)) if len(paths) <= _INPUTS_SHOWN else "INPUTS"
-    return f"beam-prep run {inputs} -o {shlex.quote(output)} -c CONFIG --tokenizer_path TOKENIZER --overwrite"
+    inputs = " ".join([*map(shlex.quote, paths), ""]) if len(paths) <= _INPUTS_SHOWN else "INPUTS "
+    return f"beam-prep run {inputs}-o {shlex.quote(output)} -c CONFIG --tokenizer_path TOKENIZER --overwrite"
+
+
+def _files_of(paths: Sequence[str]) -> str:
+    return f"{len(paths):,} files" if len(paths) != 1 else repr(paths[0])
 
 
 def _first_rejects(output: str, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

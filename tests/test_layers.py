@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "formats": {"core.data", "core.reading", "core.shards", "core.tokens", "errors"},
     "verify": {"core.data", "core.encoding", "core.shards", "errors", "formats"},
     "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify"},
-    "inspect": {"core.data", "core.encoding", "core.reading", "errors", "formats", "readers"},
+    "inspect": {"core.data", "core.encoding", "core.reading", "core.shards", "errors", "formats", "readers"},
     "report_page": {"core.data", "core.encoding", "core.reading", "core.shards", "inspect"},
     "storage": {
         "_version",
@@ -122,6 +122,7 @@ MAY_IMPORT = {
         "pipeline",
         "preview",
         "readers",
+        "recipe",
         "replay",
         "report_page",
         "runners",

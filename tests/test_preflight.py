@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.config import PipelineConfig
+from beam_prep.core.shards.compose import Method
 from beam_prep.errors import StorageError
 from beam_prep.pipeline import Pipeline
 from beam_prep.progress import Counts
@@ -53,6 +54,27 @@ def test_blocks_of_a_single_use_spool_make_room_for_the_output() -> None:
     smaller = room(single_use=True).need(done(GB, ratio=0.5))
     assert smaller is not None
     assert smaller.on_one_disk == 4.5 * GB
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "memory", "runs"),
+    [("runs", 100 * GB, 6 * GB), ("auto", 11 * GB, 6 * GB), ("auto", 12 * GB, 0), ("gather", 1 * GB, 0), (None, 0, 0)],
+)
+def test_sorted_runs_are_as_large_as_the_spool(
+    shuffle: Method | None, memory: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "memory_limit", lambda: memory)
+    found = room(shuffle=shuffle, scratch="/spool").need(done(GB))
+    assert found is not None
+    assert (found.runs, found.on_one_disk) == (runs, 16.5 * GB + runs)
+
+
+def test_a_run_without_room_for_sorted_runs_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_disk", lambda folder: hash(folder))
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: 5 * GB if folder == "/scratch" else 100 * GB)
+    with pytest.raises(StorageError, match=r"the sorted runs in /scratch: about 6\.00 GB more are needed, 5\.00 GB"):
+        room(shuffle="runs", scratch="/scratch").check(done(4 * GB))
+    room(scratch="/scratch").check(done(4 * GB))
 
 
 def test_what_is_not_known_is_not_counted() -> None:

@@ -1,21 +1,21 @@
 """`audit`: the checks, in one list, on one sample."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from beam_prep.audit import of_records, of_template, of_tokens
-from beam_prep.audit.draw import draw
+from beam_prep.audit.draw import Drawn, draw
 from beam_prep.audit.finding import Finding
 from beam_prep.audit.sample import Sample
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.places import is_table
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.errors import BeamPrepError, InputError
-from beam_prep.recipe import read_config
-from beam_prep.storage.files import list_inputs
+from beam_prep.errors import BeamPrepError, ConfigError, InputError
+from beam_prep.recipe import inputs_of, read_config
 from beam_prep.storage.tokenizers import load_tokenizer
 
 SAMPLE = 2000
@@ -53,6 +53,8 @@ def audit(
 ) -> Audit:
     """Looks for faults of records, config and tokenizer, on a sample of all files. Writes nothing.
 
+    Of a config with groups of inputs, see `audit_groups`.
+
     Args:
         inputs: paths and globs of JSONL files, as for a run.
         config: a config, or the path of its JSON file.
@@ -66,23 +68,67 @@ def audit(
     >>> found.sample.count, found.findings
     (260, ())
     """
+    found = audit_groups(inputs, config, tokenizer_path, count)
+    if None not in found:
+        raise ConfigError(f"found {len(found)} groups of inputs, each of which has an audit: call audit_groups")
+    return found[None]
+
+
+def audit_groups(
+    inputs: Sequence[str] | str | None,
+    config: PipelineConfig | str | os.PathLike[str],
+    tokenizer_path: str | os.PathLike[str],
+    count: int = SAMPLE,
+) -> dict[int | None, Audit]:
+    """The audit of each of `input.groups`, by its number, as their records have fields of their own.
+
+    For arguments and errors see `audit`; each group has a sample of `count` records. Those without a record are left
+    out. Without groups: {None: audit}.
+    """
     if count < 1:
         raise BeamPrepError(f"--sample is {count}, wanted 1 or more records")
     if not isinstance(config, PipelineConfig):
         config = read_config(config)
-    files = list_inputs([inputs] if isinstance(inputs, str) else list(inputs))
+    files = inputs_of(config, inputs)
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
-    return audit_files(files, config, tokenizer, count)
+    samples: dict[int | None, tuple[Sample, str | None]] = {}
+    for group, each in itertools.groupby(files, lambda file: file.group):
+        some = list(each)
+        drawn = draw(some, count)
+        if drawn.count:
+            samples[group] = _sample(drawn, some, config.part(group), tokenizer)
+    if not samples:
+        raise _no_record(files)
+    roles = {group: frozenset(sample.roles) for group, (sample, _) in samples.items()}
+    found = {}
+    for group, (sample, today) in samples.items():
+        others = frozenset[str]().union(*(each for other, each in roles.items() if other != group))
+        found[group] = _checked(replace(sample, other_roles=others), today)
+    return found
 
 
 def audit_files(files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer, count: int) -> Audit:
     """The same, of files that are listed, and a tokenizer that is loaded."""
     drawn = draw(files, count)
     if not drawn.count:
-        raise InputError(f"the input has no record: {', '.join(repr(file.path) for file in files[:3])}")
+        raise _no_record(files)
+    return _checked(*_sample(drawn, files, config, tokenizer))
+
+
+def _no_record(files: Sequence[InputFile]) -> InputError:
+    return InputError(f"the input has no record: {', '.join(repr(file.path) for file in files[:3])}")
+
+
+def _sample(
+    drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer
+) -> tuple[Sample, str | None]:
+    """(the sample, the date that the config should name)"""
     config, today = _with_date(config, tokenizer)
-    sample = Sample.of(drawn, config, tokenizer, files)
+    return Sample.of(drawn, config, tokenizer, files), today
+
+
+def _checked(sample: Sample, today: str | None) -> Audit:
     found = [finding for check in CHECKS for finding in check(sample)]
     if today is not None:
         found.append(_wants_date(sample, today))

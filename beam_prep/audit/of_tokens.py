@@ -27,7 +27,7 @@ def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
     if view.mask is None or not roles:
         return
     for role, rule in view.mask.items():
-        if role in roles or rule == "mask":
+        if role in roles or role in sample.other_roles or rule == "mask":
             continue  # a rule that masks nothing does no harm
         near = near_name(role, [other for other in sorted(roles) if other not in (view.mask or ())])
         found = ", ".join(map(repr, sorted(roles)[:8]))

@@ -94,6 +94,7 @@ class Sample:
         files: all of the input.
         drawn: the records.
         parts: what became of them.
+        other_roles: of messages of other groups of inputs.
     """
 
     config: PipelineConfig
@@ -101,6 +102,7 @@ class Sample:
     files: Sequence[InputFile]
     drawn: Drawn
     parts: Sequence[Part]
+    other_roles: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, drawn: Drawn, config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]) -> "Sample":

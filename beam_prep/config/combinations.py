@@ -30,6 +30,9 @@ def joint_problems(
         yield ("preprocessing", "shift"), "found true; it works only with output.columns: 'labels'"
     if given is None:
         return
+    if given.groups is not None:
+        yield from _group_problems(given, preprocessing, output)
+        return
     if preprocessing is not None:
         yield from _text_rule_problems(given, preprocessing)
         yield from _layout_problems(given, preprocessing, output)
@@ -85,6 +88,49 @@ def joint_problems(
         for name, problem in name_problems(output.names, tuple(dtypes)):
             yield ("output", "names", name), problem
         yield from _format_problems(dtypes, output, lists=bool(given.sources))
+
+
+_FOR_SOME: tuple[Location, ...] = (("input", "date"), ("preprocessing", "bos"))
+"""Settings that only some inputs need: those of other groups are not changed by them."""
+
+
+def _group_problems(
+    given: InputConfig, preprocessing: PreprocessingConfig | None, output: OutputConfig
+) -> Iterator[Problem]:
+    """Problems of each group with the other parts, and of groups with each other."""
+    groups, parts = given.groups or (), given.parts(output)
+    found: dict[Problem, list[int]] = {}
+    for number, part in enumerate(parts):
+        for problem in joint_problems(part, preprocessing, output):
+            found.setdefault(problem, []).append(number)
+    for (place, text), numbers in found.items():
+        if len(numbers) == len(groups):
+            yield place, text
+        elif place not in _FOR_SOME:
+            yield place, f"{text}; this is of input.groups[{numbers[0]}]"
+    rows = [_rows_of(part, output) for part in parts]
+    for number, row in enumerate(rows):
+        if row != rows[0]:
+            text = f"its rows are {row}, and those of input.groups[0] are {rows[0]}: one output has rows of one kind"
+            yield ("input", "groups", number), f"{text}; give both the same, or make two jobs"
+    domains = [group.domain for group in groups]
+    if output.mix is not None and None not in domains:
+        for name in output.mix:
+            if name not in domains:
+                yield ("output", "mix", name), unknown_name("domain", name, dict.fromkeys(map(str, domains)))
+
+
+def _rows_of(part: InputConfig, output: OutputConfig) -> str:
+    """The columns of a group's rows, before they are packed, and what each holds."""
+    kinds = {"ids": "token ids", "list": "lists of token ids", "value": "values", "token_value": "numbers of tokens"}
+    columns = []
+    for spec in specs_of(part, output):
+        untrained = "" if spec.trains or spec.kind not in ("ids", "list") else ", none is trained"
+        columns.append(f"{spec.name!r} ({kinds.get(spec.kind, 'texts')}, {spec.dtype}{untrained})")
+        if spec.mask_name is not None:
+            columns.append(f"{spec.mask_name!r} ({'labels' if output.columns == 'labels' else 'mask'})")
+    of = "rollouts" if part.rollouts is not None else "sources" if part.sources else "sequences"
+    return f"{of} with {', '.join(columns)}"
 
 
 def _carry_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Problem]:

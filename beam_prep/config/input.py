@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.problems import Location, Problem, path_of, shown
@@ -17,9 +17,9 @@ from beam_prep.config.sections import (
     conversation_problems,
     spec_of,
 )
-from beam_prep.config.values import Name, Strict, Text, as_date
+from beam_prep.config.values import Name, Strict, Text, Texts, as_date
 from beam_prep.core.data.schema import LOSS_WEIGHTS, RESERVED, Output, Section
-from beam_prep.core.reading.adapters import Adapter, AdapterName, adapter
+from beam_prep.core.reading.adapters import Adapter, AdapterName, adapter, fields_read
 from beam_prep.errors import ConfigError
 
 
@@ -44,8 +44,8 @@ class AdapterConfig(Strict):
             yield (), str(error)
 
 
-class InputConfig(Strict):
-    """The input: `sections` for one output, `sources` for several."""
+class FieldsConfig(Strict):
+    """What is read from a record: `sections` for one output, `sources` for several."""
 
     sections: Sections | None = Field(default=None, description="What the only output is made of, in order.")
     sources: dict[Name, SourceConfig] | None = Field(default=None, description="Several outputs, each with its name.")
@@ -61,6 +61,88 @@ class InputConfig(Strict):
     rollouts: RolloutsConfig | None = Field(
         default=None, description="Records that hold the ids of prompts and responses, which are not encoded again."
     )
+
+    @property
+    def tokenized(self) -> bool:
+        """True if the records are tokenised already."""
+        return self.rollouts is not None or (self.adapter is not None and self.adapter.name == "tokenized")
+
+    @property
+    def one_sequence(self) -> bool:
+        """True if a row is one sequence."""
+        return not self.sources and self.rollouts is None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a record that are read."""
+        if self.adapter is not None:
+            return fields_read(self.adapter.name, **(self.adapter.model_extra or {}))
+        if self.rollouts is not None:
+            return self.rollouts.fields.reads
+        return tuple(
+            dict.fromkeys(section.field for spec in specs_of(self, OutputConfig()) for section in spec.sections)
+        )
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.rollouts is not None:
+            if self.sources or self.sections or self.adapter:
+                yield ("rollouts",), "found beside sections, sources or an adapter; leave these out, or input.rollouts"
+        elif self.tokenized:
+            if self.sources or self.sections:
+                yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"
+        elif self.sources:
+            yield from self._name_problems(self.sources)
+            yield from self._char_limit_problems()
+            if all(spec.kind == "value" for spec in specs_of(self, OutputConfig())):
+                yield ("sources",), "found only values; at least one source must hold text or messages"
+        elif not self.sections:
+            yield (), "found neither sections nor sources; give sections for one output, sources for several"
+        elif "value" in (actions := [section.action for section in self.sections]):
+            text = "found 'value'; it needs a source of its own in input.sources"
+            yield ("sections", actions.index("value"), "action"), text
+        elif not can_train(self.sections):
+            yield ("sections",), "found no section that can train; give one the action 'train' or '$role'"
+        else:
+            yield from conversation_problems(self.sections)
+
+    def _name_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
+        first: dict[str, Location] = {}
+        for spec in specs_of(self, OutputConfig()):
+            at: Location = ("sources", spec.name)
+            mask_at = (*at, "mask_key") if sources[spec.name].mask_key else at
+            for column, place in [(spec.name, at), (spec.mask_name, mask_at)]:
+                if column is None:
+                    continue
+                if column.lower() in RESERVED:
+                    yield place, f"found column {column!r}; reserved names: {', '.join(RESERVED)}"
+                if (earlier := first.setdefault(column.lower(), place)) is not place:
+                    why = "columns become file names, so upper and lower case count as equal"
+                    there = path_of(earlier if isinstance(self, GroupConfig) else ("input", *earlier))
+                    yield place, f"found column {column!r}, which {there} has already; {why}"
+
+    def _char_limit_problems(self) -> Iterator[Problem]:
+        specs = specs_of(self, OutputConfig())
+        limited = {section.field: spec.name for spec in specs if spec.char_limits for section in spec.sections}
+        for spec in specs:
+            for i, section in enumerate(spec.sections):
+                if section.field in limited and not spec.char_limits:
+                    why = f"limit in source {limited[section.field]!r} (plain text, all trained) but cannot limit here"
+                    text = f"found {shown(section.field)}, which min_chars and max_chars {why}; use two fields"
+                    yield ("sources", spec.name, "sections", i, "field"), text
+
+
+class GroupConfig(FieldsConfig):
+    """Files whose records have fields of their own."""
+
+    files: Texts = Field(description="The files of the group: paths and globs.")
+    domain: Text | None = Field(
+        default=None, description="The domain of all its records; null: as output.domain_key says."
+    )
+
+
+class InputConfig(FieldsConfig):
+    """The input: `sections` for one output, `sources` for several; `groups` for files with fields of their own."""
+
     chat_template: Text | None = Field(
         default=None,
         description="In place of the tokenizer's chat template: the template itself, or a path beside the config.",
@@ -75,16 +157,41 @@ class InputConfig(Strict):
     implicit_prompt: bool = Field(
         default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
     )
+    groups: Annotated[
+        Annotated[tuple[GroupConfig, ...], Field(min_length=1)] | None,
+        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+    ] = Field(
+        default=None,
+        description="Inputs with fields of their own: each with its files, its sections (or sources, adapter, "
+        "rollouts), and its domain. In place of these fields, and of inputs on the command line.",
+    )
+
+    _masked: frozenset[str] = PrivateAttr(default=frozenset())
+    _domain: str | None = PrivateAttr(default=None)
 
     @property
-    def tokenized(self) -> bool:
-        """True if the records are tokenised already."""
-        return self.rollouts is not None or (self.adapter is not None and self.adapter.name == "tokenized")
+    def masked(self) -> frozenset[str]:
+        """Of a group: outputs that have a mask because that of another group needs one."""
+        return self._masked
 
     @property
-    def one_sequence(self) -> bool:
-        """True if a row is one sequence."""
-        return not self.sources and self.rollouts is None
+    def domain(self) -> str | None:
+        """Of a group: the domain of all records."""
+        return self._domain
+
+    def parts(self, output: OutputConfig) -> tuple["InputConfig", ...]:
+        """The input of each group as if it were alone, with the masks that others need; without groups: this one."""
+        if self.groups is None:
+            return (self,)
+        made = [self._part(group, frozenset()) for group in self.groups]
+        masked = frozenset(spec.name for part in made for spec in specs_of(part, output) if spec.mask_name is not None)
+        return tuple(self._part(group, masked) for group in self.groups)
+
+    def _part(self, group: GroupConfig, masked: frozenset[str]) -> "InputConfig":
+        fields = {name: getattr(group, name) for name in FieldsConfig.model_fields}
+        part = self.model_copy(update={**fields, "groups": None})
+        part._masked, part._domain = masked, group.domain
+        return part
 
     def outputs(self, joint: bool = False, loss_weights: bool = False) -> tuple[Output, ...]:
         """The outputs of each record, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
@@ -92,7 +199,12 @@ class InputConfig(Strict):
         Args:
             joint: text sections are joined before they are encoded.
             loss_weights: with the weights of tokens.
+
+        Raises:
+            ConfigError: groups have outputs of their own.
         """
+        if self.groups is not None:
+            raise ConfigError("input.groups have outputs of their own: take those of one of `config.parts()`")
         return tuple(
             Output(
                 spec.name,
@@ -109,69 +221,37 @@ class InputConfig(Strict):
         )
 
     def _problems(self) -> Iterator[Problem]:
-        if self.rollouts is not None:
-            if self.sources or self.sections or self.adapter:
-                yield ("rollouts",), "found beside sections, sources or an adapter; leave these out, or input.rollouts"
-        elif self.tokenized:
-            if self.sources or self.sections:
-                yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"
-        elif self.sources:
-            yield from self._name_problems(self.sources)
-            yield from self._char_limit_problems()
-            yield from self._prompt_problems(self.sources)
-            if all(spec.kind == "value" for spec in specs_of(self, OutputConfig())):
-                yield ("sources",), "found only values; at least one source must hold text or messages"
-        elif not self.sections:
-            yield (), "found neither sections nor sources; give sections for one output, sources for several"
-        elif "value" in (actions := [section.action for section in self.sections]):
-            text = "found 'value'; it needs a source of its own in input.sources"
-            yield ("sections", actions.index("value"), "action"), text
-        elif not can_train(self.sections):
-            yield ("sections",), "found no section that can train; give one the action 'train' or '$role'"
+        if self.groups is None:
+            yield from super()._problems()
         else:
-            yield from conversation_problems(self.sections)
+            for name in FieldsConfig.model_fields:
+                if getattr(self, name) is not None:
+                    yield (name,), f"found {name} beside groups; give each group its own, and leave it out here"
         if "\0" in (self.chat_template or ""):
             yield ("chat_template",), "found a NUL in the template; take it out"
-        if self.implicit_prompt and not self.sources:
-            yield ("implicit_prompt",), "found true; it works only with input.sources (chosen and rejected)"
+        for number, part in enumerate((self,) if self.groups is None else self.groups):
+            of = "" if self.groups is None else f", in input.groups[{number}] too"
+            if self.implicit_prompt and part.sources:
+                yield from self._prompt_problems(part.sources, of)
+            elif self.implicit_prompt:
+                yield ("implicit_prompt",), f"found true; it works only with input.sources (chosen and rejected){of}"
 
-    def _prompt_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
-        if not self.implicit_prompt:
-            return
+    def _prompt_problems(self, sources: dict[str, SourceConfig], of: str) -> Iterator[Problem]:
         sides = [source.sections for source in sources.values()][:2]
         prompts = {sections[0].field for sections in sides}
         good = len(sides) == 2 and len(prompts) == 1
         if not good or not all(len(s) == 2 and s[0].action == "mask" and s[1].action != "mask" for s in sides):
             text = "found true; the first two sources must each be a prompt (the same field, action 'mask') and a side"
-            yield ("implicit_prompt",), text
-
-    def _name_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
-        first: dict[str, Location] = {}
-        for spec in specs_of(self, OutputConfig()):
-            at: Location = ("sources", spec.name)
-            mask_at = (*at, "mask_key") if sources[spec.name].mask_key else at
-            for column, place in [(spec.name, at), (spec.mask_name, mask_at)]:
-                if column is None:
-                    continue
-                if column.lower() in RESERVED:
-                    yield place, f"found column {column!r}; reserved names: {', '.join(RESERVED)}"
-                if (earlier := first.setdefault(column.lower(), place)) is not place:
-                    why = "columns become file names, so upper and lower case count as equal"
-                    yield place, f"found column {column!r}, which {path_of(('input', *earlier))} has already; {why}"
-
-    def _char_limit_problems(self) -> Iterator[Problem]:
-        specs = specs_of(self, OutputConfig())
-        limited = {section.field: spec.name for spec in specs if spec.char_limits for section in spec.sections}
-        for spec in specs:
-            for i, section in enumerate(spec.sections):
-                if section.field in limited and not spec.char_limits:
-                    why = f"limit in source {limited[section.field]!r} (plain text, all trained) but cannot limit here"
-                    text = f"found {shown(section.field)}, which min_chars and max_chars {why}; use two fields"
-                    yield ("sources", spec.name, "sections", i, "field"), text
+            yield ("implicit_prompt",), text + of
 
 
-def specs_of(given: InputConfig, output: OutputConfig) -> tuple[OutputSpec, ...]:
-    """The outputs that each record becomes, in config order."""
+def specs_of(given: FieldsConfig, output: OutputConfig) -> tuple[OutputSpec, ...]:
+    """The outputs that each record becomes, in config order; of groups: those of each, one after another."""
+    masked = frozenset[str]()
+    if isinstance(given, InputConfig):
+        if given.groups is not None:
+            return tuple(spec for part in given.parts(output) for spec in specs_of(part, output))
+        masked = given.masked
     if given.rollouts is not None:
         return given.rollouts.specs(output.dtype)
     if given.tokenized:
@@ -180,10 +260,16 @@ def specs_of(given: InputConfig, output: OutputConfig) -> tuple[OutputSpec, ...]
         return (spec_of(*names, only, True, output.dtype),)
     if given.sources:
         return tuple(
-            spec_of(name, source.mask_key or f"{name}_mask", source, source.mask_key is not None, output.dtype)
+            spec_of(
+                name,
+                source.mask_key or f"{name}_mask",
+                source,
+                source.mask_key is not None or name in masked,
+                output.dtype,
+            )
             for name, source in given.sources.items()
         )
     only = SourceConfig(sections=given.sections or ())
     if output.columns == "labels":
         return (spec_of("input_ids", "labels", only, True, output.dtype),)
-    return (spec_of("sequence", "loss_mask", only, output.loss_weights, output.dtype),)
+    return (spec_of("sequence", "loss_mask", only, output.loss_weights or "sequence" in masked, output.dtype),)

@@ -53,8 +53,8 @@ class FimConfig(Strict):
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
-_NO_SPLITS = re.compile(r"rejects|tokenizer|latest|con|prn|aux|nul|com[0-9]|lpt[0-9]")
-"""Names that an output has for something else, or Windows."""
+_NO_SPLITS = re.compile(r"all|reject|rejects|tokenizer|latest|con|prn|aux|nul|com[0-9]|lpt[0-9]")
+"""All splits, for readers; no split, for `split_missing`; what an output has besides; and devices of Windows."""
 Share = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -26,6 +26,7 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("preprocessing", "stride"): 0,
     ("output", "fim"): None,
     ("input", "rollouts"): None,
+    ("input", "groups"): None,
     ("output", "loss_weights"): False,
     ("output", "names"): {},
     ("output", "shuffle"): None,
@@ -127,7 +128,8 @@ class PipelineConfig(Strict):
         schema["properties"] = {"$schema": link, **schema["properties"]}
         # pydantic leaves these out: the description of a validated model, and that names must match their pattern.
         schema["properties"]["output"]["description"] = cls.model_fields["output"].description
-        schema["$defs"]["InputConfig"]["properties"]["sources"]["anyOf"][0]["additionalProperties"] = False
+        for part in ("InputConfig", "GroupConfig"):
+            schema["$defs"][part]["properties"]["sources"]["anyOf"][0]["additionalProperties"] = False
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
     @model_validator(mode="before")
@@ -160,11 +162,16 @@ class PipelineConfig(Strict):
     def warnings(self) -> list[str]:
         """Settings that are allowed but probably not meant, one sentence each."""
         found = []
-        if self.input.sources and self.input.sections:
-            found.append("input.sections is ignored, because input.sources is set")
-        by_role = any(section.action == "$role" for spec in self.outputs() for section in spec.sections)
-        if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
-            found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
+        for number, part in enumerate(self.parts()):
+            of = "" if self.input.groups is None else f"input.groups[{number}]: "
+            found += [of + text for text in part._warnings_of_fields()]
+            rule = self.preprocessing.decontaminate
+            if of and rule is not None and rule.fields is not None and not {*rule.fields} & {*part.section_fields}:
+                fields = ", ".join(map(repr, part.section_fields))
+                found.append(
+                    f"{of}preprocessing.decontaminate.fields names none of the fields that it reads ({fields}): its "
+                    "records are compared by fields that it does not train on, or not at all"
+                )
         step = self.preprocessing
         if step.packing_strategy == "none" and step.max_packed_len is not None:
             found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
@@ -172,6 +179,18 @@ class PipelineConfig(Strict):
             found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
         if "npy" in self.output.formats and self.output.columns == "labels":
             found.append("output.storage_format 'npy': OLMo-core reads a mask, and no labels: use columns 'loss_mask'")
+        if self.output.domain_key is not None and _all_have_domains(self.input):
+            found.append("output.domain_key is ignored, because every one of input.groups has a domain")
+        return found
+
+    def _warnings_of_fields(self) -> list[str]:
+        """Those of the fields that are read."""
+        found = []
+        if self.input.sources and self.input.sections:
+            found.append("input.sections is ignored, because input.sources is set")
+        by_role = any(section.action == "$role" for spec in self.outputs() for section in spec.sections)
+        if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
+            found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
         if self.preprocessing.eos == "never" and not self.input.tokenized:
             for spec in self.outputs():
                 if spec.kind == "ids" and not spec.has_template and spec.trains and len(spec.sections) > 1:
@@ -192,12 +211,46 @@ class PipelineConfig(Strict):
     def decontaminated_fields(self) -> tuple[str, ...]:
         """The fields that are compared with evaluation data: those of the rule, else those of all sections."""
         rule = self.preprocessing.decontaminate
-        if rule is not None and rule.fields is not None:
-            return rule.fields
+        return self.section_fields if rule is None or rule.fields is None else rule.fields
+
+    @property
+    def section_fields(self) -> tuple[str, ...]:
+        """The fields of all sections."""
         return tuple(dict.fromkeys(section.field for spec in self.outputs() for section in spec.sections))
 
+    def parts(self) -> tuple["PipelineConfig", ...]:
+        """The config of each group of inputs, as if it were the only one; without groups: this config."""
+        return tuple(self._part(given) for given in self.input.parts(self.output)) if self.input.groups else (self,)
+
+    def part(self, group: int | None) -> "PipelineConfig":
+        """The config of a group of inputs, by its number.
+
+        Raises:
+            ConfigError: a number without groups, or none with them.
+        """
+        parts = self.parts()
+        if (group is None) != (self.input.groups is None) or (group or 0) >= len(parts):
+            found = "records of no group" if group is None else f"records of group {group}"
+            raise ConfigError(
+                f"found {found}, and a config with {len(self.input.groups or ())} groups: input.groups names its files "
+                "itself, for beam-prep run and Pipeline; in a chain of your own, write one Prepare for each group"
+            )
+        return parts[group or 0]
+
+    def _part(self, given: InputConfig) -> "PipelineConfig":
+        """Without what changes nothing of this group."""
+        specs = specs_of(given, self.output)
+        if not any(spec.has_template for spec in specs):
+            given = given.model_copy(update={"date": None})
+        update: dict[str, Any] = {"input": given}
+        if given.domain is not None:
+            update["output"] = self.output.model_copy(update={"domain_key": None})
+        if not any(section.template == "conversation" for spec in specs for section in spec.sections):
+            update |= {"mask_options": None, "preprocessing": self.preprocessing.model_copy(update={"bos": "keep"})}
+        return self.model_copy(update=update)
+
     def outputs(self) -> tuple[OutputSpec, ...]:
-        """The outputs that each record becomes, in config order."""
+        """The outputs that each record becomes, in config order; of groups: those of each, one after another."""
         return specs_of(self.input, self.output)
 
     def columns(self) -> dict[str, str]:
@@ -247,9 +300,11 @@ class PipelineConfig(Strict):
         ``json.dumps(config.canonical())``.
         """
         plain = self.model_dump(mode="json")
-        plain["input"]["sections" if self.input.sources else "sources"] = None
-        for spec in self.outputs() if self.input.sources else ():
-            plain["input"]["sources"][spec.name]["mask_key"] = spec.mask_name
+        _settle(plain["input"], self.input, self.output)
+        for group, given in zip(plain["input"]["groups"] or (), self.input.parts(self.output), strict=False):
+            _settle(group, given, self.output)
+            for field in [field for field, value in group.items() if value is None]:
+                del group[field]
         plain["mask"] = dict(sorted(self.mask.items()))
         plain["output"]["dtype"] = self.columns()
         plain["output"]["names"] = self.names
@@ -260,3 +315,14 @@ class PipelineConfig(Strict):
             if plain[part][field] == value:
                 del plain[part][field]
         return plain
+
+
+def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> None:
+    """Fills in the masks of sources, and leaves out what is not read beside them."""
+    plain["sections" if given.sources else "sources"] = None
+    for spec in specs_of(given, output) if given.sources else ():
+        plain["sources"][spec.name]["mask_key"] = spec.mask_name
+
+
+def _all_have_domains(given: InputConfig) -> bool:
+    return given.groups is not None and all(group.domain is not None for group in given.groups)

@@ -2,17 +2,19 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from beam_prep.config.values import Strict, Text
+from beam_prep.config.values import Strict, Text, Texts
 from beam_prep.core.data.schema import Packing
 
 
 class DeduplicateConfig(Strict):
     """Exact deduplication: of the records that are equal, the first one is kept."""
 
-    by: Annotated[list[Text], Field(min_length=1)] = Field(
-        description="Keys of the record: records are equal if the values of all of these are."
+    by: Annotated[list[Text], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Keys of the record: records are equal if the values of all of these are; null: the fields that "
+        "the config reads, of each group its own.",
     )
     normalize: Literal["none", "whitespace", "nfkc_casefold"] = Field(
         default="none",
@@ -21,26 +23,14 @@ class DeduplicateConfig(Strict):
     )
 
 
-def _several(value: object) -> object:
-    """One text, or a list of them."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
-_TEXT_OR_LIST = WithJsonSchema(
-    {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
-)
-
-
 class DecontaminateConfig(Strict):
     """The evaluation data that no record may share an n-gram of words with."""
 
-    against: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1), _TEXT_OR_LIST] = Field(
-        description="The files of the evaluation data: paths and globs."
-    )
-    field: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1), _TEXT_OR_LIST] | None = Field(
+    against: Texts = Field(description="The files of the evaluation data: paths and globs.")
+    field: Texts | None = Field(
         default=None, description="The fields of their records that are looked for; null: all texts."
     )
-    fields: Annotated[tuple[Text, ...], BeforeValidator(_several), Field(min_length=1), _TEXT_OR_LIST] | None = Field(
+    fields: Texts | None = Field(
         default=None, description="The fields of the input's records that are looked at; null: those of the sections."
     )
     ngram: int = Field(default=13, ge=1, description="Words of an n-gram.")

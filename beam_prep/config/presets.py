@@ -135,16 +135,19 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
     given, parts = config.get("input"), {part: config.get(part, {}) for part in ("preprocessing", "output")}
     if not isinstance(given, dict) or not all(isinstance(part, dict) for part in parts.values()):
         return config, []
-    if not given.get("sources" if preset.pairs else "sections"):
+    groups = given.get("groups") or [given]
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return config, []
+    if not all(group.get("sources" if preset.pairs else "sections") for group in groups):
         wanted = "the sources chosen and rejected" if preset.pairs else "input.sections, whose rows are one sequence"
         return config, [(("output", "preset"), f"found {name!r}, which is for {wanted}")]
     problems = list(_problems(preset, name, parts))
-    if not preset.reads_masks and not _trains_all(given["sections"]):
+    if not preset.reads_masks and not all(_trains_all(group["sections"]) for group in groups):
         text = f"found sections that are not trained in full; the preset {name!r} trains every token, prompts too"
-        problems.append((("input", "sections"), text))
+        problems.append((("input", "groups" if groups[0] is not given else "sections"), text))
     made = {**config, **{part: dict(fields) for part, fields in parts.items()}}
     for (part, key), value in preset.settings.items():
-        if key == "eos" and _has_template(given.get("sections")):
+        if key == "eos" and all(_has_template(group.get("sections")) for group in groups):
             continue  # which ends its own texts
         if isinstance(value, dict) and isinstance(made[part].get(key, {}), dict):
             value = {**value, **made[part].pop(key, {})}

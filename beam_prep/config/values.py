@@ -86,7 +86,21 @@ def as_date(value: object) -> str | None:
     raise ValueError(f"found {shown(value)}; must be a date such as '2026-11-22'")
 
 
+def _several(value: object) -> object:
+    """One text, or a list of them."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
 Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(_several),
+    Field(min_length=1),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+    ),
+]
+"""One text, or a list of them."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 _ONE_FORMAT = {"enum": list(FORMAT_NAMES)}
 _FORMAT_LIST = {"type": "array", "items": _ONE_FORMAT, "minItems": 1, "uniqueItems": True}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.shards.splits import part_of
+from beam_prep.core.shards.domains import part_of
 from beam_prep.errors import FormatError
 
 if TYPE_CHECKING:

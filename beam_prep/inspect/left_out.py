@@ -1,7 +1,7 @@
 """Records that became no row: dropped or rejected, and why; and those that are marked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.text import Text
@@ -9,6 +9,7 @@ from rich.text import Text
 from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.inspect.visible import VISIBLE
+from beam_prep.readers.input_lines import InputLines
 
 TEXT = 200
 """Characters of a record that are shown in a terminal."""
@@ -23,6 +24,7 @@ class LeftOut:
         kind: `dropped` or `rejected`; `marked`: it was kept.
         reason, message: why.
         text: the beginning of its line.
+        first: of a copy, where the earlier record is that it is equal to, and its line; ("", "") of others.
     """
 
     place: str
@@ -30,6 +32,13 @@ class LeftOut:
     reason: str
     message: str
     text: str
+    first: tuple[str, str] = ("", "")
+
+    def lines(self, characters: int) -> list[str]:
+        """Its text, and of a copy that of the earlier record; of each at most so many characters."""
+        where, other = self.first
+        found = [text if len(text) <= characters else f"{text[:characters]} ..." for text in (self.text, other)]
+        return [found[0], f"{where}: {found[1]}"] if where else found[:1]
 
     @classmethod
     def of_reject(cls, reject: Mapping[str, Any]) -> "LeftOut":
@@ -37,9 +46,16 @@ class LeftOut:
         return cls._of(reject, "rejected", str(reject["message"] or ""))
 
     @classmethod
-    def of_drop(cls, drop: Mapping[str, Any]) -> "LeftOut":
-        """From the drops of an output: see `Dataset.drops`."""
-        return cls._of(drop, "dropped", str(drop.get("note", "")))
+    def of_drop(cls, drop: Mapping[str, Any], inputs: InputLines | None = None) -> "LeftOut":
+        """From the drops of an output: see `Dataset.drops`. With `inputs`, the lines of copies are read from these."""
+        found = cls._of(drop, "dropped", str(drop.get("note", "")))
+        same_as = drop.get("same_as")
+        if same_as is None:
+            return found
+        if inputs is None:
+            return replace(found, text="(--reason duplicate shows both lines)")
+        place = f"{same_as['file']}, {place_in(same_as['file'], same_as['line'])}"
+        return replace(found, text=inputs.at(drop), first=(place, inputs.at(same_as)))
 
     @classmethod
     def of_mark(cls, mark: Mapping[str, Any]) -> "LeftOut":
@@ -58,5 +74,6 @@ def left_out_text(record: LeftOut) -> Text:
     """A record for a terminal."""
     text = Text().append(f"━━ {record.place} · {record.kind}: {record.reason}".translate(VISIBLE), "bold red")
     text.append(f"\n{record.message}".translate(VISIBLE) if record.message else "")
-    short = record.text if len(record.text) <= TEXT else f"{record.text[:TEXT]} ..."
-    return text.append(f"\n── {short}".translate(VISIBLE), "dim")
+    for line in record.lines(TEXT):
+        text.append(f"\n── {line}".translate(VISIBLE), "dim")
+    return text

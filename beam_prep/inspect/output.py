@@ -17,6 +17,8 @@ from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.places import at_offset
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.reading.drops import CONTAMINATED
+from beam_prep.core.reading.keys import DUPLICATE
+from beam_prep.core.shards.mix import NOT_SAMPLED, mix_lines
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.left_out import LeftOut, left_out_text
@@ -26,7 +28,8 @@ from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.readers.dataset import Dataset
-from beam_prep.readers.open import open_dataset
+from beam_prep.readers.input_lines import InputLines
+from beam_prep.readers.open import ALL, open_dataset
 from beam_prep.readers.source import source_lines
 
 
@@ -36,6 +39,7 @@ def inspect(
     count: int | None = None,
     domain: str | None = None,
     *,
+    split: str | None = None,
     random: int | None = None,
     seed: int | None = None,
     shortest: bool = False,
@@ -54,7 +58,7 @@ def inspect(
 
     Args:
         output: an output directory.
-        record, count, domain, random, seed, shortest, longest, grep, reason: other records, see `Selection`.
+        record, count, domain, split, random, seed, shortest, longest, grep, reason: other records, see `Selection`.
         ids: print each token's id in front of it.
         html: write a page for a browser to this file instead. Unless records are chosen, it has 1,000 rows that are
             drawn (all, if there are no more), and of each reason the first rejects.
@@ -62,13 +66,14 @@ def inspect(
         source: instead of the record, print the line of the input that it was made of; of a packed row, all of them.
 
     Raises:
-        BeamPrepError: there is no such output, domain, record or reason; or two arguments exclude each other; or the
-            line of a record is not known, or not to be had.
+        BeamPrepError: there is no such output, domain, split, record or reason; or two arguments exclude each other; or
+            the line of a record is not known, or not to be had.
     """
     selection = Selection(
         record=record,
         count=count,
         domain=domain,
+        split=split,
         random=random,
         seed=seed,
         shortest=shortest,
@@ -80,7 +85,7 @@ def inspect(
         raise BeamPrepError("--source shows the line that one record was made of, as text; type: --record N --source")
     if html is not None:
         check_page(html)
-    dataset = open_dataset(output)
+    dataset = open_dataset(output, split=ALL)
     if source:
         Screen(pager).show(_source_texts(_view(dataset, selection), selection))
         return
@@ -100,7 +105,13 @@ def inspect(
 
 
 def _view(dataset: Dataset, selection: Selection) -> Dataset:
-    return dataset if selection.domain is None else dataset.domain(selection.domain)
+    """The rows of a split, or of a domain, or of both."""
+    rows = dataset if selection.split is None else dataset.split(selection.split)
+    if selection.domain is None:
+        return rows
+    if selection.split is None and len(dataset.splits) > 1:
+        return open_dataset(dataset.path, [selection.domain], split=ALL)
+    return rows.domain(selection.domain)
 
 
 def _row_texts(rows: Dataset, selection: Selection, screen: Screen, ids: bool) -> Iterable[Text]:
@@ -112,7 +123,7 @@ def _row_texts(rows: Dataset, selection: Selection, screen: Screen, ids: bool) -
 def _source_texts(rows: Dataset, selection: Selection) -> Iterator[Text]:
     """The lines that a row was made of."""
     assert selection.record is not None
-    number = _number(rows, selection.record, selection.domain)
+    number = _number(rows, selection.record, selection)
     for line in source_lines(rows, number):
         yield (
             Text()
@@ -154,7 +165,7 @@ def _chosen(rows: Dataset, selection: Selection) -> Iterable[tuple[int, str]]:
     """(number, why it is shown) of each row that is asked for."""
     unit = " in bytes" if FORMATS[rows.format].sizes_in == "bytes" else ""
     if selection.record is not None:
-        return [(_number(rows, selection.record, selection.domain), "")]
+        return [(_number(rows, selection.record, selection), "")]
     if selection.random is not None:
         return ((number, "drawn") for number in drawn(len(rows), selection.random, seed=selection.seed or 0).tolist())
     if selection.shortest or selection.longest:
@@ -213,14 +224,20 @@ def no_reason(where: str, selection: Selection, kinds: Mapping[str, Mapping[str,
 
 
 def _about_drops(dataset: Dataset, selection: Selection) -> str:
-    reasons = dataset.manifest["ledger"]["dropped"].items()
-    found = ", ".join(f"{count:,} {reason}" for reason, count in reasons if selection.says("dropped", reason))
+    dropped = dataset.manifest["ledger"]["dropped"].items()
+    reasons = {reason: count for reason, count in dropped if selection.says("dropped", reason)}
+    said = [f"dropped: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"]
+    if reasons.keys() - {NOT_SAMPLED}:
+        said.append(f"an output keeps the first {LEFT_OUT} of each reason")
+    if NOT_SAMPLED in reasons:
+        said.append(f"{NOT_SAMPLED} are the records that output.mix left out, whose places are not kept")
+    if not reasons.keys() - {NOT_SAMPLED, DUPLICATE}:
+        return "; ".join(said)
     inputs = [str(each["path"]) for each in dataset.manifest.get("inputs", [])]
     files = shlex.join(inputs) if 0 < len(inputs) <= _INPUTS_SHOWN else "FILES"
     return (
-        f"dropped: {found}; an output keeps the first {LEFT_OUT} of each reason. To see others, "
-        f"among the first records and at places farther on, type: beam-prep inspect {files} -c CONFIG "
-        f"--tokenizer_path TOKENIZER --reason {shlex.quote(str(selection.reason))}"
+        f"{'; '.join(said)}. To see others, among the first records and at places farther on, type: beam-prep inspect "
+        f"{files} -c CONFIG --tokenizer_path TOKENIZER --reason {shlex.quote(str(selection.reason))}"
     )
 
 
@@ -231,7 +248,7 @@ def _left_out(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
     """Rejects, then drops, then marked records, of the reason that is asked for."""
     records = itertools.chain(
         map(LeftOut.of_reject, dataset.rejects()),
-        map(LeftOut.of_drop, dataset.drops()),
+        _drops(dataset, selection),
         map(LeftOut.of_mark, dataset.marked()),
     )
     found = (
@@ -253,14 +270,12 @@ def _entries(dataset: Dataset, selection: Selection) -> tuple[Iterable[ShownRow 
             words += f"; {_about_drops(dataset, selection)}"
         return _left_out(dataset, dataclasses.replace(selection, count=limit)), words
     rows = _view(dataset, selection)
-    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}" + (
-        f" of domain {selection.domain!r}" if selection.domain is not None else ""
-    )
+    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}{selection.where}"
     if selection.narrows:
         if selection.pattern is not None and selection.count is None:
             selection = dataclasses.replace(selection, count=ROWS)
         return _rows(rows, selection), f"{words}: {_in_words(selection)}"
-    first = list(itertools.islice(_first_left_out(dataset), ROWS)) if selection.domain is None else []
+    first = list(itertools.islice(_first_left_out(dataset), ROWS)) if not selection.where else []
     if len(rows) > ROWS:
         selection = dataclasses.replace(selection, random=ROWS, seed=0)
         words += f": {_in_words(selection)}"
@@ -287,6 +302,14 @@ def _first_left_out(dataset: Dataset) -> Iterator[LeftOut]:
     """The first rejects and drops of each reason. Files are read as far as it takes."""
     yield from _first_rejects(dataset)
     yield from map(LeftOut.of_drop, dataset.drops())
+
+
+def _drops(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
+    """The first drops of the reason that is asked for."""
+    inputs = InputLines(dataset.manifest.get("inputs", []))
+    for drop in dataset.drops():
+        if selection.says("dropped", drop["reason"]):
+            yield LeftOut.of_drop(drop, inputs)
 
 
 def _first_rejects(dataset: Dataset) -> Iterator[LeftOut]:
@@ -339,8 +362,10 @@ def rows_to_show(numbers: Array, sizes: Array, rows: int, some: str = "") -> dic
     return {number: ", ".join(reasons) for number, reasons in why.items()}
 
 
-def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | None = None) -> None:
-    """Prints rows as JSON lines: {"domain": ..., column: [...], ...}.
+def cat(
+    output: str | os.PathLike[str], count: int | None = None, domain: str | None = None, split: str | None = None
+) -> None:
+    """Prints rows as JSON lines: {"domain": ..., column: [...], ...}; of an output with splits {"split": ..., ...}.
 
     NaN and infinite values are null in JSON. A column of texts has strings in place of its bytes.
 
@@ -348,11 +373,12 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
         output: an output directory.
         count: the most rows to print; default: all.
         domain: only rows of this domain.
+        split: only rows of this split.
 
     Raises:
-        BeamPrepError: there is no such output or domain.
+        BeamPrepError: there is no such output, domain or split.
     """
-    dataset = open_dataset(output)
+    dataset = open_dataset(output, None if domain is None else [domain], split=ALL if split is None else split)
     texts = {column.name for column in dataset.schema if column.role == "text"}
 
     def plain(key: str, value: Any) -> Any:
@@ -362,12 +388,20 @@ def cat(output: str | os.PathLike[str], count: int | None = None, domain: str | 
 
     left = len(dataset) if count is None else min(checked_count(count), len(dataset))
     with stop_when_reader_closes():
-        for name in dataset.domains if domain is None else [domain]:
-            head = f'{{"domain":{json.dumps(name)},'
-            for row in dataset.domain(name)[:left]:
+        for rows in _parts(dataset):
+            names = {"split": rows.split_of(0), "domain": rows.domain_of(0)}
+            known = {key: name for key, name in names.items() if name is not None}
+            head = json.dumps(known, separators=(",", ":"))[:-1] + ","
+            for row in rows[:left]:
                 lists = {key: plain(key, value) for key, value in row.items()}
                 sys.stdout.write(head + orjson.dumps(lists, option=orjson.OPT_SERIALIZE_NUMPY)[1:].decode() + "\n")
                 left -= 1
+
+
+def _parts(dataset: Dataset) -> Iterator[Dataset]:
+    """The rows of each domain, split by split."""
+    for rows in [dataset.split(name) for name in dataset.splits] or [dataset]:
+        yield from map(rows.domain, rows.domains)
 
 
 def checked_count(count: int) -> int:
@@ -381,10 +415,12 @@ def checked_count(count: int) -> int:
     return count
 
 
-def _number(rows: Dataset, record: int, domain: str | None) -> int:
+def _number(rows: Dataset, record: int, selection: Selection) -> int:
     if not -len(rows) <= record < len(rows):
-        where = rows.path if domain is None else f"domain {domain!r} of {rows.path}"
-        raise BeamPrepError(f"no record {record}: {where} has {len(rows):,}, numbered 0 to {len(rows) - 1}")
+        numbers = f", numbered 0 to {len(rows) - 1}" if len(rows) else ""
+        where = selection.where.removeprefix(" of ")
+        where = f"{where} of {rows.path}" if where else str(rows.path)
+        raise BeamPrepError(f"no record {record}: {where} has {len(rows):,}{numbers}")
     return record % len(rows)
 
 
@@ -405,6 +441,10 @@ def _totals(dataset: Dataset, marks: bool) -> Text:
     for name, trained in totals["trained"].items():
         share = percent(trained, totals["tokens"][ids_of[name]])
         text.append(f"{name}: {trained:,} trained tokens ({share} of {ids_of[name]})\n")
+    for name, found in manifest.get("splits", {}).items():
+        text.append(f"split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens\n")
+    for line in mix_lines(manifest):
+        text.append(f"{line}\n".translate(VISIBLE))
     if "chunks" in totals:
         text.append(f"chunks: {_chunks(totals['chunks'])}\n")
     if "packing" in totals:

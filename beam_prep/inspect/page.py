@@ -173,13 +173,12 @@ class _Data:
         }
 
     def left_out(self, record: LeftOut) -> dict[str, Any]:
-        text = record.text if len(record.text) <= _TEXT else f"{record.text[:_TEXT]} ..."
         return {
             "title": _seen(record.place),
             "kind": _seen(record.kind),
             "reason": _seen(record.reason),
             "message": _seen(record.message),
-            "text": _seen(text),
+            "text": _seen("\n".join(record.lines(_TEXT))),
         }
 
     def row(self, shown: ShownRow) -> dict[str, Any]:

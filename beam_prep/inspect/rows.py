@@ -48,8 +48,10 @@ def display_of(dataset: Dataset) -> RowDisplay:
 
 
 def title_of(dataset: Dataset, index: int, why: str = "") -> list[str]:
-    """The beginning of a row's header: `record 7`, why it is shown, its domain."""
-    title = [f"record {index % len(dataset)}", why, f"domain {dataset.domain_of(index)}"]
+    """The beginning of a row's header: `record 7`, why it is shown, its split and domain."""
+    split = dataset.split_of(index)
+    places = ["" if split is None else f"split {split}", f"domain {dataset.domain_of(index)}"]
+    title = [f"record {index % len(dataset)}", why, *places]
     return [part for part in title if part]
 
 

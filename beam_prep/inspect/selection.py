@@ -19,9 +19,10 @@ class Selection:
     """The rows to show. Without any of these: the first, the shortest, the longest, and a few that are drawn.
 
     Attributes:
-        record: the number of the only row (negative: from the end); with `domain`, its number there.
+        record: the number of the only row (negative: from the end); with `domain` or `split`, its number there.
         count: at most so many; alone: the first ones.
         domain: only rows of this domain.
+        split: only rows of this split.
         random: so many, drawn.
         seed: of the draw; the same seed draws the same rows. Default: 0.
         shortest, longest: those rows, the shortest (longest) first.
@@ -35,6 +36,7 @@ class Selection:
     record: int | None = None
     count: int | None = None
     domain: str | None = None
+    split: str | None = None
     random: int | None = None
     seed: int | None = None
     shortest: bool = False
@@ -65,6 +67,12 @@ class Selection:
                 ) from None
 
     @property
+    def where(self) -> str:
+        """` of domain 'math' of split 'train'`; empty for all rows."""
+        named = {"domain": self.domain, "split": self.split}
+        return "".join(f" of {kind} {name!r}" for kind, name in named.items() if name is not None)
+
+    @property
     def narrows(self) -> bool:
         """True if it says which rows."""
         return self.record is not None or self.count is not None or self.searches or self.random is not None
@@ -84,15 +92,17 @@ _NOT_BESIDE: Mapping[str, tuple[str, ...]] = {
     "random": ("count", "shortest", "longest", "grep", "reason"),
     "shortest": ("longest", "grep", "reason"),
     "longest": ("grep", "reason"),
-    "reason": ("domain",),
+    "reason": ("domain", "split"),
     "count": (),
     "grep": (),
     "domain": (),
+    "split": (),
 }
 _HINTS = {
     ("random", "count"): "for N rows that are drawn type: --random N; for the first N: --count N",
     ("shortest", "longest"): "without either you see the shortest row, and the longest",
     ("reason", "domain"): "a record that was left out has no domain; leave out --domain",
+    ("reason", "split"): "a record that was left out is in no split; leave out --split",
 }
 
 

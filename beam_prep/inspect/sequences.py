@@ -232,6 +232,7 @@ def _trains(config: Mapping[str, Any], name: str) -> bool | None:
     given = config.get("input")
     if given is None:
         return None
+    given = (given.get("groups") or [given])[0]  # an output without a mask is the same in all groups
     if given.get("rollouts"):
         prompts: str = config.get("output", {}).get("names", {}).get("prompt_ids", "prompt_ids")
         return name != prompts

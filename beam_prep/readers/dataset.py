@@ -12,7 +12,7 @@ Readers trust nothing but the manifest: what it does not list is not there.
 import difflib
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 class Dataset:
     """The rows of an output, or of a part of it: a sequence (map-style dataset) that is read lazily.
 
-    Row order: domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column name to
-    array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is a dict
-    of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are copies
-    and belong to the caller. What is carried along (`output.carry`, `output.provenance`) is a `str`, an `int` or a
-    `float`; of packed rows a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with a
-    value for each row; of packed rows a list of these. `ds[a:b]` and `ds.domain(name)` are views: they read nothing and
-    share the open shards. An indexed shard stays open (memory-mapped) until others need its place; iterating keeps one
-    shard open at a time.
+    Row order: splits and domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column
+    name to array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is
+    a dict of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are
+    copies and belong to the caller. What is carried along (`output.carry`, `output.provenance`) is a `str`, an `int` or
+    a `float`; of packed rows a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with
+    a value for each row; of packed rows a list of these. `ds[a:b]`, `ds.domain(name)` and `ds.split(name)` are views:
+    they read nothing and share the open shards. An indexed shard stays open (memory-mapped) until others need its
+    place; iterating keeps one shard open at a time.
 
     >>> ds = bp.open("out/chat")
     >>> row = ds[0]
@@ -67,7 +67,9 @@ class Dataset:
         self._rows = rows
 
     def __repr__(self) -> str:
-        return f"Dataset({str(self.path)!r}, rows={len(self)}, columns={list(self.columns)})"
+        splits = self.splits
+        split = f", split={splits[0]!r}" if len(splits) == 1 else ""
+        return f"Dataset({str(self.path)!r}{split}, rows={len(self)}, columns={list(self.columns)})"
 
     @property
     def path(self) -> Any:
@@ -97,18 +99,42 @@ class Dataset:
     @property
     def domains(self) -> tuple[str, ...]:
         """The names of the domains that have rows here, in the order of the rows."""
-        return tuple(name for name, rows in self._output.rows_of.items() if _within(self._rows, rows))
+        here = (name for (_, name), rows in self._output.rows_of.items() if _within(self._rows, rows))
+        return tuple(dict.fromkeys(here))
 
     def domain(self, name: str) -> "Dataset":
         """A view of the rows of one domain.
 
         Raises:
-            BeamPrepError: the output has no such domain.
+            BeamPrepError: there is no such domain, or its rows are in several splits.
         """
-        found = self._output.rows_of.get(name)
-        if found is None:
-            raise no_domain(self.path, name, list(self._output.rows_of))
-        return Dataset(self._output, _within(self._rows, found))
+        found = {split: rows for (split, domain), rows in self._output.rows_of.items() if domain == name}
+        if not found:
+            raise no_domain(self.path, name, list(dict.fromkeys(domain for _, domain in self._output.rows_of)))
+        here = {split: mine for split, rows in found.items() if (mine := _within(self._rows, rows))}
+        if len(here) > 1:
+            raise BeamPrepError(
+                f"the rows of domain {name!r} are in the splits {_quoted(list(map(str, here)))}; give one of them: "
+                f".split({next(iter(here))!r}).domain({name!r})"
+            )
+        return Dataset(self._output, next(iter(here.values()), range(0)))
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits that have rows here, in the order of the rows; () where there are none."""
+        found = (name for (name, _), rows in self._output.rows_of.items() if _within(self._rows, rows))
+        return tuple(dict.fromkeys(name for name in found if name is not None))
+
+    def split(self, name: str) -> "Dataset":
+        """A view of the rows of one split.
+
+        Raises:
+            BeamPrepError: there is no such split.
+        """
+        check_split(self.path, self.manifest, name)
+        parts = [rows for (split, _), rows in self._output.rows_of.items() if split == name]
+        rows = range(parts[0].start, parts[-1].stop) if parts else range(0)
+        return Dataset(self._output, _within(self._rows, rows))
 
     def domain_of(self, index: int) -> str:
         """The domain of a row.
@@ -117,6 +143,14 @@ class Dataset:
             IndexError: there is no such row.
         """
         return self._output.shards[self._output.shard_of(self._row_number(index))].domain
+
+    def split_of(self, index: int) -> str | None:
+        """The split of a row; None where there are none.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        return self._output.shards[self._output.shard_of(self._row_number(index))].split
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -320,8 +354,9 @@ class Dataset:
 
     def drops(self) -> list[dict[str, Any]]:
         """The first records of each reason that were dropped, in order: `file`, `offset` (bytes), `line` (from 1),
-        `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share. Of
-        an output of an earlier version: none.
+        `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share; of
+        those that are `duplicate`, `same_as`: `file`, `offset` and `line` of the earlier record that they are equal
+        to. Of an output of an earlier version: none.
 
         >>> bp.open("out/chat").drops()
         []
@@ -424,10 +459,34 @@ class Dataset:
 
 def no_domain(path: Any, name: str, known: Sequence[str]) -> BeamPrepError:
     """The error for a domain that an output does not have."""
-    close = difflib.get_close_matches(name, known, 1)
-    some = ", ".join(map(repr, known[:10])) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return BeamPrepError(f"{path} has no domain {name!r}; {hint}it has {some}")
+    return BeamPrepError(f"{path} has no domain {name!r}; {_meant(name, known)}it has {_quoted(known)}")
+
+
+def check_split(path: Any, manifest: Mapping[str, Any], name: str) -> None:
+    """Checks that an output has a split.
+
+    Raises:
+        BeamPrepError: it has not.
+    """
+    known = list(manifest.get("splits", ()))
+    if not known:
+        raise BeamPrepError(
+            f"{path} has no splits, wanted {name!r}: leave out the split, or add output.splits to the "
+            "config and make the output again"
+        )
+    if name not in known:
+        raise BeamPrepError(f"{path} has no split {name!r}; {_meant(name, known)}it has {_quoted(known)}")
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _quoted(names: Collection[str]) -> str:
+    """Some names, and how many more there are."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(map(repr, list(names)[:10])) + more
 
 
 def checked(indices: Sequence[int] | Array, count: int) -> Array:

@@ -1,16 +1,20 @@
 """`bp.open`: finds an output, and says what is there instead if there is none."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.formats.generation import ReaderLease, followed
 from beam_prep.formats.manifest import FAILURE, MANIFEST, load
 from beam_prep.readers.cache import CACHE_BYTES, default_folder
-from beam_prep.readers.dataset import Dataset, no_domain
+from beam_prep.readers.dataset import Dataset, check_split, no_domain
 from beam_prep.readers.output import OpenOutput
 from beam_prep.readers.stored import Stored, StoredLease, open_stored
+
+ALL = "all"
+"""In place of the name of a split: the rows of all."""
 
 
 def open_dataset(
@@ -18,6 +22,8 @@ def open_dataset(
     domains: Sequence[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int = CACHE_BYTES,
+    *,
+    split: str | None = None,
 ) -> Dataset:
     """Opens an output. Reads its manifest; shards are opened when their rows are asked for.
 
@@ -32,22 +38,26 @@ def open_dataset(
     >>> len(ds), ds.columns
     (260, ('input_ids', 'labels'))
 
+    Of an output with splits, `split` says whose rows are wanted. There is no default, so that no test data come into
+    training unnoticed; "all" gives the rows of all splits, one split after the other.
+
     Args:
         path: the output.
         domains: only the rows of these, in the order of the output; default: all.
         cache: the folder of the copies; default: `outputs` in this user's cache folder of beam_prep.
         cache_bytes: how many bytes of copies are kept there. Those that were used longest ago are removed first, but
             none that this process has open.
+        split: only the rows of this one; "all": of all, also where there are no splits.
 
     Raises:
         FormatError: there is no output; the message says what is there instead.
-        BeamPrepError: it has no such domain.
+        BeamPrepError: it has no such domain or split, or it has splits and none is given.
         StorageError: the store does not answer, or refuses.
     """
     if "://" in os.fspath(path):
         folder = default_folder() if cache is None else Path(os.path.abspath(cache))
         stored, text, held = open_stored(os.fspath(path), folder, cache_bytes)
-        return _opened(stored, text, f"{stored.url}/{MANIFEST}", held, domains)
+        return _opened(stored, text, f"{stored.url}/{MANIFEST}", held, domains, split)
     folder, lease = Path(os.path.abspath(path)), None
     if (latest := followed(folder)) != folder:
         folder, lease = latest, ReaderLease(latest)
@@ -55,7 +65,7 @@ def open_dataset(
         text = (folder / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(_why_not(path, folder)) from None
-    return _opened(folder, text, str(folder / MANIFEST), lease, domains)
+    return _opened(folder, text, str(folder / MANIFEST), lease, domains, split)
 
 
 def _opened(
@@ -64,19 +74,31 @@ def _opened(
     path: str,
     lease: ReaderLease | StoredLease | None,
     domains: Sequence[str] | None,
+    split: str | None,
 ) -> Dataset:
     if isinstance(domains, str):
         raise BeamPrepError(f"domains is {domains!r}, wanted a list: domains=[{domains!r}]")
     manifest = load(text, path)
     try:
-        known = list(dict.fromkeys(shard["domain"] for shard in manifest["shards"]))
+        where, only = path.removesuffix(f"/{MANIFEST}"), None if split == ALL else split
+        if split is None and manifest.get("splits"):
+            raise BeamPrepError(_which_split(where, manifest["splits"]))
+        if only is not None:
+            check_split(where, manifest, only)
+        here = [shard for shard in manifest["shards"] if only in (None, shard.get("split"))]
+        known = list(dict.fromkeys(shard["domain"] for shard in here))
         for name in domains or ():
             if name not in known:
-                raise no_domain(path.removesuffix(f"/{MANIFEST}"), name, known)
-        output = OpenOutput(files, manifest, lease, None if domains is None else tuple(domains))
+                raise no_domain(where, name, known)
+        output = OpenOutput(files, manifest, lease, None if domains is None else tuple(domains), only)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path} is damaged ({error!r}): make the output again") from None
     return Dataset(output, range(output.starts[-1]))
+
+
+def _which_split(path: str, splits: Mapping[str, Any]) -> str:
+    rows = ", ".join(f"{name!r} ({found['rows']:,} rows)" for name, found in splits.items())
+    return f"{path} has the splits {rows}: say which, split={next(iter(splits))!r}, or split={ALL!r} for all rows"
 
 
 def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
@@ -89,7 +111,9 @@ def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
     if not folder.exists():
         return f"{path}: no such directory; give the directory that `beam-prep run` made with -o"
     if above := next((parent for parent in folder.parents[:3] if (parent / MANIFEST).is_file()), None):
-        return f"{path} is a part of an output: open {above}"
+        split = folder.relative_to(above).parts[0]
+        has = split in load((above / MANIFEST).read_bytes(), str(above / MANIFEST)).get("splits", ())
+        return f"{path} is a part of an output: open {above}{f', split={split!r}' * has}"
     if not folder.is_dir():
         return f"{path} is a file; give the directory that `beam-prep run` made with -o"
     return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"

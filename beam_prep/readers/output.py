@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.shards.domains import part_of
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
 from beam_prep.formats.generation import ReaderLease
-from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, is_outside, output_columns
+from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, is_outside, output_columns
 from beam_prep.readers.cache import hold
 from beam_prep.readers.shards import OpenShard, OpenShards
 from beam_prep.readers.stored import Stored, StoredLease
@@ -35,6 +36,12 @@ class _ListedShard(NamedTuple):
     domain: str
     number: int
     rows: int
+    split: str | None
+
+    @property
+    def part(self) -> str:
+        """Its domain, or `split/domain`."""
+        return part_of(self.split, self.domain)
 
 
 class OpenOutput:
@@ -46,27 +53,37 @@ class OpenOutput:
         manifest: dict[str, Any],
         lease: ReaderLease | StoredLease | None = None,
         domains: tuple[str, ...] | None = None,
+        split: str | None = None,
     ) -> None:
-        self._lease, self._files, self._domains = lease, files, domains
+        """`split`: the only one whose rows are here; None: those of all."""
+        self._lease, self._files, self._domains, self._split = lease, files, domains, split
         self.path = files.url if isinstance(files, Stored) else files
         self.manifest = manifest
         self.schema = output_columns(manifest)
-        self.listed = [shard for shard in manifest["shards"] if domains is None or shard["domain"] in domains]
-        self.shards = [_ListedShard(shard["domain"], shard["shard"], shard["rows"]) for shard in self.listed]
+        self.listed = [
+            shard
+            for shard in manifest["shards"]
+            if (domains is None or shard["domain"] in domains) and split in (None, shard.get("split"))
+        ]
+        self.shards = [
+            _ListedShard(shard["domain"], shard["shard"], shard["rows"], shard.get("split")) for shard in self.listed
+        ]
         self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
         self.shards_of: dict[str, int] = {}
-        self.rows_of: dict[str, range] = {}
+        self.rows_of: dict[tuple[str | None, str], range] = {}
+        self._folders: dict[str, str] = {}
         for index, shard in enumerate(self.shards):
-            self.shards_of[shard.domain] = self.shards_of.get(shard.domain, 0) + 1
-            first = self.rows_of[shard.domain].start if shard.domain in self.rows_of else self.starts[index]
-            self.rows_of[shard.domain] = range(first, self.starts[index + 1])
-        self._folders: dict[str, str] = {name: manifest["domains"][name] for name in self.shards_of}
+            self.shards_of[shard.part] = self.shards_of.get(shard.part, 0) + 1
+            self._folders[shard.part] = folder_of_shard(manifest, shard.domain, shard.split)
+            before = self.rows_of.get((shard.split, shard.domain))
+            first = self.starts[index] if before is None else before.start
+            self.rows_of[shard.split, shard.domain] = range(first, self.starts[index + 1])
         self._format = _format_of(self.path, manifest)
         self._open = OpenShards()
 
     def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Any, ...]]:
         # The other process opens the shards itself.
-        return OpenOutput, (self._files, self.manifest, None, self._domains)
+        return OpenOutput, (self._files, self.manifest, None, self._domains, self._split)
 
     def shard_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
@@ -86,10 +103,10 @@ class OpenOutput:
         return self._open.add(index, opened, len(self.schema)) if keep else opened
 
     def _read(self, index: int) -> OpenShard:
-        domain, number, rows = self.shards[index]
+        _, number, rows, _ = shard = self.shards[index]
         folder = self._folder_of(index)
         try:
-            reader = self._format.read(folder, self.schema, number, self.shards_of[domain])
+            reader = self._format.read(folder, self.schema, number, self.shards_of[shard.part])
         except FormatError:
             if folder.exists() or not isinstance(self._files, Stored):
                 raise
@@ -106,17 +123,19 @@ class OpenOutput:
 
     def _folder_of(self, index: int) -> Path:
         """The folder of a shard's domain, on this machine."""
-        domain, number, _ = self.shards[index]
-        inside = self._folders[domain]
+        shard = self.shards[index]
+        inside = self._folders[shard.part]
         if not isinstance(self._files, Stored):
             return self._files / inside
         files = self.listed[index]["files"]
         named = getattr(self._format, "files", None)
         if named is not None:  # those of the other formats stay where they are
-            mine = {f"{inside}/{name}" for name in named(self.schema, number, self.shards_of[domain])}
+            mine = {f"{inside}/{name}" for name in named(self.schema, shard.number, self.shards_of[shard.part])}
             files = [file for file in files if file["path"] in mine]
         if not files:
-            raise FormatError(f"{self.path}: {MANIFEST} lists no file of shard {number} of {domain!r}: it is damaged")
+            raise FormatError(
+                f"{self.path}: {MANIFEST} lists no file of shard {shard.number} of {shard.part!r}: it is damaged"
+            )
         return self._files.fetched(files, inside)
 
     def rejects(self) -> Iterator[dict[str, Any]]:

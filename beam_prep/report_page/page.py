@@ -6,21 +6,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
 from beam_prep.core.data.lengths import BORDERS, quantile
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.json_list import place_in
+from beam_prep.core.reading.keys import DUPLICATE
+from beam_prep.core.shards.domains import part_of
+from beam_prep.core.shards.mix import NOT_SAMPLED
 from beam_prep.core.shards.report import how_made
 from beam_prep.inspect.visible import VISIBLE, percent
 from beam_prep.report_page import charts
 from beam_prep.report_page.samples import shown_rows
 
 _MOST = 100  # rows of a table
+_WORDS = {
+    DUPLICATE: "equal to an earlier record",
+    NOT_SAMPLED: "left out by output.mix",
+}
+"""What reasons mean that are not those of a rule on single records."""
 _FIRST = (
-    "ReadJSONL", "Carry", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords", "Decontaminate",
+    "ReadJSONL", "KeyRecords", "Carry", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords",
+    "Decontaminate",
     "ApplyTemplate", "FromTokens", "FromRollouts", "Tokenize", "BuildMask", "SplitPrompt", "Truncate", "Labels",
     "Shift", "Pad",
 )  # fmt: skip
@@ -73,6 +82,9 @@ def _found(
         "roles": roles[:_MOST],
         "more_roles": max(0, len(roles) - _MOST),
         "untold": any(not tokens for _, _, tokens, _ in roles),
+        "all_tokens": sum(manifest["totals"]["tokens"].values()),
+        "splits": list(_splits(manifest)),
+        "mix": list(_mix(manifest)),
         "domains": domains[:_MOST],
         "more_domains": max(0, len(domains) - _MOST),
         "lengths": list(_lengths(uncut, kept)),
@@ -100,11 +112,15 @@ def _charts(
     kept: Sequence[int],
     uncut: Sequence[int],
     roles: Sequence[tuple[str, int, int, int]],
-    domains: Sequence[tuple[str, int, int, int, int | None]],
+    domains: Sequence["_Domain"],
     seconds: Mapping[str, float],
 ) -> dict[str, str]:
     by_role = {role: (trained, tokens) for role, _, tokens, trained in roles if tokens}
-    by_domain = {name: (trained or 0, tokens) for name, _, _, tokens, trained in domains if trained is not None}
+    by_domain = {
+        part_of(found.split, found.name): (found.trained, found.tokens)
+        for found in domains
+        if found.trained is not None
+    }
     return {
         "lengths": charts.lengths_chart(kept, uncut) if any(uncut) else "",
         "roles": charts.trained_chart(by_role) if by_role else "",
@@ -142,7 +158,7 @@ def _flow(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
     for kind in ("rejected", "dropped"):
         counts = sorted(ledger[kind].items(), key=lambda entry: -entry[1])
         for reason, count in counts[:_MOST]:
-            yield kind, reason, count, "out"
+            yield kind, f"{reason} ({_WORDS[reason]})" if reason in _WORDS else reason, count, "out"
         if more := counts[_MOST:]:
             yield kind, f"{len(more):,} more reasons", sum(count for _, count in more), "out"
     yield "kept", "", ledger["kept"], "total"
@@ -151,6 +167,8 @@ def _flow(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
 def _after(manifest: Mapping[str, Any]) -> Iterator[str]:
     """What became of kept records."""
     totals, kept = manifest["totals"], manifest["ledger"]["kept"]
+    if (repeated := manifest.get("repeated", 0)) > 0:
+        yield f"Repeated for the mix: {repeated:,} rows more than records."
     if (chunks := totals.get("chunks")) is not None:
         yield "Cut into chunks: " + ", ".join(f"{name} {count:,}" for name, count in chunks.items()) + "."
     if (packing := totals.get("packing")) is not None:
@@ -169,18 +187,44 @@ def _table(manifest: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
     return found
 
 
-def _domains(manifest: Mapping[str, Any]) -> list[tuple[str, int, int, int, int | None]]:
-    """(domain, shards, rows, tokens, trained), the largest first. `trained` is None without masks and labels."""
-    counts: dict[str, Counter[str]] = {}
+class _Domain(NamedTuple):
+    """A domain, or the part of it that is in a split. `trained` is None without masks and labels."""
+
+    split: str | None
+    name: str
+    shards: int
+    rows: int
+    tokens: int
+    trained: int | None
+
+
+def _domains(manifest: Mapping[str, Any]) -> list[_Domain]:
+    """Split by split, the largest first."""
+    counts: dict[tuple[str | None, str], Counter[str]] = {}
     for shard in manifest["shards"]:
         more = {"shards": 1, "rows": shard["rows"], "tokens": sum(shard["tokens"].values())}
-        counts.setdefault(shard["domain"], Counter()).update(more | {"trained": sum(shard["trained"].values())})
+        part = counts.setdefault((shard.get("split"), shard["domain"]), Counter())
+        part.update(more | {"trained": sum(shard["trained"].values())})
     known = bool(manifest["totals"]["trained"])
     found = [
-        (name, each["shards"], each["rows"], each["tokens"], each["trained"] if known else None)
-        for name, each in counts.items()
+        _Domain(*part, each["shards"], each["rows"], each["tokens"], each["trained"] if known else None)
+        for part, each in counts.items()
     ]
-    return sorted(found, key=lambda entry: (-entry[3], entry[0]))
+    place = {name: number for number, name in enumerate(manifest.get("splits", ()))}
+    return sorted(found, key=lambda each: (place.get(each.split or "", 0), -each.tokens, each.name))
+
+
+def _splits(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int | None]]:
+    """(split, rows, tokens, trained), in the order of the config."""
+    for name, found in manifest.get("splits", {}).items():
+        trained = sum(found["trained"].values()) if manifest["totals"]["trained"] else None
+        yield name, found["rows"], sum(found["tokens"].values()), trained
+
+
+def _mix(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int, int]]:
+    """(domain, tokens wanted, tokens written, records, rows)."""
+    for domain, found in manifest.get("mix", {}).items():
+        yield domain, found["wanted_tokens"], found["tokens"], found["records"], found["rows"]
 
 
 def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> Iterator[tuple[str, int, int]]:

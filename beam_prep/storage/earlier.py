@@ -56,10 +56,10 @@ class EarlierBlocks:
         """
         if self.doubt is None:
             return None
-        receipt = self._find(origin.digest)
+        receipt = self._find(origin)
         if receipt is None or not receipt.kept or not self.spool.trust.holds(receipt.made):
             return None
-        (sidecar,) = self.spool.sidecars([self.spool.name(origin.digest)])
+        (sidecar,) = self.spool.sidecars([self.spool.name(self.spool.digest(origin))])
         sizes = line_sizes(raw.data)
         if len(sizes) != len(sidecar.status) or sizes[sidecar.line].sum() <= self.small:
             return None
@@ -82,9 +82,9 @@ class EarlierBlocks:
             SpoolError: the block is gone meanwhile.
         """
         in_part = REPLAYED in batch.made
-        receipt = self._find(batch.origin.digest)
+        receipt = self._find(batch.origin)
         if receipt is None and in_part:
-            name = self.spool.name(batch.origin.digest)
+            name = self.spool.name(self.spool.digest(batch.origin))
             raise SpoolError(f"the spool file {name} is gone from {self.spool.folder}: run again")
         if receipt is None:
             batch.made = {**batch.made, NOT_COMPARED: 1}
@@ -108,9 +108,9 @@ class EarlierBlocks:
                 entire.made[name] = entire.made.get(name, 0) + count
         return entire
 
-    def _find(self, digest: str) -> BlockReceipt | None:
+    def _find(self, origin: Origin) -> BlockReceipt | None:
         try:
-            return self.spool.find(digest)
+            return self.spool.find(self.spool.digest(origin))
         except SpoolError as error:
             log.warning("%s; its records are all made again", error)
             return None
@@ -121,12 +121,12 @@ class EarlierBlocks:
         Raises:
             ConfigError: see `complete`.
         """
-        earlier, found = self._find(origin.digest), spool.find(origin.digest)
+        earlier, found = self._find(origin), spool.find(spool.digest(origin))
         if earlier is None or found is None or not earlier.kept:
             return
         ends = np.cumsum(line_sizes(raw.data))
         now, kept = _rows_of(spool, found, origin), _rows_of(self.spool, earlier, origin)
-        (sidecar,) = spool.sidecars([spool.name(origin.digest)])
+        (sidecar,) = spool.sidecars([spool.name(spool.digest(origin))])
         ledger = Ledger(raw.data, np.append(0, ends)[:-1], ends, sidecar.status, sidecar.outcomes)
         ledger.by_row = is_table(origin.source.path)
         block = replace(now.rows, ledger=ledger, roles=CountedRoles(counts=now.roles))
@@ -143,7 +143,7 @@ class EarlierBlocks:
 
 def _rows_of(spool: Spool, receipt: BlockReceipt, origin: Origin) -> KeptRows:
     """The rows of a block that is in a spool."""
-    name = spool.name(origin.digest)
+    name = spool.name(spool.digest(origin))
     (sidecar,) = spool.sidecars([name])
     parts = [spool.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(receipt.domains)]
     # Rows are stored domain by domain.

@@ -3,22 +3,24 @@
 import os
 from pathlib import Path, PurePosixPath
 
-_ROOT = Path("/sys/fs/cgroup")
 
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes: what the machine has, or the limit of the process's control group, or of one above it, if that is less.
 
-def memory_limit() -> int:
-    """Bytes: what the machine has, or the limit of the process's control group, or of one above it, if that is less."""
+    Args:
+        root: where the limits of groups are.
+        groups: the groups of the process.
+    """
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue
-        root, name = (_ROOT / "memory", "memory.limit_in_bytes") if kinds else (_ROOT, "memory.max")
+        limits, name = (root / "memory", "memory.limit_in_bytes") if kinds else (root, "memory.max")
         # In a container the group's own path may not be there, but its limit is at the root.
         group = PurePosixPath(path)
         for each in (group, *group.parents):
-            limit = root / str(each).lstrip("/") / name
+            limit = limits / str(each).lstrip("/") / name
             text = limit.read_text().strip() if limit.exists() else ""
             if text.isdecimal():
                 found = min(found, int(text))

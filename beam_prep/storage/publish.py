@@ -16,12 +16,12 @@ from beam_prep.core.data.block import MICROSECONDS
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.shards.chunk import ChunkStats
+from beam_prep.core.shards.domains import part_of
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.pack import PackStats
 from beam_prep.core.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan
-from beam_prep.core.shards.splits import part_of
 from beam_prep.errors import EngineError, OutputError, RunError
 from beam_prep.formats import FORMATS, mds
 from beam_prep.formats.arrow import dataset_files
@@ -380,7 +380,7 @@ class Publisher:
 
     @property
     def _config(self) -> ConfigView:
-        return ConfigView.of(self.facts.get("config"))
+        return ConfigView.of(self.facts.get("config"), self.facts.get("group_files", ()))
 
     def problem(self, plan: Plan) -> str | None:
         """The reason why a plan must not be carried out, or None."""
@@ -431,7 +431,8 @@ def _dropped(drop: Dropped) -> dict[str, Any]:
     found = drop.found
     note = {"note": found.note} if found.note else {}
     place = {"file": drop.path, "offset": drop.offset, "line": drop.line}
-    return {**place, "reason": found.reason, **note, "text": found.text}
+    kept = {} if drop.same_as is None else {"same_as": dict(zip(place, drop.same_as, strict=True))}
+    return {**place, "reason": found.reason, **note, **kept, "text": found.text}
 
 
 def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:

@@ -170,7 +170,7 @@ def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int)
 def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None, columns: Wanted | None = None) -> Records:
     receipt, made = None, {}
     try:
-        receipt = spool.find(origin.digest) if spool is not None else None
+        receipt = spool.find(spool.digest(origin)) if spool is not None else None
     except SpoolError as error:
         log.warning("%s; the block is made again", error)
         made = {"blocks_damaged": 1}

@@ -1,5 +1,6 @@
 """The spool: the folder that keeps tokenised blocks until shards are written, and from one run to the next."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_prep.core.data.block import BlockReceipt
+from beam_prep.core.data.block import BlockReceipt, Origin
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
@@ -76,6 +77,7 @@ class Spool:
         trust: which blocks of earlier runs are reused.
         earlier: the blocks of an output that is replayed.
         kept: it stays after the run, and later runs use its blocks.
+        groups: of a job with groups of inputs, for each a digest of what its blocks depend on besides.
     """
 
     folder: str
@@ -85,9 +87,21 @@ class Spool:
     trust: Trust = field(default_factory=Trust)
     earlier: "EarlierBlocks | None" = None
     kept: bool = False
+    groups: tuple[str, ...] = ()
+
+    def digest(self, origin: Origin) -> str:
+        """What stands for a block in its name: the digest of its bytes; of a group of inputs, with that of the group.
+
+        So the same bytes in two groups, whose fields may differ, are two blocks.
+        """
+        group = origin.source.group
+        if group is None:
+            return origin.digest
+        of = self.groups[group] if self.groups else group
+        return hashlib.sha256(f"{of} {origin.digest}".encode()).hexdigest()
 
     def name(self, digest: str) -> str:
-        """The name of a block from the digest of its bytes. The first two digits are the name of a folder."""
+        """The name of a block from its `digest`. The first two digits are the name of a folder."""
         return f"{digest[:2]}/{digest[2:32]}-{self.recipe[:16]}"
 
     def find(self, digest: str) -> BlockReceipt | None:
@@ -135,7 +149,7 @@ class Spool:
 
     def write(self, batch: Batch, tokens: Array, text_limit: int) -> tuple[BlockReceipt, int]:
         """Writes a block's files, its rows last. For the arguments see `encode_block`. (receipt, bytes written)"""
-        name = self.name(batch.origin.digest)
+        name = self.name(self.digest(batch.origin))
         receipt, files = encode_block(batch, tokens, text_limit, name)
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)

@@ -23,6 +23,11 @@ class _Timed:
         return made
 
 
+def timed(transform: "BlockStep") -> Callable[[Any], Any]:
+    """The function of a step, which notes how long it takes."""
+    return _Timed(transform.step(), type(transform).__name__)
+
+
 class BlockStep(beam.PTransform):
     """A PTransform that makes one block of each block.
 
@@ -40,5 +45,4 @@ class BlockStep(beam.PTransform):
 
     def expand(self, blocks: beam.PCollection[Any]) -> beam.PCollection[Any]:
         # With a label: Beam's own would be the text of all arguments.
-        step = _Timed(self.step(), type(self).__name__)
-        return blocks | "Blocks" >> beam.Map(step).with_output_types(self.gives)
+        return blocks | "Blocks" >> beam.Map(timed(self)).with_output_types(self.gives)

@@ -25,13 +25,16 @@ class ReadSplits(beam.DoFn):
     spool: Spool | None
     columns: Wanted | None
     max_line_bytes: int = MAX_LINE_BYTES
+    columns_of: tuple[Wanted | None, ...] = ()
 
     def setup(self) -> None:
         if self.spool is not None:
             self.spool.options.activate()
 
     def process(self, split: Split) -> Iterable[Records]:
-        blocks = iter(read_split(split, self.block_bytes, self.spool, self.columns, self.max_line_bytes))
+        group = split.source.group
+        columns = self.columns if group is None or not self.columns_of else self.columns_of[group]
+        blocks = iter(read_split(split, self.block_bytes, self.spool, columns, self.max_line_bytes))
         while True:
             started = time.perf_counter()
             block = next(blocks, None)
@@ -58,6 +61,7 @@ class ReadJSONL(beam.PTransform):
             or texts, are parsed as columns, which `ApplyTemplate` renders several times faster. Every other step still
             gets the records.
         max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
+        columns_of: `columns` of each group of inputs; for launchers.
 
     >>> with beam.Pipeline("FnApiRunner") as pipeline:
     ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl") | bp.testing.rows()
@@ -70,6 +74,7 @@ class ReadJSONL(beam.PTransform):
     spool: Spool | None = None
     columns: tuple[RecordKind, str] | None = None
     max_line_bytes: int = MAX_LINE_BYTES
+    columns_of: tuple[Wanted | None, ...] = ()
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -96,6 +101,7 @@ class ReadJSONL(beam.PTransform):
             spool=self.spool,
             columns=self.columns,  # type: ignore[arg-type]
             max_line_bytes=self.max_line_bytes,
+            columns_of=self.columns_of,
         )
         return (
             start

@@ -77,7 +77,7 @@ class SpoolBlocks(beam.DoFn):
         receipt, reused = batch.receipt, batch.receipt is not None
         done = Counts(batch.origin.bytes, stored=batch.origin.stored)
         if reused:
-            self.spool.used(self.spool.name(batch.origin.digest))
+            self.spool.used(self.spool.name(self.spool.digest(batch.origin)))
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
             batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
@@ -105,7 +105,7 @@ class SpoolBlocks(beam.DoFn):
             self._check_room()
         batch.spent("Spool", time.perf_counter() - started)
         made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.made
-        yield SpoolReceipt(batch.origin, self.spool.name(batch.origin.digest), reused, receipt, made)
+        yield SpoolReceipt(batch.origin, self.spool.name(self.spool.digest(batch.origin)), reused, receipt, made)
 
     def _check_room(self) -> None:
         """Checks now and then whether the disks have room for the rest."""

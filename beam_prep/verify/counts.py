@@ -4,12 +4,14 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from beam_prep.core.data.schema import CUTTING, PROMPT_COMPLETION
-from beam_prep.core.shards.domains import folder_of
+from beam_prep.core.shards.domains import folder_of, part_of
+from beam_prep.core.shards.mix import NOT_SAMPLED
 from beam_prep.core.shards.plan import LedgerTotals
-from beam_prep.formats.manifest import MANIFEST, ShardReceipt, sum_shards
+from beam_prep.formats.manifest import MANIFEST, ShardReceipt, folder_of_shard, sum_shards
 
 _CUT_COUNTERS = ("truncated_rows", "truncated_tokens", "truncated_eos", "truncated_to_pack")
 
@@ -23,14 +25,16 @@ def count_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) 
     yield from _numbering(manifest, shards)
     yield from _counters(manifest, shards)
     yield from _roles(manifest)
+    yield from _splits(manifest, shards)
+    yield from _mix(manifest, shards)
     yield from _inputs(manifest["inputs"])
     yield from _columns(manifest)
     for shard in shards:
         if shard.packing is not None:
             for problem in _packing(shard, shard.packing, manifest.get("config")):
-                yield f"{MANIFEST}: shard {shard.shard} of {shard.domain!r}: {problem}"
+                yield f"{MANIFEST}: shard {shard.shard} of {shard.part!r}: {problem}"
         for problem in _chunks(shard, manifest.get("config")):
-            yield f"{MANIFEST}: shard {shard.shard} of {shard.domain!r}: {problem}"
+            yield f"{MANIFEST}: shard {shard.shard} of {shard.part!r}: {problem}"
 
 
 def _numbers(place: str, found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -58,7 +62,9 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
         if totals.get(key) != summed.get(key):
             yield f"{MANIFEST}: totals say {key} {totals.get(key)}, the shards add up to {summed.get(key)}"
     # Chunks cut records, packing joins them; both count those that they were given.
-    given, where = ledger.kept, "the ledger says kept"
+    again = manifest.get("repeated", 0)
+    given = ledger.kept + again
+    where = f"the ledger says kept{f' {ledger.kept}, and repeated are {again}: together' if again else ''}"
     for kind in ("chunks", "packing"):
         if kind in totals:
             if totals[kind]["rows"] != given:
@@ -72,31 +78,51 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
         for column, count in shard.trained.items():
             of = next((c["of"] for c in manifest["columns"] if c["name"] == column), None)
             if of in shard.tokens and count > shard.tokens[of]:
-                where = f"{MANIFEST}: shard {shard.shard} of {shard.domain!r}"
+                where = f"{MANIFEST}: shard {shard.shard} of {shard.part!r}"
                 yield f"{where}: found trained {count} of {column!r}, wanted at most {shard.tokens[of]}"
     if "config" in manifest:
         most = manifest["config"]["preprocessing"]["max_items"]
-        if (most is not None and ledger.kept > most) or (ledger.not_read and ledger.kept != most):
-            yield f"{MANIFEST}: the ledger says kept {ledger.kept} and not_read {ledger.not_read}, max_items is {most}"
+        kept = _kept(manifest)
+        if (most is not None and kept > most) or (ledger.not_read and kept != most):
+            yield f"{MANIFEST}: the ledger says kept {kept} and not_read {ledger.not_read}, max_items is {most}"
+
+
+def _kept(manifest: Mapping[str, Any]) -> int:
+    """Records that are kept before a mix leaves some of them out."""
+    ledger = manifest["ledger"]
+    found: int = ledger["kept"] + (ledger["dropped"].get(NOT_SAMPLED, 0) if "mix" in manifest else 0)
+    return found
 
 
 def _numbering(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
-    """Shards are numbered from 0, in order of their domains; each file is listed once, each domain in its folder."""
-    numbers: dict[str, list[int]] = {}
+    """Shards are numbered from 0, in order of splits and domains; a file is listed once, and is in its folder."""
+    numbers: dict[tuple[str | None, str], list[int]] = {}
     for shard in shards:
-        numbers.setdefault(shard.domain, []).append(shard.shard)
+        numbers.setdefault((shard.split, shard.domain), []).append(shard.shard)
     in_order = True
-    for domain, found in numbers.items():
+    for (split, domain), found in numbers.items():
         if sorted(found) != list(range(len(found))):
-            yield f"{MANIFEST}: the shards of {domain!r} are numbered {sorted(found)}, wanted 0 to {len(found) - 1}"
+            name = part_of(split, domain)
+            yield f"{MANIFEST}: the shards of {name!r} are numbered {sorted(found)}, wanted 0 to {len(found) - 1}"
         in_order &= found == sorted(found)
-    if not in_order or list(numbers) != sorted(numbers) or _changes(shards) > len(numbers):
-        yield f"{MANIFEST}: the shards are not in order of domain and number, which is the order of rows"
+    place = {name: number for number, name in enumerate(manifest.get("splits", ()))}
+    parts = sorted(numbers, key=lambda part: (place.get(part[0] or "", -1), part[1]))
+    if not in_order or list(numbers) != parts or _changes(shards) > len(numbers):
+        order = "domain and number" if not place else "split, domain and number"
+        yield f"{MANIFEST}: the shards are not in order of {order}, which is the order of rows"
     for domain, folder in manifest["domains"].items():
         if folder != folder_of(domain):
             yield f"{MANIFEST}: found the folder {folder!r} of {domain!r}, wanted {folder_of(domain)!r}"
-    if sorted(numbers) != sorted(manifest["domains"]):
-        yield f"{MANIFEST}: found the domains {sorted(manifest['domains'])}, the shards are of {sorted(numbers)}"
+    domains = sorted({domain for _, domain in numbers})
+    if domains != sorted(manifest["domains"]):
+        yield f"{MANIFEST}: found the domains {sorted(manifest['domains'])}, the shards are of {domains}"
+    for shard in shards:
+        if shard.domain not in manifest["domains"]:
+            continue
+        folder = folder_of_shard(manifest, shard.domain, shard.split)
+        for file in shard.files:
+            if not file.path.startswith(f"{folder}/"):
+                yield f"{MANIFEST}: lists {file.path!r} of shard {shard.shard} of {shard.part!r}, wanted in {folder!r}"
     listed = [file.path for shard in shards for file in shard.files]
     listed += [file["path"] for file in [*manifest["rejects"], *manifest["files"]]]
     for path, count in Counter(listed).items():
@@ -105,14 +131,58 @@ def _numbering(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> I
 
 
 def _changes(shards: Sequence[ShardReceipt]) -> int:
-    """How often the domain changes, from none on."""
-    domains = [shard.domain for shard in shards]
-    return sum(one != other for one, other in zip([None, *domains], domains, strict=False))
+    """How often the part changes, from none on."""
+    parts = [shard.part for shard in shards]
+    return sum(one != other for one, other in zip([None, *parts], parts, strict=False))
+
+
+def _splits(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
+    """The splits are those of the config, every shard is in one of them, and their totals are those of their shards."""
+    splits = manifest.get("splits", {})
+    if "config" in manifest and list(splits) != (wanted := list(manifest["config"]["output"].get("splits") or ())):
+        yield f"{MANIFEST}: found the splits {list(splits)}, the config says {wanted}"
+    for name in dict.fromkeys(shard.split for shard in shards):
+        if name not in (splits or [None]):
+            yield f"{MANIFEST}: found shards of split {name!r}, wanted one of {list(splits)}"
+    for name, said in splits.items():
+        summed = sum_shards([shard for shard in shards if shard.split == name])
+        for key in {**summed, **said}:
+            if said.get(key) != summed.get(key):
+                found = f"{key} {said.get(key)} of split {name!r}"
+                yield f"{MANIFEST}: splits say {found}, its shards add up to {summed.get(key)}"
+
+
+def _mix(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
+    """What the manifest says of a mix adds up, and fits the config and the shards."""
+    mix, repeated = manifest.get("mix", {}), manifest.get("repeated", 0)
+    config = manifest.get("config")
+    wanted = dict.fromkeys(mix) if config is None else config["output"].get("mix") or {}
+    if sorted(mix) != sorted(wanted):
+        yield f"{MANIFEST}: found a mix of {sorted(mix)}, the config says {sorted(wanted)}"
+    more = sum(each["rows"] - each["records"] for each in mix.values())
+    if repeated != more:
+        yield f"{MANIFEST}: found repeated {repeated}, the rows of the mix beyond its records are {more}"
+    split = next(iter(manifest.get("splits", ())), None)
+    for domain, each in mix.items():
+        budget = (wanted.get(domain) or {}).get("tokens")
+        if budget is not None and int(Fraction(str(budget))) != each["wanted_tokens"]:
+            yield f"{MANIFEST}: found wanted_tokens {each['wanted_tokens']} of {domain!r}, the config says {budget}"
+        if each["tokens"] < each["wanted_tokens"] or each["records"] > each["rows"]:
+            yield f"{MANIFEST}: found a mix of {domain!r} that does not add up: {each}"
+        given = [_given(shard) for shard in shards if (shard.split, shard.domain) == (split, domain)]
+        if sum(given) != each["rows"]:
+            yield f"{MANIFEST}: found rows {each['rows']} of {domain!r} in the mix, its shards were given {sum(given)}"
+
+
+def _given(shard: ShardReceipt) -> int:
+    """The rows that a shard was made of."""
+    made = shard.chunks or shard.packing
+    return shard.rows if made is None else made["rows"]
 
 
 def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
     """Counters of kept rows are not more than these."""
-    counters, kept = manifest["counters"], manifest["ledger"]["kept"]
+    counters, kept = manifest["counters"], _kept(manifest)
     rows, tokens, eos, to_pack = (counters.get(name, 0) for name in _CUT_COUNTERS)
     for what, found, most in (
         ("truncated_rows", rows, kept),
@@ -131,14 +201,14 @@ def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> It
         yield f"{MANIFEST}: counters say truncated_rows {rows}, truncation_mode is {rules['truncation_mode']!r}"
     packing = rules["packing_strategy"]
     cut = sum(shard.packing["tokens_cut"] for shard in shards if shard.packing is not None)
-    if to_pack != (cut if packing in CUTTING else 0):
+    if to_pack != (cut if packing in CUTTING else 0) and "mix" not in manifest:  # which takes some rows, some often
         yield f"{MANIFEST}: counters say truncated_to_pack {to_pack}, the shards' tokens_cut add up to {cut}"
 
 
 def cut_problems(manifest: Mapping[str, Any], full: int) -> Iterator[str]:
     """Compares the counter of rows that were cut with those that are as long as rows may be."""
     rows = manifest["counters"].get("truncated_rows", 0)
-    if rows > full:
+    if rows > full and "mix" not in manifest:
         yield f"{MANIFEST}: counters say truncated_rows {rows}, found {full} rows of the greatest length"
 
 
@@ -157,7 +227,8 @@ def _roles(manifest: Mapping[str, Any]) -> Iterator[str]:
     for role, counts in roles.items():
         if min(counts.values()) < 0 or counts["trained"] > counts["tokens"]:
             yield f"{MANIFEST}: found of the role {role!r} trained {counts['trained']} of {counts['tokens']} tokens"
-    if (found := sum(counts["tokens"] for counts in roles.values())) > tokens:
+    # Roles are those of the records before a mix, which takes some of them, and some often.
+    if (found := sum(counts["tokens"] for counts in roles.values())) > tokens and "mix" not in manifest:
         yield f"{MANIFEST}: the roles' tokens add up to {found}, wanted at most {tokens}"
 
 

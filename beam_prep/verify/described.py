@@ -8,7 +8,7 @@ from typing import Any
 
 from beam_prep.core.data.schema import Column
 from beam_prep.formats.arrow import INFO, STATE, Arrow, dataset_files
-from beam_prep.formats.manifest import FEATURES, MANIFEST, folder_of_shard, receipts_of
+from beam_prep.formats.manifest import FEATURES, MANIFEST, ShardReceipt, folder_of_shard, receipts_of
 from beam_prep.formats.mds import INDEX, index
 from beam_prep.formats.tfrecord import features
 
@@ -26,7 +26,20 @@ def described_problems(
     elif name.endswith(f"/{INDEX}") and "mds" in manifest["formats"]:
         place = name.removesuffix(f"/{INDEX}")
         shards = [shard for shard in manifest["shards"] if _folder(manifest, shard) == place]
-        yield from _compared(folder, name, index(columns, place, receipts_of({"shards": shards})))
+        try:
+            wanted_index = index(columns, place, receipts_of({"shards": shards}))
+        except KeyError as error:
+            yield f"{MANIFEST}: does not list {error.args[0]}, which {name} is about"
+            return
+        yield from _compared(folder, name, wanted_index)
+
+
+def unlisted(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt], columns: Sequence[Column]) -> Iterator[str]:
+    """What describes an output to `datasets`, and the manifest does not list."""
+    if "arrow" in manifest["formats"]:
+        listed = {file["path"] for file in manifest["files"]}
+        for name in dataset_files(columns, manifest["domains"], shards).keys() - listed:
+            yield f"{MANIFEST}: does not list {name}, which describes the shards to other libraries"
 
 
 def _folder(manifest: Mapping[str, Any], shard: Mapping[str, Any]) -> str:

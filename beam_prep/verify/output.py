@@ -17,13 +17,14 @@ from beam_prep.formats.manifest import (
     RUN,
     ShardReceipt,
     WrittenFile,
+    folder_of_shard,
     is_outside,
     load,
     output_columns,
     receipts_of,
 )
 from beam_prep.verify.counts import count_problems, cut_problems
-from beam_prep.verify.described import arrow_problems, described_problems
+from beam_prep.verify.described import arrow_problems, described_problems, unlisted
 from beam_prep.verify.files import LocalFiles, OutputFiles, file_problems
 from beam_prep.verify.promises import Promises, promises_of
 from beam_prep.verify.rejects import Rejects
@@ -83,9 +84,11 @@ def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     tokenizer = find_tokenizer(files, manifest)
     columns = output_columns(manifest)
     promises = promises_of(manifest, columns, tokenizer.vocabulary)
+    yield from unlisted(manifest, shards, columns)
     full: int | None = 0
+    shards_of = Counter(shard.part for shard in shards)
     for shard in shards:
-        longest = yield from _shard(files, manifest, columns, promises, shard)
+        longest = yield from _shard(files, manifest, columns, promises, shard, shards_of[shard.part])
         full = None if full is None or longest is None else full + longest
     if promises.counts_cut and full is not None:
         yield from cut_problems(manifest, full)
@@ -113,10 +116,14 @@ def _shard(
     columns: Sequence[Column],
     promises: Promises,
     shard: ShardReceipt,
+    shards: int,
 ) -> Generator[str, None, int | None]:
-    """The problems of a shard. Returns how many rows are as long as rows may be; None: it could not be read."""
-    place, formats = manifest["domains"][shard.domain], manifest["formats"]
-    shards = sum(other["domain"] == shard.domain for other in manifest["shards"])
+    """The problems of one of the `shards` of a domain (in a split).
+
+    Returns:
+        How many rows are as long as rows may be; None: it could not be read.
+    """
+    place, formats = folder_of_shard(manifest, shard.domain, shard.split), manifest["formats"]
     full: int | None = None
     good: tuple[str, FoundShard] | None = None
     with files.local([file.path for file in shard.files]) as folder:

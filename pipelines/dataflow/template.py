@@ -25,9 +25,6 @@ PARAM_TYPES: dict[OptionKind, str] = {
     "output_folder": "GCS_WRITE_FOLDER",
 }
 
-# The command line also takes files as positional arguments; a form has no other place for them.
-REQUIRED_HERE = ("inputs",)
-
 
 def parameters() -> list[dict[str, Any]]:
     """The parameters of the template, as in metadata.json; all values are strings there."""
@@ -41,7 +38,7 @@ def _parameter(option: Option) -> dict[str, Any]:
         "helpText": f"{option.help[0].upper()}{option.help[1:]}. Example: {option.example}",
         "groupName": option.group,
         "paramType": PARAM_TYPES[option.kind],
-        "isOptional": not (option.required or option.name in REQUIRED_HERE),
+        "isOptional": not option.required,
     }
     if option.default is not None:
         found["defaultValue"] = str(option.default).lower() if option.kind == "boolean" else str(option.default)

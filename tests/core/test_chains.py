@@ -32,6 +32,7 @@ from beam_prep.core.reading.records import Record, Records, parse
 from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.carry import add_carried
+from beam_prep.core.tokens.domain import in_domain
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.rollouts import from_rollouts
@@ -121,6 +122,7 @@ ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
     st.tuples(st.integers(1, 12), st.sampled_from(MODES)).map(lambda given: lambda batch: truncate(batch, *given)),
     st.sampled_from([lambda batch: batch.drop(batch["sequence"].lengths % 3 == 0, "thirds")]),
     st.sampled_from([lambda batch: batch.reject(batch["sequence"].lengths % 3 == 1, "thirds", "more")]),
+    st.sampled_from([lambda batch: in_domain(batch, "math")]),
 )
 LAST: st.SearchStrategy[Step] = st.one_of(
     st.booleans().map(lambda shift: lambda batch: to_labels(batch, shift)),

@@ -23,6 +23,7 @@ from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import arrow, batches
 from beam_prep.formats.arrow import Arrow, ArrowReader, dataset_files
+from beam_prep.formats.manifest import ShardReceipt
 
 SEQUENCE = Column("sequence", "int32", 1, "ids")
 MASK = Column("loss_mask", "bool", 1, "mask", of="sequence")
@@ -177,16 +178,48 @@ def test_map_of_one_domain_never_gets_the_cache_of_another(datasets: Any, tmp_pa
         assert list(mixed.map(lambda row: {"same": row["sequence"]})["same"]) == wanted
 
 
-def test_a_dataset_dict_opens_all_domains(datasets: Any, tmp_path: Path) -> None:
-    for domain in ("__default__", "wiki-1"):
-        write(tmp_path / domain, [SEQUENCE, MASK], [sft()])
-    (content,) = dataset_files([SEQUENCE, MASK], {"wiki": "wiki-1", "__default__": "__default__"}, []).values()
-    (tmp_path / "dataset_dict.json").write_text(json.dumps(content))
+def receipt(domain: str, shard: int, split: str | None = None) -> ShardReceipt:
+    return ShardReceipt(domain, shard, 3, {}, {}, None, (), split=split)
+
+
+def describe(folder: Path, shards: Sequence[ShardReceipt]) -> list[str]:
+    """Writes what describes the shards; gives the names of the files."""
+    domains = {shard.domain: f"of_{shard.domain}" for shard in shards}
+    found = dataset_files([SEQUENCE, MASK], domains, shards)
+    for name, content in found.items():
+        (folder / name).write_text(json.dumps(content))
+    return list(found)
+
+
+def test_an_output_opens_as_a_dict_of_its_domains(datasets: Any, tmp_path: Path) -> None:
+    for domain in ("web", "wiki-1"):
+        write(tmp_path / f"of_{domain}", [SEQUENCE, MASK], [sft()])
+    assert describe(tmp_path, [receipt("web", 0), receipt("wiki-1", 0)]) == ["dataset_dict.json"]
     domains = datasets.load_from_disk(str(tmp_path))
     assert {name: list(rows["sequence"]) for name, rows in domains.items()} == {
-        "__default__": SEQUENCES,
-        "wiki-1": SEQUENCES,
+        "of_web": SEQUENCES,
+        "of_wiki-1": SEQUENCES,
     }
+
+
+def test_an_output_with_splits_opens_as_a_dict_of_them(datasets: Any, tmp_path: Path) -> None:
+    shards = [receipt("a", 0, "train"), receipt("b", 0, "train"), receipt("b", 1, "train"), receipt("b", 0, "test")]
+    for place, (folder, shard, count) in enumerate([("train/of_a", 0, 1), ("train/of_b", 0, 2), ("train/of_b", 1, 2)]):
+        rows = Ragged.from_lists([[place]], "int32"), Ragged.from_lists([[True]], "bool")
+        write(
+            tmp_path / folder, [SEQUENCE, MASK], [dict(zip(("sequence", "loss_mask"), rows, strict=True))], shard, count
+        )
+    write(tmp_path / "test" / "of_b", [SEQUENCE, MASK], [sft()])
+    names = [f"{split}/{name}" for split in ("train", "test") for name in ("state.json", "dataset_info.json")]
+    assert describe(tmp_path, shards) == ["dataset_dict.json", *names]
+    splits = datasets.load_from_disk(str(tmp_path))
+    assert {name: list(rows["sequence"]) for name, rows in splits.items()} == {
+        "train": [[0], [1], [2]],
+        "test": SEQUENCES,
+    }
+    assert splits["train"].features == splits["test"].features
+    of_domain = datasets.load_from_disk(str(tmp_path / "train" / "of_b"))
+    assert list(of_domain["sequence"]) == [[1], [2]]
 
 
 def test_what_datasets_saves_has_the_same_files(datasets: Any, tmp_path: Path) -> None:

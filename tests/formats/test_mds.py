@@ -43,10 +43,15 @@ def foreign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     names = described["column_names"]
     rows = []
     for begin, end in pairwise(offsets):
-        sizes = struct.unpack_from(f"<{len(names)}I", data, begin)
-        place, row = begin + 4 * len(names), {}
-        for name, encoding, size in zip(names, described["column_encodings"], sizes, strict=True):
+        known = described["column_sizes"]  # of numbers; of others each row says it
+        given = iter(struct.unpack_from(f"<{known.count(None)}I", data, begin))
+        place, row = begin + 4 * known.count(None), {}
+        for name, encoding, fixed in zip(names, described["column_encodings"], known, strict=True):
+            size = next(given) if fixed is None else fixed
             field, place = data[place : place + size], place + size
+            if fixed is not None:
+                row[name] = np.frombuffer(field, encoding)
+                continue
             width = 1 << (field[0] & 3)
             assert field[0] >> 2 == 1
             row[name] = np.frombuffer(field[1 + width :], encoding.removeprefix("ndarray:"))

@@ -61,6 +61,18 @@ def write(folder: Path, columns: Sequence[Column], shards: Mapping[str, Sequence
     return folder
 
 
+def split_up(folder: Path) -> None:
+    """Makes the domains `train/a` and `test/a` of an output the domain `a` of two splits."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for shard in manifest["shards"]:
+        shard["split"], shard["domain"] = shard["domain"].split("/")
+    manifest["splits"] = {shard["split"]: {"rows": 0} for shard in manifest["shards"]}
+    for shard in manifest["shards"]:
+        manifest["splits"][shard["split"]]["rows"] += shard["rows"]
+    manifest["domains"] = {shard["domain"]: shard["domain"] for shard in manifest["shards"]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 def _digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 

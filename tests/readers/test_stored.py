@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.errors import FormatError, StorageError
+from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.readers import shards
 from beam_prep.storage.generations import Generations
-from tests.readers.conftest import IDS, MASK, documents
+from tests.readers.conftest import IDS, MASK, documents, split_up
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -89,6 +89,20 @@ def test_some_domains_are_opened(output: Callable[..., Path], objects: Counted, 
     dataset = bp.open(URL, domains=["b"], cache=tmp_path / "cache")
     assert ids(dataset) == ids(bp.open(folder).domain("b"))
     assert not any(name.startswith("a/") for name in objects.read)
+
+
+def test_of_a_split_only_its_shards_are_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+    train, test = documents([5, 6]), documents([3], first=100)
+    folder = output([IDS, MASK], {"train/a": [train, train], "train/b": [train], "test/a": [test]})
+    split_up(folder)
+    upload(folder, objects)
+    with pytest.raises(BeamPrepError, match=r"mem://bucket/out has the splits 'train' \(6 rows\), 'test' \(1 rows\): "):
+        bp.open(URL, cache=tmp_path / "cache")
+    dataset = bp.open(URL, split="test", cache=tmp_path / "cache")
+    assert (dataset.domains, dataset.splits) == (("a",), ("test",))
+    assert ids(dataset) == ids(pickle.loads(pickle.dumps(dataset))) == [test[0]["input_ids"]]
+    assert {name.split("/")[0] for name in objects.read} == {"manifest.json", "test"}
+    assert ids(bp.open(URL, split="all", cache=tmp_path / "cache")) == ids(bp.open(folder, split="all"))
 
 
 def test_of_several_formats_only_one_is_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class InputFile:
         version: of an object in a store: its generation or etag.
         checksum: of an object's content, as its store says it.
         place: absolute path of a local file: `path` may be relative, and workers have another current folder.
+        group: of which it is in a config with `input.groups`, by its number; None: there are no groups.
     """
 
     path: str
@@ -49,6 +50,7 @@ class InputFile:
     version: str | None = None
     checksum: str | None = None
     place: str = ""
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,14 +67,14 @@ def normalized(value: Any, how: Normalize) -> Any:
         holder = todo.pop()
         for place, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
             if isinstance(item, str):
-                holder[place] = _normalized_text(item, how)
+                holder[place] = _normal(item, how)
             elif isinstance(item, dict | list):
                 holder[place] = item.copy()
                 todo.append(holder[place])
     return top[0]
 
 
-def _normalized_text(text: str, how: Normalize) -> str:
+def _normal(text: str, how: Normalize) -> str:
     if how == "nfkc_casefold":
         text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(text.split())
@@ -174,11 +174,7 @@ def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | Non
     columns = records.columns
     if columns is not None and (texts := columns.utf8(field)) is not None:
         for text in texts:
-            yield (
-                text
-                if text is None
-                else _text(_normalized_text(text.decode(), how).encode() if how != "none" else text)
-            )
+            yield (text if text is None else _text(_normal(text.decode(), how).encode() if how != "none" else text))
     elif columns is not None and columns.kind == "chats" and columns.field == field and how == "none":
         yield from _chat_forms(records, columns)
     else:

@@ -23,14 +23,14 @@ class RunSizes:
         run: tokens of a run, about; of a large job twice as many. With labels 40 MB, which a worker holds three times
             while it sorts them.
         bin: tokens of a bin, which are sorted in memory.
-        runs: that are merged at a time: as many files are open.
         batches: record batches of a run, at most: smaller ones cost more to find than to read.
+        runs: that are merged at a time: as many files are open.
     """
 
     run: int = 8_000_000
     bin: int = 4_000_000
-    runs: int = 256
     batches: int = 4096
+    runs: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Compose:
         method: how shuffled rows come to their shards: `gather` picks them out of all blocks, `runs` sorts groups of
             blocks and merges these; `auto`: by size. The bytes are the same.
         buckets: into which digests are grouped to find equal ones; each should have about a million.
-        sizes: of the runs.
+        sizes: of what `runs` sorts and merges at a time. The bytes are the same.
 
     Raises:
         ValueError: `method` is not one of those allowed, or there is a mix without a shuffle.

@@ -55,3 +55,8 @@ def folders(domains: Iterable[str], in_splits: bool = False) -> dict[str, str]:
     if len(set(result.values())) < len(result):
         raise ValueError("two domains have the same folder name: rename one of them")
     return result
+
+
+def part_of(split: str | None, domain: str) -> str:
+    """The name of the rows of a domain in a split, as the plan has them."""
+    return domain if split is None else f"{split}/{domain}"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -141,6 +142,15 @@ class MixedDomain:
     def as_dict(self) -> dict[str, int]:
         """As a manifest has it."""
         return {"wanted_tokens": self.wanted, "tokens": self.tokens, "records": self.records, "rows": self.rows}
+
+
+def mix_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """What a mix wanted and got of each domain, by a manifest, a line each."""
+    return [
+        f"mix of {domain!r}: {found['tokens']:,} tokens, {found['wanted_tokens']:,} wanted; "
+        f"{found['records']:,} records in {found['rows']:,} rows"
+        for domain, found in manifest.get("mix", {}).items()
+    ]
 
 
 NOT_SAMPLED = "not_sampled"

@@ -16,9 +16,11 @@ import numpy as np
 from beam_prep.core.data.block import Block, count_outcomes
 from beam_prep.core.data.drawn import drawn
 from beam_prep.core.data.lengths import Histogram, add, histogram
+from beam_prep.core.data.places import at_offset, is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Column
 from beam_prep.core.reading.drops import CONTAMINATED, SHOWN, Drop, drops
+from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.core.shards.borders import Border, input_end, shard_borders
 from beam_prep.core.shards.compose import Compose
@@ -87,18 +89,27 @@ class LedgerTotals:
 
 
 class Dropped(NamedTuple):
-    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found."""
+    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found.
+
+    `same_as` is the place of the earlier record that it is equal to: its file, offset and line. `file` is the number of
+    the file in the input.
+    """
 
     path: str
     offset: int
     line: int
     found: Drop
+    same_as: tuple[str, int, int] | None = None
+    file: int = 0
 
 
 def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
     """The first drops of a block, of each reason; lines are counted from its first. For `text_limit` see `drops`."""
     path, first = block.origin.source.path, block.origin.first_byte
-    return [Dropped(path, first + drop.offset, drop.line + 1, drop) for drop in drops(block.ledger, text_limit)]
+    return [
+        Dropped(path, first + drop.offset, drop.line + 1, drop, file=block.origin.file)
+        for drop in drops(block.ledger, text_limit)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,7 @@ class Plan:
         splits: names of the splits; () without.
         mix: what the manifest says of a mix, see `mix_report`.
         repeated: rows that are written beyond one of each record, for a mix.
+        of_files: int64 [files, 2], records that were read of each file, and those that are kept; () if not known.
         runs, groups: the work that has to be done before the shards of a shuffle are known; None: they are.
     """
 
@@ -151,6 +163,7 @@ class Plan:
     splits: tuple[str, ...] = ()
     mix: dict[str, Any] = field(default_factory=dict)
     repeated: int = 0
+    of_files: Array | tuple[()] = ()
     runs: Runs | None = None
     groups: Iterable[RunGroup] = ()
 
@@ -235,6 +248,7 @@ def make_plan(
         lengths=_lengths(receipts, sidecars, end),
         drawn=_drawn(receipts, end, splits),
         splits=() if splits is None else splits.names,
+        of_files=_of_files(receipts, end),
         runs=runs,
         groups=groups,
     )
@@ -261,9 +275,8 @@ def _in_input_order(
 
 def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     """The digest of all that decides which rows a job has, and how they are composed."""
-    digest = hashlib.sha256(
-        repr((compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)).encode()
-    )
+    what = (compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)
+    digest = hashlib.sha256(repr(what).encode())
     for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
         digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
     return digest.hexdigest()
@@ -304,6 +317,18 @@ def _ledger(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Ledger
         kept, not_read = kept + end.rows, not_read - cut
     ledger = LedgerTotals(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
     return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
+
+
+def _of_files(receipts: Receipts, end: Border) -> Array:
+    """`Plan.of_files`. Of the block in which the last kept row is, only what is kept counts."""
+    complete = end.block + 1 if end.rows < 0 else end.block
+    files, count = receipts.file[:complete], int(receipts.file[-1]) + 1 if len(receipts) else 0
+    read = receipts.lines[:complete] - receipts.counted("blank")[:complete]
+    found = np.zeros((count, 2), np.int64)
+    np.add.at(found, files, np.stack([read, receipts.rows[:complete]], axis=1))
+    if end.rows >= 0:
+        found[receipts.file[end.block]] += end.rows
+    return found
 
 
 def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dict[str, int]]:
@@ -370,20 +395,29 @@ def _listed(
         for drop in sidecar.drops if kind == "dropped" else sidecar.marks:
             if drop.line < cut and left.get(drop.reason):
                 left[drop.reason] -= 1
-                offset = int(receipts.first_byte[block]) + drop.offset
+                offset, kept = int(receipts.first_byte[block]) + drop.offset, None
                 if drop.reason == DUPLICATE and kind == "dropped":
-                    drop = dataclasses.replace(drop, note=_same_as(drop, sidecars.view(block).copies, receipts, before))
-                found.append(Dropped(receipts.path(block), offset, int(before[block]) + drop.line + 1, drop))
+                    kept = _same_as(drop, sidecars.view(block).copies, receipts, before)
+                if kept is not None:
+                    drop = dataclasses.replace(drop, note=_equal_to(*kept))
+                line, file = int(before[block]) + drop.line + 1, int(receipts.file[block])
+                found.append(Dropped(receipts.path(block), offset, line, drop, kept, file))
     return tuple(found)
 
 
-def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> str:
-    """Which record a copy is equal to."""
+def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> tuple[str, int, int] | None:
+    """The place of the record that a copy is equal to; None of a record that a step dropped for this reason."""
     place = int(np.searchsorted(copies.line, drop.line))
+    if place == len(copies) or copies.line[place] != drop.line:
+        return None
     block = int(np.flatnonzero((receipts.file == copies.file[place]) & (receipts.start == copies.start[place]))[0])
     line = int(before[block] + copies.kept_line[place]) + 1
     offset = int(receipts.first_byte[block] + copies.offset[place])
-    return f"equal to line {line} of {receipts.path(block)} (byte offset {offset})"
+    return receipts.path(block), offset, line
+
+
+def _equal_to(path: str, offset: int, line: int) -> str:
+    return f"equal to {place_in(path, line)} of {path if is_table(path) else at_offset(path, offset)}"
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:

@@ -1,5 +1,6 @@
 """The report of a run or a preview: which roles are trained, what is cut, and why it fails."""
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 from beam_prep.core.data.places import at_offset, is_table
 from beam_prep.core.data.schema import CUTTING
 from beam_prep.core.reading.adapters import fields_read
-from beam_prep.core.reading.drops import LOST, Drop
+from beam_prep.core.reading.drops import LOST
 from beam_prep.core.reading.json_list import place_in
 from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan
@@ -42,6 +43,7 @@ _LIKE_FIELDS = (
 )
 """Names that one field has in different data sets."""
 _NOT_KEPT = {
+    "not_sampled": "raise output.mix: not one record is taken",
     "contaminated": "preprocessing.decontaminate.against names what the input holds, too: check both",
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "filtered": "check the filters",
@@ -67,6 +69,7 @@ class ConfigView:
         longest: tokens of the longest row that is not cut; None: not known.
         limit: the field of `preprocessing` that sets it.
         packs: True if rows can be packed instead of cut.
+        groups: of groups of inputs, the fields of each, and how many files it has.
     """
 
     fields: tuple[str, ...] = ()
@@ -75,31 +78,52 @@ class ConfigView:
     longest: int | None = None
     limit: str = "max_seq_len"
     packs: bool = False
+    groups: tuple[tuple[tuple[str, ...], int], ...] = ()
 
     @classmethod
-    def of(cls, config: Mapping[str, Any] | None) -> "ConfigView":
-        """From the config in a manifest; None: it is not known."""
+    def of(cls, config: Mapping[str, Any] | None, group_files: Sequence[int] = ()) -> "ConfigView":
+        """From the config in a manifest; None: it is not known. `group_files`: how many files each group has."""
         if config is None:
             return cls()
         given, step = config["input"], config["preprocessing"]
-        sources = [{"sections": given["sections"] or ()}] if not given["sources"] else given["sources"].values()
-        sections = [section for source in sources for section in source["sections"]]
-        by_role = any(section["action"] == "$role" for section in sections)
+        parts = given.get("groups") or [given]
+        by_role = any(section["action"] == "$role" for part in parts for section in _sections(part))
+        fields = [_fields(part) for part in parts]
         limit = "max_seq_len"
         if step["packing_strategy"] in CUTTING and (step["max_packed_len"] or step[limit]) < step[limit]:
             limit = "max_packed_len"
-        rollouts = given.get("rollouts")
-        keys = RolloutFields.of(rollouts).reads if rollouts else ()
         return cls(
-            fields_read(**given["adapter"])
-            if given["adapter"]
-            else keys or tuple(dict.fromkeys(section["field"] for section in sections)),
+            tuple(dict.fromkeys(name for each in fields for name in each)),
             config["mask"] if by_role else None,
             config["mask_default"],
             step[limit],
             limit,
-            not given["sources"] and not rollouts and step["padding"] == "none",
+            not parts[0].get("sources") and not parts[0].get("rollouts") and step["padding"] == "none",
+            tuple(zip(fields, group_files, strict=False)) if given.get("groups") else (),
         )
+
+    def asked(self, file: int) -> tuple[str, ...]:
+        """The fields that are read of the records of a file, by its number in the input."""
+        for fields, count in self.groups:
+            if file < count:
+                return fields
+            file -= count
+        return self.fields
+
+
+def _sections(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The sections of an input, or of a group of it."""
+    sources = given.get("sources") or {"": {"sections": given.get("sections") or ()}}
+    return [section for source in sources.values() for section in source["sections"]]
+
+
+def _fields(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that are read."""
+    if given.get("adapter"):
+        return fields_read(**given["adapter"])
+    if given.get("rollouts"):
+        return RolloutFields.of(given["rollouts"]).reads
+    return tuple(dict.fromkeys(section["field"] for section in _sections(given)))
 
 
 def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rate: float) -> str | None:
@@ -119,12 +143,33 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rat
         left_out = {**ledger.dropped, **ledger.rejected}
         most = max(left_out, key=left_out.__getitem__)
         advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
-        is_there = not any(_missing(drop.found, config) for drop in plan.drops if drop.found.reason == most)
+        is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
         if most in ("untrained", "spans_unproven") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
     lost = too_many_lost(ledger, max_drop_rate)
-    return None if lost is None else _with_causes(lost, plan, config)
+    return _of_empty_group(plan, config) if lost is None else _with_causes(lost, plan, config)
+
+
+def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
+    """The problem if a group of inputs has records, and none of them is kept: others may be so many more that no rate
+    of the whole says so."""
+    if not len(plan.of_files):
+        return None
+    start = 0
+    for number, (_, count) in enumerate(config.groups):
+        files = range(start, start + count)
+        start += count
+        read, kept = (sum(int(plan.of_files[file][which]) for file in files) for which in (0, 1))
+        if read and not kept:
+            problem = f"nothing is kept of input.groups[{number}], of {read} records: check its fields, or leave it out"
+            drops = tuple(drop for drop in plan.drops if drop.file in files)
+            paths = {plan.inputs[file]["path"] for file in files}
+            rejects = tuple(reject for reject in plan.first_rejects if reject["file"] in paths)
+            return _with_causes(
+                problem, dataclasses.replace(plan, drops=drops, first_rejects=rejects, roles={}), config
+            )
+    return None
 
 
 def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
@@ -176,14 +221,14 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         found = next((each for each in drops if each.found.reason == reason and each.found.fields is not None), None)
         if found is None:
             continue
-        path, offset, _, record = found
-        missing = _missing(record, config)
-        bare = [name for name in config.fields if name in (record.bare or ())]
+        path, offset, record = found.path, found.offset, found.found
+        missing, asked = _missing(found, config), config.asked(found.file)
+        bare = [name for name in asked if name in (record.bare or ())]
         fields = record.fields or []
         text = f"the first {reason} record is {at_offset(path, offset)}, with the fields {_names(fields)}"
-        if config.fields:
-            text += f"; the config asks for {_names(config.fields)}"
-        others = [other for other in fields if other not in config.fields]
+        if asked:
+            text += f"; the config asks for {_names(asked)}"
+        others = [other for other in fields if other not in asked]
         near = {name: near_name(name, others) or _alike(name, others) for name in missing}
         if missing:
             text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
@@ -193,8 +238,9 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         yield text
 
 
-def _missing(record: Drop, config: ConfigView) -> list[str]:
-    return [] if record.fields is None else [name for name in config.fields if name not in record.fields]
+def _missing(drop: Dropped, config: ConfigView) -> list[str]:
+    fields = drop.found.fields
+    return [] if fields is None else [name for name in config.asked(drop.file) if name not in fields]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -266,6 +312,11 @@ def _messages(count: int) -> str:
     return f"{count:,} message{'' if count == 1 else 's'}"
 
 
+def empty_splits(manifest: Mapping[str, Any]) -> list[str]:
+    """The names of the splits that have no rows."""
+    return [name for name, found in manifest.get("splits", {}).items() if not found["rows"]]
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """The counts that a report is about: of an output, by its manifest, or of the rows of a preview.
@@ -274,12 +325,16 @@ class Findings:
         roles: see `RoleTable`.
         tokens, trained: of all columns.
         cut: tokens of kept records that were cut off.
+        kept: records that are written.
+        empty: splits without a record.
     """
 
     roles: RoleTable = field(default_factory=dict)
     tokens: int = 0
     trained: int = 0
     cut: int = 0
+    kept: int = 0
+    empty: Sequence[str] = ()
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
@@ -290,6 +345,8 @@ class Findings:
             sum(totals["tokens"].values()),
             sum(totals["trained"].values()),
             manifest["counters"].get(CUT_TOKENS, 0),  # what packing cuts is among them
+            manifest.get("ledger", {}).get("kept", 0),
+            empty_splits(manifest),
         )
 
     @property
@@ -307,6 +364,11 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
         if config.packs:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    for name in found.empty:
+        texts.append(
+            f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "
+            "share in output.splits, or choose another split_seed"
+        )
     return texts
 
 

@@ -73,8 +73,8 @@ class Runs:
         """What is merged for a shard; `number`: its range of keys. For `most` see `Merge`."""
         bins = int(self.bins[part] // self.parts.ranges[part])
         files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
-        keys = number * bins, (number + 1) * bins, int(self.bins[part])
-        return Merge(self.columns, self.facts, files, width, part, *keys, most)
+        first, every = number * bins, int(self.bins[part])
+        return Merge(self.columns, self.facts, files, width, part, first, first + bins, every, most)
 
 
 def run_name(index: int) -> str:

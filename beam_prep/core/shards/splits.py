@@ -53,11 +53,6 @@ class Splits:
         return found.astype(np.int64)
 
 
-def part_of(split: str | None, domain: str) -> str:
-    """The name of the rows of a domain in a split, as the plan has them."""
-    return domain if split is None else f"{split}/{domain}"
-
-
 def split_of(part: str, splits: Splits | None) -> int:
     """The number of the split of a part, by its name; 0 without splits."""
     return 0 if splits is None else splits.names.index(part.partition("/")[0])

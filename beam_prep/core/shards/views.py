@@ -12,9 +12,10 @@ import numpy as np
 from beam_prep.core.data.lengths import histogram
 from beam_prep.core.reading.drops import SHOWN, Drop
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
+from beam_prep.core.shards.domains import part_of
 from beam_prep.core.shards.receipts import SpoolReceipt
 from beam_prep.core.shards.sidecars import Copies, Sidecar, View
-from beam_prep.core.shards.splits import Splits, part_of
+from beam_prep.core.shards.splits import Splits
 from beam_prep.core.tokens.batch import CUT_TOKENS
 from beam_prep.errors import ConfigError
 
@@ -45,6 +46,7 @@ def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
             status=status,
             outcomes=outcomes,
             counters={name: counts[kept] for name, counts in sidecar.counters.items()},
+            roles=sidecar.roles.without(copies.line),
             drops=tuple(sorted([*sidecar.drops, *drops], key=lambda drop: drop.line)),
             marks=tuple(mark for mark in sidecar.marks if mark.line not in copies.line),
             length=sidecar.length[kept],
@@ -87,5 +89,6 @@ def view_receipt(
             counts={**block.counts, "dropped": dropped},
             counters={name: int(counts.sum()) for name, counts in seen.counters.items()},
             lengths=(histogram(seen.length), histogram(seen.length + lost)),
+            roles=seen.roles.sums(),
         )
     return replace(receipt, block=block, copies=file)

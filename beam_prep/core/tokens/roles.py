@@ -173,6 +173,12 @@ class RoleCounts:
     role: Array = field(default_factory=_none)
     counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
 
+    def without(self, lines: Array) -> "RoleCounts":
+        """The same without the tokens of these lines, whose messages stay counted."""
+        counts = self.counts.copy()
+        counts[1:, np.isin(self.line, lines)] = 0
+        return replace(self, counts=counts)
+
     def sums(self, lines: int | None = None) -> dict[str, tuple[int, int, int]]:
         """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or all."""
         stop = len(self.line) if lines is None else int(np.searchsorted(self.line, lines))

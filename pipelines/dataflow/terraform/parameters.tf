@@ -1,11 +1,12 @@
 # Made from beam_prep/options.py by `make template`.
 
 variable "inputs" {
-  description = "JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a line; .gz, .bz2 and .zst are read too. Example: gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl"
+  description = "JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a line; .gz, .bz2 and .zst are read too. Without it, the config names the files: input.groups. Example: gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl"
   type        = string
+  default     = null
 
   validation {
-    condition     = can(regex("^\\s*@?gs://[^\\s,]+([\\s,]+@?gs://[^\\s,]+)*\\s*$", var.inputs))
+    condition     = var.inputs == null || can(regex("^\\s*@?gs://[^\\s,]+([\\s,]+@?gs://[^\\s,]+)*\\s*$", var.inputs))
     error_message = "Wanted a value like gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl."
   }
 }
@@ -206,6 +207,17 @@ variable "render" {
   }
 }
 
+variable "shuffle_method" {
+  description = "How the rows of output.shuffle come to their shards; the bytes are the same. Example: runs"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.shuffle_method == null || can(regex("^(auto|gather|runs)$", var.shuffle_method))
+    error_message = "Wanted a value like runs."
+  }
+}
+
 variable "check" {
   description = "How much of what the fast ways give is compared with transformers and jinja. Example: full"
   type        = string
@@ -240,6 +252,7 @@ locals {
       block_bytes       = var.block_bytes
       tokenizer_backend = var.tokenizer_backend
       render            = var.render
+      shuffle_method    = var.shuffle_method
       check             = var.check
     } : name => value if value != null
   }
