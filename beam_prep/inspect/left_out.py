@@ -7,7 +7,6 @@ from typing import Any
 from rich.text import Text
 
 from beam_prep.core.reading.json_list import place_in
-from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.inspect.visible import VISIBLE
 from beam_prep.readers.input_lines import InputLines
 
@@ -65,8 +64,7 @@ class LeftOut:
     @classmethod
     def _of(cls, record: Mapping[str, Any], kind: str, message: str) -> "LeftOut":
         place = f"{record['file']}, {place_in(record['file'], record['line'])}"
-        is_copy = record["reason"] == DUPLICATE
-        text = record["text"] or f"(its text is {'that of the other' if is_copy else 'not kept: --reject_text 0'})"
+        text = record["text"] or "(its text is not kept: --reject_text 0)"
         return cls(place, kind, str(record["reason"]), message, str(text))
 
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_prep import cli
 from beam_prep.core.shards.runs import MergedShards
 from beam_prep.errors import RunError
 from beam_prep.storage.arrange import Arranger
@@ -33,17 +32,6 @@ def test_one_record_and_copies_alone(method: Any, tmp_path: Path) -> None:
     assert manifest["ledger"]["dropped"] == {"duplicate": 49}
     assert sum(split["rows"] for split in manifest["splits"].values()) == 1
     assert [*manifest["splits"]] == [*SPLITS]
-
-
-def test_inspect_shows_what_a_copy_is_equal_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (one,) = records(1)
-    file = write(tmp_path / "copies.jsonl", [one, "", {**one, "id": 1}])
-    run(config({}, {"deduplicate": {"by": ["text"]}}), [file], tmp_path / "out")
-    assert cli.main(["inspect", str(tmp_path / "out"), "--reason", "duplicate"]) == 0
-    said = capsys.readouterr().out
-    assert f"{file}, line 3 · dropped: duplicate" in said
-    assert f"equal to line 1 of {file} (byte offset 0)" in said
-    assert "(its text is that of the other)" in said
 
 
 @METHODS
