@@ -687,5 +687,5 @@ def test_a_split_has_no_name_that_means_something_else(name: str) -> None:
         "input": {"sections": [{"field": "text", "action": "train"}]},
         "output": {"splits": {"train": 0.5, name: 0.5}},
     }
-    with pytest.raises(ConfigError, match=rf"output\.splits\.{name}.*found a name that means something else"):
+    with pytest.raises(ConfigError, match=rf"output\.splits\.{name}.*found a split with a name that is taken"):
         bp.PipelineConfig.from_dict(config)

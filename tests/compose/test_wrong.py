@@ -90,7 +90,6 @@ def test_a_config_that_is_wrong_says_what_is_wanted(output: Given, message: str)
     ("given", "message"),
     [
         ({"by": []}, "preprocessing.deduplicate.by: "),
-        ({}, "preprocessing.deduplicate.by: "),
         ({"by": "text"}, "preprocessing.deduplicate.by: "),
         ({"by": [""]}, "preprocessing.deduplicate.by"),
         ({"by": ["text"], "normalize": "lower"}, "preprocessing.deduplicate.normalize: "),
