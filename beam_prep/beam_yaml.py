@@ -172,7 +172,7 @@ def shard(
     max_drop_rate: float = MAX_DROP_RATE,
     reject_text: int = 1000,
 ) -> Shard:
-    """Rows -> the output. Formats, packing, shards, shuffle, splits and mix are those of the config. See `beam_prep.Shard`.
+    """Rows -> the output. Formats, packing, shards, shuffle, splits and mix: the config's. See `beam_prep.Shard`.
 
     Args:
         output: the directory to make.
