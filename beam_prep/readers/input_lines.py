@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import InputError, StorageError
+from beam_prep.patches import quiet_import
 
 if TYPE_CHECKING:
     from beam_prep.core.data.block import InputFile
@@ -22,7 +23,8 @@ class InputLines:
 
     def at(self, place: Mapping[str, Any]) -> str:
         """The line at the `file` and `offset` of a drop; in parentheses, why it cannot be read."""
-        from beam_prep.storage.lines import line_at  # imports Beam
+        with quiet_import():  # of Beam
+            from beam_prep.storage.lines import line_at
 
         file = self._file(place["file"])
         try:
@@ -32,7 +34,8 @@ class InputLines:
 
     def _file(self, path: str) -> "InputFile | str":
         """The input; or why it is not to be had."""
-        from beam_prep.storage.lines import unchanged_input
+        with quiet_import():
+            from beam_prep.storage.lines import unchanged_input
 
         if path not in self._found:
             try:

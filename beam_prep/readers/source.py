@@ -8,6 +8,7 @@ import numpy as np
 
 from beam_prep.core.data.places import COLLECTION, at_offset
 from beam_prep.errors import BeamPrepError, InputError, StorageError
+from beam_prep.patches import quiet_import
 
 if TYPE_CHECKING:
     from beam_prep.core.data.block import InputFile
@@ -41,7 +42,8 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
             read. Relative paths are looked up in the current folder.
         IndexError, FormatError: see `Dataset`.
     """
-    from beam_prep.storage.lines import line_at, unchanged_input
+    with quiet_import():  # of Beam
+        from beam_prep.storage.lines import line_at, unchanged_input
 
     names = {column.role: column.name for column in dataset.schema}
     if not {"file", "offset"} <= names.keys():
