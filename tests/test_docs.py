@@ -527,7 +527,8 @@ def test_every_counter_is_in_the_docs() -> None:
 
 def test_every_key_of_a_manifest_is_in_the_docs(outputs: Path) -> None:
     told = {key.strip("`") for key, _ in table_rows("docs/formats.md", "key")}
-    assert told == beam_prep.open(outputs / "all").manifest.keys()
+    composed = {"splits", "mix", "repeated"}  # of an output with splits and a mix alone
+    assert told == beam_prep.open(outputs / "all").manifest.keys() | composed
 
 
 def test_the_licence_is_apache_2() -> None:

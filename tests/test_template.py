@@ -48,7 +48,7 @@ def test_a_parameter_is_its_option(name: str) -> None:
     parameter, option = PARAMETERS[name], BY_NAME[name]
     assert parameter.keys() <= FIELDS
     assert parameter["paramType"] in TYPES
-    assert parameter["isOptional"] is not (option.required or name == "inputs")
+    assert parameter["isOptional"] is not option.required
     if option.default is None:
         assert "defaultValue" not in parameter
     else:

@@ -13,7 +13,17 @@ from beam_prep.errors import RunError
 
 @dataclass(frozen=True, slots=True)
 class DomainMix:
-    """How much of a domain is wanted: one of tokens, share and epochs; see `DomainMixConfig`."""
+    """How much of a domain is written: one of tokens, share and epochs.
+
+    >>> mix = {"math": bp.DomainMix(tokens=2e9), "web": bp.DomainMix(share=0.3), "code": bp.DomainMix(epochs=2)}
+    >>> compose = bp.Compose(shuffle=17, mix=tuple(mix.items()))
+
+    Attributes:
+        tokens: a budget.
+        share: of all tokens of the output.
+        epochs: how often each record is written.
+        repeat: with tokens or share: records are repeated where there are too few.
+    """
 
     tokens: float | None = None
     share: float | None = None

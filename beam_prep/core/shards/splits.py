@@ -16,9 +16,9 @@ from beam_prep.core.shards.order import mixed, mixed_number
 class Splits:
     """A record keeps its split when others are added or go, and on every runner.
 
-    >>> splits = Splits.of({"train": 0.9, "test": 0.1}, seed=0)
-    >>> splits.codes(np.array([1, 2, 3], np.uint64)).tolist()
-    [0, 0, 0]
+    >>> splits = bp.Splits.of({"train": 0.9, "test": 0.1}, seed=0)
+    >>> splits.names
+    ('train', 'test')
 
     Attributes:
         names: of the splits.
