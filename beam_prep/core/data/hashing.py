@@ -5,7 +5,7 @@ gives a few complete subtrees, and the subtrees of all splits, in order, give th
 """
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 CHUNK = 64 * 1024
@@ -44,15 +44,30 @@ def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK, head: b
     return tuple(stack)
 
 
-def subtree(leaves: Iterable[Iterable[bytes]], first: int) -> tuple[Node, ...]:
-    """The largest complete subtrees over leaves: the parts of the content of each, and the place of the first one."""
-    stack: list[Node] = []
-    for place, parts in enumerate(leaves, first):
-        leaf = hashlib.sha256(b"\x00")
-        for part in parts:
-            leaf.update(part)
-        _push(stack, Node(place, 0, leaf.digest()))
-    return tuple(stack)
+def subtree(leaves: Mapping[int, Iterable[bytes]], first: int, count: int) -> Node:
+    """The complete subtree over leaves, of which most may be empty.
+
+    Args:
+        leaves: place -> the parts of the content, of those that have any.
+        first: the place of the first leaf, a multiple of `count`.
+        count: of leaves, a power of 2.
+    """
+    digests = {place - first: _leaf(parts) for place, parts in leaves.items()}
+    empty, level = _leaf(()), 0
+    while count > 1:
+        parents = sorted({place // 2 for place in digests})
+        digests = {
+            place: _parent(digests.get(2 * place, empty), digests.get(2 * place + 1, empty)) for place in parents
+        }
+        empty, level, count, first = _parent(empty, empty), level + 1, count // 2, first // 2
+    return Node(first, level, digests.get(0, empty))
+
+
+def _leaf(parts: Iterable[bytes]) -> bytes:
+    leaf = hashlib.sha256(b"\x00")
+    for part in parts:
+        leaf.update(part)
+    return leaf.digest()
 
 
 def tree_digest(nodes: Iterable[Node]) -> str:

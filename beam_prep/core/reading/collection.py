@@ -299,14 +299,15 @@ def _nodes(bucket: int, records: list[bytes], sizes: Mapping[int, int], buckets:
         buckets: of how many.
     """
     leaves = MOST_BUCKETS // buckets
-    contents: list[list[bytes]] = [[] for _ in range(leaves)]
+    first = bucket * leaves
+    contents: dict[int, list[bytes]] = {}
     for record in reversed(records):
-        contents[_leaf(record) % leaves].append(record)
-    own = subtree((map(_framed, content) for content in contents), bucket * leaves)
+        contents.setdefault(first + _leaf(record) % leaves, []).append(record)
+    own = subtree({place: map(_framed, content) for place, content in contents.items()}, first, leaves)
     before = max((other for other in sizes if other < bucket), default=-1)
     after = buckets if bucket == max(sizes) else bucket + 1
     empty = itertools.chain(range(before + 1, bucket), range(bucket + 1, after))
-    nodes = [*own, *(Node(other, own[0].level, _empty(leaves)) for other in empty)]
+    nodes = [own, *(Node(other, own.level, _empty(leaves)) for other in empty)]
     return tuple(sorted(nodes, key=lambda node: node.index))
 
 
@@ -317,5 +318,4 @@ def _framed(record: bytes) -> bytes:
 @lru_cache
 def _empty(leaves: int) -> bytes:
     """The digest of a bucket without records."""
-    (node,) = subtree([()] * leaves, 0)
-    return node.digest
+    return subtree({}, 0, leaves).digest
