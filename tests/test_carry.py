@@ -175,7 +175,9 @@ def test_h5_has_bytes_and_their_borders(made: Callable[..., Path]) -> None:
     assert found == [row["id"] for row in bp.open(out)]
 
 
-@pytest.mark.parametrize("shape", ["rows", "packed", "chunks"])
+@pytest.mark.parametrize(
+    "shape", ["rows", *(pytest.param(shape, marks=pytest.mark.long) for shape in ("packed", "chunks"))]
+)
 def test_the_bytes_do_not_depend_on_blocks_or_workers(made: Callable[..., Path], shape: str, tmp_path: Path) -> None:
     given = config(["bin", "arrow", "parquet"], **SHAPES[shape])
     rows = [{"text": "x " * 50, "id": n if n % 50 == 0 else str(n), "score": n, "turn": n} for n in range(2500)]

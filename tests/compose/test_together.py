@@ -131,7 +131,7 @@ def values(dataset: bp.Dataset) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mode", ["mark", "drop"])
+@pytest.mark.parametrize("mode", [pytest.param("mark", marks=pytest.mark.long), "drop"])
 def test_every_kind_of_file_gives_the_same_rows_and_the_way_back(
     shape: str, mode: str, tmp_path: Path, evaluation: Path
 ) -> None:
@@ -154,6 +154,7 @@ def test_every_kind_of_file_gives_the_same_rows_and_the_way_back(
             assert [json.loads(line.text)["turn"] for line in source_lines(dataset, index)] == ids, kind
 
 
+@pytest.mark.long
 def test_neither_blocks_nor_workers_nor_row_groups_change_a_byte(tmp_path: Path, evaluation: Path) -> None:
     given = config(evaluation, "mark", packing_strategy="bfd")
     rows = ROWS * 8

@@ -20,8 +20,8 @@ class RunSizes:
     """How large the parts of a shuffle by sorted runs are. The bytes of an output do not depend on it.
 
     Attributes:
-        run: tokens of a run, about; of a large job twice as many. With labels 40 MB, which a worker holds three times
-            while it sorts them.
+        run: tokens of a run, about, with labels 40 MB, which a worker holds three times while it sorts them. More in
+            a large job: twice as many, and of 10 TB 50 million.
         bin: tokens of a bin, which are sorted in memory.
         batches: record batches of a run, at most: smaller ones cost more to find than to read.
         runs: that are merged at a time: as many files are open.

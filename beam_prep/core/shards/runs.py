@@ -21,8 +21,6 @@ from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
 from beam_prep.core.shards.slices import ShardPlan
 
-_LARGER = 2
-"""The runs of a large job have up to so many times the tokens."""
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
 
@@ -146,7 +144,8 @@ def plan_runs(
         used = used[used < end.block]
     before = np.cumsum(tokens[used]) - tokens[used]
     total = int(tokens[used].sum())
-    size = min(max(sizes.run, total // sizes.runs), _LARGER * sizes.run)
+    # Larger runs where that saves a level; and beyond what two levels merge.
+    size = max(sizes.run, min(total // sizes.runs, 2 * sizes.run), total // sizes.runs**2)
     _, group = np.unique(before // size, return_inverse=True)
     count = int(group[-1]) + 1 if len(group) else 0
     written = np.maximum(1, parts.tokens * copies)
