@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -659,3 +661,30 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
     gc.collect()
     server.start()
     assert objects.listed(f"{folder}/") == []
+
+
+def test_a_table_is_shuffled_split_and_deduplicated_in_a_store(
+    store: Folder, tmp_path: Path, tokenizer_path: str
+) -> None:
+    """By sorted runs, which lie in the store with the spool; and the same bytes as here, where rows are gathered."""
+    records = [json.loads(line) for line in CONVERSATIONS.read_text("utf-8").splitlines()]
+    table = pa.Table.from_pylist([{"messages": record["messages"]} for record in [*records, *records[:20]]])
+    pq.write_table(table, tmp_path / "chats.parquet", row_group_size=50)
+    config = {
+        **CONFIG,
+        "preprocessing": {**CONFIG.get("preprocessing", {}), "deduplicate": {"by": ["messages"]}},
+        "output": {
+            **CONFIG.get("output", {}),
+            "shuffle": {"seed": 3}, "splits": {"train": 0.9, "test": 0.1}, "mix": {"__default__": {"epochs": 1.5}},
+        },
+    }
+    table_in_store = store.put("chats.parquet", (tmp_path / "chats.parquet").read_bytes())
+    manifest = store.run(tokenizer_path, table_in_store, config=config).manifest
+    assert manifest is not None
+    assert manifest["ledger"]["dropped"]["duplicate"] == 20
+    here = local(tmp_path, tokenizer_path, str(tmp_path / "chats.parquet"), config=config)
+    there = store.tree()
+    assert {name: data for name, data in there.items() if name != "manifest.json"} == {
+        name: data for name, data in here.items() if name != "manifest.json"
+    }
+    assert not [name for name in store.names() if "scratch" in name]
