@@ -235,7 +235,7 @@ def compose(config: PipelineConfig, method: Method = "auto", input_bytes: int = 
         mix,
         config.preprocessing.deduplicate is not None,
         method,
-        max(64, input_bytes // _BUCKET_BYTES),
+        max(16, input_bytes // _BUCKET_BYTES),
     )
 
 

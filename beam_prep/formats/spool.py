@@ -338,11 +338,21 @@ def _picked(array: pa.ListArray, rows: Array, sealed: Sealed) -> Ragged:
     sealed.check_values(values, starts, stops)
     if not pa.types.is_boolean(values.type):
         return Ragged(take_rows(values.to_numpy(), borders, rows), offsets)
+    if len(rows):
+        first, last = int(rows.min()), int(rows.max()) + 1
+        span = borders[first : last + 1]
+        if span[-1] - span[0] <= _DENSE * offsets[-1]:
+            unpacked = values.slice(span[0], span[-1] - span[0]).to_numpy(zero_copy_only=False)
+            return Ragged(take_rows(unpacked, span - span[0], rows - first), offsets)
     # Arrow would make bytes of all bits.
     place = _places(starts + values.offset, offsets)
     packed = np.frombuffer(values.buffers()[1] or b"", np.uint8)
     bits = (packed[place >> 3] >> (place & 7).astype(np.uint8)) & 1
     return Ragged(bits.view(bool), offsets)
+
+
+_DENSE = 4
+"""Of so many bits one that is wanted: then all of them are unpacked."""
 
 
 def _places(starts: Array, offsets: Array) -> Array:

@@ -675,7 +675,9 @@ def test_a_table_is_shuffled_split_and_deduplicated_in_a_store(
         "preprocessing": {**CONFIG.get("preprocessing", {}), "deduplicate": {"by": ["messages"]}},
         "output": {
             **CONFIG.get("output", {}),
-            "shuffle": {"seed": 3}, "splits": {"train": 0.9, "test": 0.1}, "mix": {"__default__": {"epochs": 1.5}},
+            "shuffle": {"seed": 3},
+            "splits": {"train": 0.9, "test": 0.1},
+            "mix": {"__default__": {"epochs": 1.5}},
         },
     }
     table_in_store = store.put("chats.parquet", (tmp_path / "chats.parquet").read_bytes())

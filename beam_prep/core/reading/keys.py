@@ -8,7 +8,7 @@ import hashlib
 import json
 import struct
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -146,27 +146,38 @@ def key_records(records: Records, keys: Keys) -> Records:
 
 
 def _split_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
-    key = keys.split_key
+    key, none = keys.split_key, NO_KEY.tobytes()
     forms = (canonical(row) for row in records.rows) if key is None else _forms(records, key, "none")
     for form in forms:
         if form is not None:
             digest = hashlib.blake2b(form, digest_size=8).digest()
-            yield digest if digest != NO_KEY.tobytes() else bytes(8)
+            yield digest if digest != none else bytes(8)
         elif keys.reject_missing:
             yield Reject("no_split_key", f"the record has no {key!r}, which decides its split")
         else:
-            yield NO_KEY.tobytes()
+            yield none
 
 
 def _duplicate_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
-    for forms in zip(*(_forms(records, name, keys.normalize) for name in keys.duplicate), strict=True):
-        if all(form is None for form in forms):
+    for form in _joined([_forms(records, name, keys.normalize) for name in keys.duplicate]):
+        if form is not None:
+            yield hashlib.sha256(form).digest()[:16]
+        else:
             names = " and ".join(map(repr, keys.duplicate))
             yield Reject("no_key", f"the record has no {names}, by which records are compared")
+
+
+def _joined(fields: Sequence[Iterator[bytes | None]]) -> Iterator[bytes | None]:
+    """The forms of several fields as one; None: the record has none of them."""
+    if len(fields) == 1:
+        yield from fields[0]
+        return
+    for forms in zip(*fields, strict=True):
+        if all(form is None for form in forms):
+            yield None
         else:
             sizes = [-1 if form is None else len(form) for form in forms]
-            begin = struct.pack(f"<{len(sizes)}q", *sizes)
-            yield hashlib.blake2b(begin + b"".join(form or b"" for form in forms), digest_size=16).digest()
+            yield struct.pack(f"<{len(sizes)}q", *sizes) + b"".join(form or b"" for form in forms)
 
 
 def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | None]:
