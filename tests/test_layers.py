@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "config": {"core.data", "core.reading", "errors"},
     "formats": {"core.data", "core.reading", "core.shards", "core.tokens", "errors"},
     "verify": {"core.data", "core.encoding", "core.shards", "errors", "formats"},
-    "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify"},
+    "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify", "patches"},
     "inspect": {"core.data", "core.encoding", "core.reading", "core.shards", "errors", "formats", "readers"},
     "report_page": {"core.data", "core.encoding", "core.reading", "core.shards", "inspect"},
     "storage": {
