@@ -95,15 +95,15 @@ class Preflight:
             return 0.0
         return spool
 
-    def check(self, done: Counts) -> None:
-        """Stops a run that lacks room.
+    def check(self, done: Counts) -> bool:
+        """Stops a run that lacks room. False if too little is done to say it.
 
         Raises:
             StorageError: the message has the numbers.
         """
         need = self.need(done)
         if need is None:
-            return
+            return False
         sure = _SURE_AT_FIRST + (1 - _SURE_AT_FIRST) * min(1.0, done.bytes / max(1, self.input_bytes))
         wanted: dict[int, list[tuple[str, str, float]]] = {}
         folders = [(self.spool, "the spool", need.spool)] if self.spool is not None else []
@@ -125,6 +125,7 @@ class Preflight:
                     f"when {done.bytes / 1e6:,.0f} of {self.input_bytes / 1e6:,.0f} MB of input were done): make room, "
                     "or give folders on other disks (--spool, --staging, -o); blocks that are done are kept"
                 )
+        return True
 
 
 def output_ratio(batch: Batch, spooled: int, formats: Sequence[str], layout: Layout) -> float:

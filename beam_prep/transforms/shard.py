@@ -111,9 +111,10 @@ class SpoolBlocks(beam.DoFn):
         """Checks now and then whether the disks have room for the rest."""
         began = time.monotonic()
         if self.preflight is not None and self._reports is not None and began >= self._next_check:
-            self.preflight.check(self._reports.counts())
+            known = self.preflight.check(self._reports.counts())
             took = time.monotonic() - began  # more and more: a line for each block
-            self._next_check = began + max(_ROOM_EVERY, 50 * took)
+            # The first estimate comes as soon as it can be made: a small disk is full within half a second.
+            self._next_check = began + max(_ROOM_EVERY if known else 0.0, 50 * took)
 
 
 def _trained(batch: Batch) -> tuple[int, int]:
