@@ -893,7 +893,10 @@ def test_wrong_combinations_say_what_to_type(
             [out, *config, *tokenizer],
             f"--config is for files before a run, and {out} is an output; type: beam-prep inspect {out}\n",
         ),
-        ([source, *config, *tokenizer, "--record", "0"], "--record and --domain are for outputs; with --config, use "),
+        (
+            [source, *config, *tokenizer, "--record", "0"],
+            "--record, --domain and --split are for outputs; with --config, use ",
+        ),
     ):
         assert main(["inspect", *arguments]) == 2
         assert capsys.readouterr().err.startswith(f"beam-prep inspect: {message}")

@@ -401,7 +401,7 @@ def rows_in_the_spool(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, **options: An
     counts: list[int] = []
 
     def counted(*given: Any) -> Any:
-        folder = Path(given[1].folder)
+        folder = Path(given[1].spool.folder)
         if not counts:
             counts.append(len(spooled(folder)))
         receipt = whole(*given)

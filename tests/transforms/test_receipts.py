@@ -1,5 +1,6 @@
 """Receipts on their way to the plan: whatever bundles a runner makes, all arrive, in small elements."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -65,13 +66,14 @@ class _NoBlocks(Spool):
         return iter([[{"offset": 0, "line": 0, "reason": "bad_json", "message": "", "text": ""}]] * len(names))
 
 
-def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan]:
-    """(work, what Publish gets)."""
+def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan, list[list[int]]]:
+    """(work, what Publish gets, and of that `of_files`: an array has no truth value)."""
     publisher = bp.Shard("none", max_reject_rate=1.0, max_drop_rate=1.0).publisher
     arranger = Arranger(_NoBlocks("none", "x"), Scratch("none"))
     make = MakePlan(arranger=arranger, max_tokens=10**9, max_items=None, publisher=publisher)
     *work, last = make.process(b"", parts)
-    return work, last.value
+    of_files = np.asarray(last.value.of_files).tolist()
+    return work, dataclasses.replace(last.value, of_files=()), of_files
 
 
 @given(
@@ -86,11 +88,11 @@ def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int],
     count = sum(sizes)
     mixed = iter([number for number in order if number < count])
     bundles = [[receipt(next(mixed), count) for _ in range(size)] for size in sizes]
-    work, plan = planned(sent([[receipt(number, count) for number in range(count)]]))
+    work, plan, of_files = planned(sent([[receipt(number, count) for number in range(count)]]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackReceipts, "MOST", most)
         patch.setattr(receipts_module, "_AT_A_TIME", at_a_time)
-        assert planned(sent(bundles)) == (work, plan)
+        assert planned(sent(bundles)) == (work, plan, of_files)
     assert (plan.blocks, plan.reused, plan.ledger.kept) == (count, (count + 1) // 2, 4 * count)
     assert plan.made == {"encoded_by_gigatoken": 4 * count}
 
