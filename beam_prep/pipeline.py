@@ -563,13 +563,14 @@ class Pipeline:
 
     def _preflight(self, spool: Spool) -> Preflight:
         places = (self.staging.root, self.staging.home)
+        fewer = bool(self.compose.mix) or self.compose.deduplicate
         return Preflight(
             input_bytes=total_size(self.inputs),
             spool=spool.folder if is_local(spool.folder) else None,
             outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
             spool_is_new=spool.is_new(),
             linked=EarlierOutput(self.earlier_output()).bytes,
-            limited=self.config.preprocessing.max_items is not None,
+            limited=fewer or self.config.preprocessing.max_items is not None,
             single_use=spool.single_use,
             shuffle=None if self.compose.shuffle is None else self.compose.method,
             scratch=self.staging.root if is_local(self.staging.root) else None,

@@ -212,13 +212,14 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
 
 
-def compose(config: PipelineConfig, method: Method = "auto", input_bytes: int = 0) -> Compose:
+def compose(config: PipelineConfig, method: Method = "auto", input_bytes: int | None = None) -> Compose:
     """What a config makes of the rows of all blocks.
 
     Args:
         config: the config.
         method: see `Compose`.
-        input_bytes: about as many as the input has; the digests of more are grouped into more buckets.
+        input_bytes: about as many as the input has, which decides into how many buckets digests are grouped; None: it
+            is not known.
     """
     output = config.output
     splits = None
@@ -229,14 +230,14 @@ def compose(config: PipelineConfig, method: Method = "auto", input_bytes: int = 
         (domain, DomainMix(each.tokens, each.share, each.epochs, each.repeat))
         for domain, each in (output.mix or {}).items()
     )
-    return Compose(
+    made = Compose(
         None if output.shuffle is None else output.shuffle.seed,
         splits,
         mix,
         config.preprocessing.deduplicate is not None,
         method,
-        max(16, input_bytes // _BUCKET_BYTES),
     )
+    return made if input_bytes is None else dataclasses.replace(made, buckets=max(16, input_bytes // _BUCKET_BYTES))
 
 
 _BUCKET_BYTES = 1 << 30

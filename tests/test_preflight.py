@@ -1,5 +1,6 @@
 """A run that lacks room on a disk stops at its first blocks, with the numbers; one that has it is never stopped."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -131,9 +132,34 @@ def test_one_disk_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CONFIG: dict[str, Any] = {
+    "preprocessing": {},
     "input": {"sections": [{"field": "text", "action": "train"}]},
     "output": {"storage_format": ["bin", "tfrecord", "arrow", "h5"]},
 }
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "limited"),
+    [
+        ("preprocessing", {}, False),
+        ("output", {"shuffle": {}}, False),
+        ("preprocessing", {"max_items": 5}, True),
+        ("preprocessing", {"deduplicate": {}}, True),
+        ("output", {"shuffle": {}, "mix": {"web": {"epochs": 0.1}}}, True),
+    ],
+)
+def test_rows_that_may_be_left_out_of_the_output_need_no_room(
+    section: str, change: dict[str, Any], limited: bool, tmp_path: Path, tokenizer_path: str
+) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "to be"}')
+    config = PipelineConfig.from_dict({**CONFIG, section: {**CONFIG[section], **change}})
+    job = Pipeline(config, str(source), output_dir=str(tmp_path / "out"), tokenizer_path=tokenizer_path)
+    found = job._preflight(job.spool_of_run())
+    assert found.limited is limited
+    need = dataclasses.replace(found, input_bytes=4 * GB, shuffle="runs").need(done(GB))
+    assert need is not None
+    assert (need.output > 0, need.runs > 0) == (not limited, not limited)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.core.data.carried import placed
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Array, Ragged, changes
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.compose import Arranged, Compose, Place, arranged, ranges_of
 from beam_prep.core.shards.gather import Order
@@ -108,9 +108,7 @@ class Arranger:
         block, batch, row = (each[start:stop] for each in (order.block, order.batch, order.row))
         # By place in the spool, so that each block is opened once and read forwards.
         by_place = np.lexsort((row, batch, block))
-        first = np.flatnonzero(
-            (np.diff(block[by_place], prepend=-1) != 0) | (np.diff(batch[by_place], prepend=-1) != 0)
-        )
+        first = changes(block[by_place], batch[by_place])
         parts = []
         for here in np.split(by_place, first[1:]):
             at = int(block[here[0]])

@@ -56,7 +56,7 @@ class Preflight:
         outputs: the folders in which an output is built and put in place; none of a store.
         spool_is_new: the spool has no blocks of this job.
         linked: bytes of shards that may be linked from the earlier output.
-        limited: `max_items` may end the output earlier.
+        limited: the output may have fewer rows than the spool: by `max_items`, a mix or deduplication.
         single_use: blocks are removed as their rows are written.
         shuffle: how rows are shuffled, see `Compose`; None: they are not.
         scratch: the folder of a shuffle's sorted runs; None: it is in a store.
@@ -91,7 +91,7 @@ class Preflight:
     def _runs(self, spool: float) -> float:
         """Bytes of sorted runs. Rows of a spool that fits in memory are gathered, without any."""
         gathered = self.spool is not None and spool <= memory_limit() // 2
-        if self.shuffle is None or self.shuffle == "gather" or (self.shuffle == "auto" and gathered):
+        if self.limited or self.shuffle in (None, "gather") or (self.shuffle == "auto" and gathered):
             return 0.0
         return spool
 

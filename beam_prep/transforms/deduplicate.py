@@ -9,7 +9,7 @@ import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.ragged import Array, changes
 from beam_prep.core.reading.keys import DUPLICATE
 from beam_prep.core.shards.receipts import SpoolReceipt
 from beam_prep.core.shards.sidecars import Copies
@@ -84,7 +84,7 @@ class ReadDigests(beam.DoFn):
         self._held = []
         bucket = (found.digest[:, 0] % np.uint64(self.buckets)).astype(np.int64)
         order = np.argsort(bucket, kind="stable")
-        first = np.flatnonzero(np.diff(bucket[order], prepend=-1))
+        first = changes(bucket[order])
         for here in np.split(order, first[1:]):
             yield int(bucket[here[0]]), found.take(here)
 
@@ -107,7 +107,7 @@ class FindCopies(beam.DoFn):
         copy, kept = found.take(copies), found.take(first[copies])
         order = np.lexsort((copy.line, copy.start, copy.file))
         copy, kept = copy.take(order), kept.take(order)
-        borders = np.flatnonzero((np.diff(copy.file, prepend=-1) != 0) | (np.diff(copy.start, prepend=-1) != 0))
+        borders = changes(copy.file, copy.start)
         for here in np.split(np.arange(len(copies)), borders[1:]):
             line = copy.line[here].astype(np.int32)
             block = int(copy.file[here[0]]), int(copy.start[here[0]])

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import apache_beam as beam
 
@@ -12,8 +12,6 @@ from beam_prep.errors import EngineError
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.reuse import Keys, keyed
-
-T = TypeVar("T", SampleCounts, RunCounts)
 
 
 class _Sum(beam.CombineFn):
@@ -63,14 +61,10 @@ class SecondLevel(beam.DoFn):
 
     def process(self, plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int]]:
         assert plan.runs is not None
-        _check(plan.runs, counts)
+        if counts.runs != plan.runs.runs:
+            raise EngineError(f"the runner gave {counts.runs} runs of {plan.runs.runs} that were planned: run again")
         for group, wide in plan.runs.tasks():
             yield plan.runs, group, wide
-
-
-def _check(runs: Runs, counts: RunCounts) -> None:
-    if counts.runs != runs.runs:
-        raise EngineError(f"the runner gave {counts.runs} runs of {runs.runs} that were planned: run again")
 
 
 class MergeRuns(_ArrangeFn):

@@ -21,6 +21,7 @@ from beam_prep.core.shards.layout import Layout
 from beam_prep.core.shards.plan import Plan, make_plan
 from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
+from beam_prep.core.shards.shuffle import Parts
 from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import Untrained
@@ -176,8 +177,15 @@ class MakePlan(beam.DoFn):
         spool, scratch, compose = self.arranger.spool, self.arranger.scratch, self.arranger.compose
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs, lengths_by_block=self.max_items is not None)
-        gather = gathers(receipts, compose, spool)
-        plan = make_plan(receipts, spool.sidecars, self.max_tokens, self.max_items, compose, scratch.copies, gather)
+        plan = make_plan(
+            receipts,
+            spool.sidecars,
+            self.max_tokens,
+            self.max_items,
+            compose,
+            scratch.copies,
+            lambda parts: gathers(parts, compose, spool),
+        )
         plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, spool))
         if self.publisher.reject_text:
             plan = dataclasses.replace(plan, samples=samples(plan, self.arranger))
@@ -209,15 +217,15 @@ class MakePlan(beam.DoFn):
             yield shard
 
 
-def gathers(receipts: Receipts, compose: Compose, spool: Spool) -> bool:
+def gathers(parts: Parts, compose: Compose, spool: Spool) -> bool:
     """True if the rows of a shuffle are gathered, rather than merged from sorted runs.
 
     That reads each block for every part of a shard, which is fast where the blocks stay in memory.
     """
     if compose.method != "auto":
         return compose.method == "gather"
-    small = int(receipts.rows.sum()) <= MOST_ROWS
-    return small and is_local(spool.folder) and _TOKEN_BYTES * int(receipts.tokens.sum()) <= memory_limit() // 2
+    few = int((parts.rows * parts.copies).sum()) <= MOST_ROWS
+    return few and is_local(spool.folder) and _TOKEN_BYTES * int(parts.tokens.sum()) <= memory_limit() // 2
 
 
 _TOKEN_BYTES = 8

@@ -176,9 +176,8 @@ def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | Non
     found = viewed(blocks, compose)
     parts = [found[first :: blocks.packed][::-1] for first in range(blocks.packed)]
     receipts = Receipts([pack_receipts(part) for part in parts], lengths_by_block=job.max_items is not None)
-    gather = method == "gather"
     fetch, copies = blocks.spool.sidecars, blocks.scratch.copies
-    plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies, gather)
+    plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies, lambda _: method == "gather")
     shards = list(plan.shards)
     if isinstance(plan.shards, Gathered):
         orders = [blocks.scratch.write_order(plan.shards.order(index)) for index in range(len(shards))]

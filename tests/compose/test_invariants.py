@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import beam_prep as bp
 from beam_prep.core.shards import runs
 from beam_prep.core.shards.compose import RunSizes
+from beam_prep.core.shards.gather import MOST_ROWS
 from beam_prep.core.shards.mix import cutoff
 from beam_prep.core.shards.order import sample_keys, scaled, shuffle_keys
+from beam_prep.core.shards.shuffle import Parts
 from beam_prep.core.shards.splits import Splits
+from beam_prep.storage.spool import Spool
+from beam_prep.transforms import shard as shard_module
 from tests.compose import naive
 from tests.compose.jobs import Blocks, Made, made
 from tests.compose.naive import NO_KEY, Job, Row
@@ -206,6 +211,25 @@ def test_a_cutoff_is_the_naive_one(rows: list[tuple[int, int]], wanted: int) -> 
             break
         left, last = left - count, key
     assert cutoff(keys, tokens, wanted) == last
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "gathered"),
+    [
+        (MOST_ROWS, None, True),
+        (MOST_ROWS + 1, None, False),
+        (1000, 10_000, True),  # once
+        (MOST_ROWS, 10 * MOST_ROWS + 1, False),  # some twice
+        (MOST_ROWS // 1000, 1000 * MOST_ROWS // 1000 * 10, True),
+        (MOST_ROWS // 1000 + 1, 1000 * (MOST_ROWS // 1000 + 1) * 10, False),  # 1000 times
+    ],
+)
+def test_rows_are_gathered_where_those_that_are_written_are_few(
+    rows: int, wanted: int | None, gathered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "memory_limit", lambda: 10**15)
+    parts = Parts(np.ones(1, np.int64), np.array([rows]), np.array([10 * rows]), {} if wanted is None else {0: wanted})
+    assert shard_module.gathers(parts, bp.Compose(shuffle=1), Spool(str(tmp_path), "x")) is gathered
 
 
 def test_a_split_key_that_is_the_key_of_duplicates_leaves_no_record_in_two_splits(tmp_path: Path) -> None:

@@ -20,6 +20,16 @@ def offsets_of(lengths: npt.ArrayLike) -> Array:
     return offsets
 
 
+def changes(*columns: Array) -> Array:
+    """int64 [groups]: the first row of each group of neighbours that are equal in all columns.
+
+    Args:
+        columns: of at least 0 [rows] each.
+    """
+    differs = [np.diff(column, prepend=-1) != 0 for column in columns]
+    return np.flatnonzero(np.logical_or.reduce(differs))
+
+
 MAX_NARROW = 2**31 - 1
 """The largest border that int32 holds, and so an Arrow list or string."""
 

@@ -60,7 +60,7 @@ class Compose:
     mix: Mix = ()
     deduplicate: bool = False
     method: Method = "auto"
-    buckets: int = 64
+    buckets: int = 256
     sizes: RunSizes = field(default_factory=RunSizes)
 
     def __post_init__(self) -> None:

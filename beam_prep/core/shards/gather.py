@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.core.data.on_demand import OnDemand
-from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.ragged import Array, changes
 from beam_prep.core.shards.borders import Border
 from beam_prep.core.shards.compose import Arranged, Compose, arranged, ranges_of
 from beam_prep.core.shards.layout import CUT
@@ -33,7 +33,7 @@ class Order:
         block: int32 [rows], index into `names`.
         batch: int32 [rows], the number of the row's domain in its block.
         row: int32 [rows], its number there.
-        tokens: int32 [rows].
+        tokens: int64 [rows].
         cut: int32 [rows], the tokens that each lost, see `Layout.fit`; None: of none any.
     """
 
@@ -57,7 +57,7 @@ class Gathered(OnDemand[ShardPlan]):
         end: where the input ends.
 
     Attributes:
-        shards_of, folders: see `Shards`.
+        shards_of: see `Shards`.
         mixed: what a mix takes.
     """
 
@@ -75,14 +75,13 @@ class Gathered(OnDemand[ShardPlan]):
         number = ranges_of(key[order], part, parts.ranges).astype(np.int32)
         del key
         self._rows = {name: rows.pop(name)[order] for name in [*rows]}
-        changes = (np.diff(part, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0)
-        first = np.flatnonzero(changes)
+        first = changes(part, number)
         borders = np.append(first, len(part))
         shards = ShuffledShards.of(receipts.domains, compose.splits, part[first], number[first], np.diff(borders))
         # Where the rows of each begin; they lie by part, then by range.
         self._first = dict(zip(zip(part[first].tolist(), number[first].tolist(), strict=True), first, strict=True))
         self._shards, self._plans = shards, shards.plans()
-        self.shards_of, self.folders = shards.shards_of, shards.folders
+        self.shards_of = shards.shards_of
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -115,7 +114,7 @@ def _rows(receipts: Receipts, sidecars: Sidecars, compose: Compose, parts: Parts
         for name, values in _columns(view, made, compose, block, bool(taken), has_cut):
             found.setdefault(name, []).append(values)
     empty = {"part": np.int32, "key": np.uint64, "block": np.int32, "batch": np.int32, "row": np.int32}
-    none: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in {**empty, "tokens": np.int32}.items()}
+    none: dict[str, Array] = {name: np.zeros(0, dtype) for name, dtype in {**empty, "tokens": np.int64}.items()}
     return {name: np.concatenate(found.pop(name)) for name in list(found)} or none
 
 
@@ -129,7 +128,7 @@ def _columns(
     yield "block", np.full(len(made.row), block, np.int32)
     yield "batch", view.sidecar.domain[made.row] // np.int32(compose.split_count)
     yield "row", view.row[made.row].astype(np.int32)
-    yield "tokens", view.sidecar.tokens[made.row].astype(np.int32)
+    yield "tokens", view.sidecar.tokens[made.row].astype(np.int64)
     if has_cut:
         cut = view.sidecar.counters.get(CUT)
         yield "cut", np.zeros(len(made.row), np.int32) if cut is None else cut[made.row].astype(np.int32)

@@ -37,6 +37,10 @@ Mix = tuple[tuple[str, DomainMix], ...]
 """(domain, what is wanted of it)."""
 
 
+ALL = 2**64 - 1
+"""The largest sample key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The rows of a domain that are written: each of them `copies` times, and some of them once more.

@@ -191,7 +191,7 @@ def make_plan(
     max_items: int | None = None,
     compose: Compose = _NO_COMPOSE,
     copies: Callable[[str], Copies] = lambda name: Copies(),
-    gather: bool = True,
+    gathers: Callable[[Parts], bool] = lambda parts: True,
 ) -> Plan:
     """Decides everything that depends on more than one block.
 
@@ -202,7 +202,7 @@ def make_plan(
         max_items: kept records, at most, before a mix.
         compose: what is made of the rows.
         copies: reads a file of copies, see `SpoolReceipt`.
-        gather: a shuffle is gathered; otherwise its runs are planned.
+        gathers: says of the parts of a shuffle whether it is gathered; otherwise its runs are planned.
 
     Raises:
         RunError: a mix cannot be made of what is there.
@@ -222,7 +222,7 @@ def make_plan(
         shards = _in_input_order(receipts, sidecars, max_tokens, end, splits)
     else:
         parts = Parts.of(receipts, sidecars, compose, max_tokens, end)
-        if gather:
+        if gathers(parts):
             gathered = Gathered(receipts, sidecars, compose, parts, end)
             shards, mixed = gathered, gathered.mixed
         else:

@@ -16,7 +16,7 @@ from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.core.data.hashing import Node, tree_digest
 from beam_prep.core.data.lengths import Histogram, add
 from beam_prep.core.data.places import is_table
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Array, Ragged, changes
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import EngineError
 
@@ -280,7 +280,7 @@ class Receipts:
 
     def _files(self) -> Iterator[tuple[int, int]]:
         """The blocks [first, stop) of each file."""
-        return itertools.pairwise([*np.flatnonzero(np.diff(self.file, prepend=-1)).tolist(), len(self)])
+        return itertools.pairwise([*changes(self.file).tolist(), len(self)])
 
     def inputs(self) -> list[dict[str, Any]]:
         """Per file: path, size in the store, digest of its content."""

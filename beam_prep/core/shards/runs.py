@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.ragged import Array, changes
 from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.borders import Border
 from beam_prep.core.shards.compose import Arranged, Compose, Place
-from beam_prep.core.shards.mix import MixedDomain, Taken, cutoff
+from beam_prep.core.shards.mix import ALL, MixedDomain, Taken, cutoff
 from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
 from beam_prep.core.shards.slices import ShardPlan
@@ -133,10 +133,7 @@ def plan_runs(
     receipts: Receipts, compose: Compose, parts: Parts, end: Border, facts: str
 ) -> tuple[Runs, Iterator[RunGroup]]:
     """The runs of a job, and their blocks."""
-    sizes = compose.sizes
-    copies = np.ones(len(receipts.domains), np.int64)
-    for code, taken in parts.taken().items():
-        copies[code] = taken.copies + (taken.most is not None)
+    sizes, copies = compose.sizes, parts.copies
     weights = receipts.entry_tokens.flat * copies[receipts.entry_domain.flat]
     tokens = receipts.entry_tokens.sums(weights)
     used = np.flatnonzero(receipts.rows[: end.block + 1] > 0)
@@ -332,15 +329,12 @@ class MergedShards:
         for plan, part, number in zip(
             self.shards.plans(), self.shards.part.tolist(), self.shards.number.tolist(), strict=True
         ):
-            yield replace(plan, merge=runs.merge(part, number, self.most.get(part, _ALL)))
-
-
-_ALL = 2**64 - 1
+            yield replace(plan, merge=runs.merge(part, number, self.most.get(part, ALL)))
 
 
 def batches_of(part: Array, keys: Array) -> list[tuple[int, int, int]]:
     """(part, range of keys, rows) of rows that lie by these two."""
-    first = np.flatnonzero((np.diff(part, prepend=-1) != 0) | (np.diff(keys, prepend=-1) != 0))
+    first = changes(part, keys)
     rows = np.diff(np.append(first, len(part)))
     return list(zip(part[first].tolist(), keys[first].tolist(), rows.tolist(), strict=True))
 

@@ -8,13 +8,11 @@ import numpy as np
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.shards.borders import Border
 from beam_prep.core.shards.compose import Compose, Place
-from beam_prep.core.shards.mix import MixedDomain, Taken, budgets, copies_of
+from beam_prep.core.shards.mix import ALL, MixedDomain, Taken, budgets, copies_of
 from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.sidecars import Sidecars
 from beam_prep.core.shards.slices import ShardPlan, first_lines, folders_of
 from beam_prep.core.shards.splits import Splits, domain_of, split_of
-
-_ALL = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,15 @@ class Parts:
         found = {}
         for code, wanted in self.wanted.items():
             copies, more = copies_of(wanted, int(self.tokens[code]))
-            found[code] = Taken(copies, _ALL if more else None)
+            found[code] = Taken(copies, ALL if more else None)
+        return found
+
+    @property
+    def copies(self) -> Array:
+        """int64 [parts]: how often a row of each is written, at most."""
+        found = np.ones(len(self.rows), np.int64)
+        for code, taken in self.taken().items():
+            found[code] = taken.copies + (taken.most is not None)
         return found
 
     def more(self, part: int) -> int:
@@ -120,14 +126,10 @@ class ShuffledShards:
         """Part -> how many shards it has."""
         return {self.names[code]: int(np.count_nonzero(self.part == code)) for code in np.unique(self.part).tolist()}
 
-    @property
-    def folders(self) -> dict[str, str]:
-        """Part -> folder."""
-        return folders_of([self.names[code] for code in np.unique(self.part).tolist()], self.splits)
-
     def plans(self) -> list[ShardPlan]:
         """The shards without their rows: those of a range of keys together, as those of a flush are in input order."""
-        shards_of, folders = self.shards_of, self.folders
+        shards_of = self.shards_of
+        folders = folders_of(shards_of, self.splits)
         seen = dict.fromkeys(shards_of, 0)
         found = []
         for code, rows in zip(self.part.tolist(), self.rows.tolist(), strict=True):

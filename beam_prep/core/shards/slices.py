@@ -95,7 +95,6 @@ class Shards(OnDemand[ShardPlan]):
 
     Attributes:
         shards_of: domain -> how many shards it has.
-        folders: domain -> folder.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Shards(OnDemand[ShardPlan]):
             self._number[here] = np.arange(len(here))
             if len(here):
                 self.shards_of[name] = len(here)
-        self.folders = folders_of(self.shards_of, splits)
+        self._folders = folders_of(self.shards_of, splits)
 
     def __len__(self) -> int:
         return len(self._domain)
@@ -136,16 +135,19 @@ class Shards(OnDemand[ShardPlan]):
         copies = [self._receipts.copies(each) for each in block.tolist()]
         slices = tuple(map(Slice, names, *(column.tolist() for column in (place, *rest, *where)), copies))
         numbers = int(self._number[index]), self.shards_of[part]
-        return ShardPlan(domain_of(part, self._splits), self.folders[part], *numbers, slices, split=split)
+        return ShardPlan(domain_of(part, self._splits), self._folders[part], *numbers, slices, split=split)
 
 
 class ShardsOfSplits(OnDemand[ShardPlan]):
-    """The shards of all splits, those of the first one first. For the attributes see `Shards`."""
+    """The shards of all splits, those of the first one first.
+
+    Attributes:
+        shards_of: see `Shards`.
+    """
 
     def __init__(self, splits: Sequence[Shards]) -> None:
         self._splits, self._first = splits, offsets_of([len(shards) for shards in splits])
         self.shards_of = {part: count for shards in splits for part, count in shards.shards_of.items()}
-        self.folders = {part: folder for shards in splits for part, folder in shards.folders.items()}
 
     def __len__(self) -> int:
         return int(self._first[-1])
