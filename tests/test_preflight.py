@@ -142,10 +142,10 @@ CONFIG: dict[str, Any] = {
     ("section", "change", "limited"),
     [
         ("preprocessing", {}, False),
-        ("output", {"shuffle": {}}, False),
+        ("output", {"shuffle": {"seed": 17}}, False),
         ("preprocessing", {"max_items": 5}, True),
         ("preprocessing", {"deduplicate": {}}, True),
-        ("output", {"shuffle": {}, "mix": {"web": {"epochs": 0.1}}}, True),
+        ("output", {"shuffle": {"seed": 17}, "mix": {"web": {"epochs": 0.1}}}, True),
     ],
 )
 def test_rows_that_may_be_left_out_of_the_output_need_no_room(
