@@ -4,16 +4,15 @@ What `Tokenizer` gives (the Rust library that transformers uses) is right by def
 its ids equal the reference's on all probes, and `core.tokens.tokenize.tokenize` has the reference encode a sample of
 every block, too.
 
-Neither fast path gives character offsets. Where every token represents bytes of the text (byte-level vocabularies),
-offsets are running sums of the tokens' byte lengths. Equal sums prove nothing where a normaliser may change the text.
-So the normaliser must leave the text unchanged; otherwise the reference encodes it.
+Neither fast path gives character offsets. Where every token represents bytes of the text (byte-level vocabularies, and
+BPE of SentencePiece: see `token_bytes`), offsets are running sums of the tokens' byte lengths. Equal sums prove nothing
+where a normaliser may change the text. So the normaliser must leave the text unchanged; otherwise the reference encodes
+it.
 """
 
 import functools
 import importlib.metadata
-import json
 import os
-import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import numpy as np
 from beam_prep.core.data.columns import Texts, characters, sizes, take
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
+from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
@@ -57,49 +57,6 @@ PROBES = (
     "\u01c5\u01f2 \u00aa\u00ba \u2160 \u0345 \u1f88 \u0130\u0131 CamelCaseXMLHttpRequest snake_case ALLCAPS",
 )
 """Scripts, code, white space, emoji, control characters, long words. Control tokens are put between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _TokenBytes:
-    """How many bytes of text each token represents.
-
-    Attributes:
-        lengths: int32 [ids].
-        normalised: the tokenizer normalises to NFC.
-    """
-
-    lengths: Array
-    normalised: bool
-
-    def keeps(self, text: str) -> bool:
-        """True if the normaliser does not change a text."""
-        return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
-
-
-@functools.lru_cache(maxsize=4)
-def _token_bytes(tokenizer: Tokenizer) -> _TokenBytes | None:
-    """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
-    backend = tokenizer.reference
-    normaliser = _state(backend.normalizer)
-    if type(backend.model).__name__ != "BPE" or normaliser not in (None, {"type": "NFC"}):
-        return None
-    splitters = _state(backend.pre_tokenizer) or {}
-    steps = splitters.get("pretokenizers", [splitters])
-    if not any(step.get("type") == "ByteLevel" for step in steps):
-        return None
-    if any(step.get("add_prefix_space") for step in steps):
-        return None
-    # Each character of a byte-level token represents one byte; an added token is its own text.
-    lengths = np.zeros(tokenizer.max_id + 1, np.int32)
-    vocabulary = backend.get_vocab(with_added_tokens=False)
-    lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
-    for number, token in backend.get_added_tokens_decoder().items():
-        lengths[number] = len(token.content.encode())
-    return _TokenBytes(lengths, normaliser is not None)
-
-
-def _state(part: Any) -> Any:
-    return None if part is None else json.loads(part.__getstate__())
 
 
 @functools.lru_cache(maxsize=4)
@@ -162,7 +119,7 @@ class FastEncoder:
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
     ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
-        table = _token_bytes(self.tokenizer)
+        table = token_bytes(self.tokenizer)
         if table is None or not texts or (add_special_tokens and _around_text(self.tokenizer) is None):
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
@@ -172,12 +129,13 @@ class FastEncoder:
         others = list(take(texts, wide))
         # Tokens rarely represent 2 GB of text, and sums of half the size take half the time.
         most = len(ids.flat) * int(table.lengths.max(initial=0))
-        ends = np.cumsum(table.lengths.take(ids.flat), dtype=np.int32 if most <= MAX_NARROW else np.int64)
+        lengths = table.of(ids, texts)
+        ends = np.cumsum(lengths, dtype=np.int32 if most <= MAX_NARROW else np.int64)
         totals = np.zeros(len(ids) + 1, np.int64)
         totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
         lossless = np.diff(totals) == in_bytes
         lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
-        tokens = _overlapping(ids, ends, totals, spans.text, *_in_bytes(others, wide, spans))
+        tokens = _overlapping(ids, lengths, ends, totals, spans.text, *_in_bytes(others, wide, spans))
         if add_special_tokens:
             ids = self._with_special_tokens(ids)
             before = len((_around_text(self.tokenizer) or ([], []))[0])
@@ -252,11 +210,14 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     return start, stop
 
 
-def _overlapping(ids: Ragged, ends: Array, totals: Array, text: Array, start: Array, stop: Array) -> TokenSpans:
+def _overlapping(
+    ids: Ragged, lengths: Array, ends: Array, totals: Array, text: Array, start: Array, stop: Array
+) -> TokenSpans:
     """The tokens of texts that overlap ranges of their bytes.
 
     Args:
         ids: ids of the texts.
+        lengths: int32 [tokens]: bytes of each.
         ends: int64 [tokens]: bytes up to the end of each token, over all texts.
         totals: int64 [texts + 1]: bytes before each text.
         text, start, stop: int64 [ranges]: index of the text, first byte, one past the last.
@@ -264,6 +225,9 @@ def _overlapping(ids: Ragged, ends: Array, totals: Array, text: Array, start: Ar
     # In the type of `ends`, which would be copied otherwise.
     start, stop = (start + totals[text]).astype(ends.dtype), (stop + totals[text]).astype(ends.dtype)
     first = np.searchsorted(ends, start, side="right")
+    # A token of no bytes, a blank that the tokenizer put there, counts as one of the character behind it.
+    before = np.maximum(first - 1, 0)
+    first -= (first > ids.offsets[text]) & (ends[before] == start) & (lengths[before] == 0) if len(ends) else 0
     last = np.searchsorted(ends, stop, side="left") + 1
     return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
 
@@ -291,7 +255,7 @@ def choose(
         TokenizerError: `gigatoken` is wanted, and cannot be used.
     """
     if spans:
-        _token_bytes(tokenizer)  # made once, for worker processes that are forked after this
+        token_bytes(tokenizer)  # made once, for worker processes that are forked after this
     _chosen[tokenizer] = "transformers"
     if backend == "transformers":
         return backend, None

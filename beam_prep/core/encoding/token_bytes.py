@@ -1,0 +1,158 @@
+"""How many bytes of a text each of its tokens represents, where that follows from the vocabulary.
+
+There are two families. In a byte-level vocabulary each character of a token is one byte. In one that SentencePiece
+made, `▁` is a blank, `<0x0A>` one byte, and the tokenizer may put a blank before a text, which is no byte of it.
+"""
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from beam_prep.core.data.columns import Texts
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.encoding.tokenizer import Tokenizer
+
+_BLANK = "\u2581"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NEVER = 1 << 20
+"""Bytes of a token of which it is not known what it represents: no sum is right with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """How many bytes of text each token represents.
+
+    Attributes:
+        lengths: int32 [ids].
+        normalised: the tokenizer normalises to NFC.
+        blank: it writes `▁` for a blank. So a text may not have one of its own.
+        prefix: before which texts it puts a blank. `parts`: each part of a text between two added tokens; `text`: the
+            text, if it begins with neither a blank nor an added token; `none`.
+        added: bool [ids]: tokens that end such a part.
+    """
+
+    lengths: Array
+    normalised: bool = False
+    blank: bool = False
+    prefix: Literal["none", "parts", "text"] = "none"
+    added: Array | None = None
+
+    def keeps(self, text: str) -> bool:
+        """True if the normaliser does not change what the tokens of a text represent."""
+        if self.blank:
+            return _BLANK not in text
+        return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
+
+    def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
+        """int32 [tokens]: how many bytes of its text each token represents."""
+        found: Array = self.lengths.take(ids.flat)
+        if self.prefix == "none" or not len(found):
+            return found
+        assert self.added is not None
+        ends = self.added.take(ids.flat)
+        first = ids.offsets[:-1][ids.lengths > 0]
+        if self.prefix == "text":
+            begins = first[~_begin_with_a_blank(texts)[ids.lengths > 0]]
+        else:
+            after = np.flatnonzero(ends[:-1]) + 1
+            begins = np.union1d(first, after)
+        begins = begins[~ends[begins]]
+        found[begins] = np.maximum(found[begins] - 1, 0)  # sums must not fall
+        return found
+
+
+def _begin_with_a_blank(texts: Sequence[str]) -> Array:
+    """bool [texts]."""
+    if not isinstance(texts, Texts):
+        return np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
+    data, borders = texts.data
+    found = np.zeros(len(texts), bool)
+    there = np.diff(borders) > 0
+    found[there] = data[borders[:-1][there]] == ord(" ")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
+    """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
+    if type(tokenizer.reference.model).__name__ != "BPE":
+        return None
+    return _byte_level(tokenizer) or _of_pieces(tokenizer)
+
+
+def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
+    backend = tokenizer.reference
+    normaliser, steps = _state(backend.normalizer), _steps(backend.pre_tokenizer, "pretokenizers")
+    if normaliser not in (None, {"type": "NFC"}) or not any(step["type"] == "ByteLevel" for step in steps):
+        return None
+    if any(step.get("add_prefix_space") for step in steps):
+        return None
+    # Each character of a byte-level token represents one byte; an added token is its own text.
+    lengths = np.zeros(tokenizer.max_id + 1, np.int32)
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    lengths[np.fromiter(vocabulary.values(), np.int64, len(vocabulary))] = list(map(len, vocabulary))
+    for number, token in backend.get_added_tokens_decoder().items():
+        lengths[number] = len(token.content.encode())
+    return TokenBytes(lengths, normaliser is not None)
+
+
+def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
+    """Of a vocabulary that SentencePiece made, or one like it."""
+    backend = tokenizer.reference
+    model: Any = backend.model
+    prefix = _prefix(_steps(backend.normalizer, "normalizers"), _steps(backend.pre_tokenizer, "pretokenizers"))
+    if prefix is None or not model.byte_fallback or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    if any(f"<0x{byte:02X}>" not in vocabulary for byte in range(256)):
+        return None
+    lengths, added = np.zeros(tokenizer.max_id + 1, np.int32), np.zeros(tokenizer.max_id + 1, bool)
+    for content, number in vocabulary.items():
+        lengths[number] = len(content.encode()) - 2 * content.count(_BLANK)
+    for content in (f"<0x{byte:02X}>" for byte in range(256)):
+        lengths[vocabulary[content]] = 1
+    for number, token in backend.get_added_tokens_decoder().items():
+        content = token.content
+        if _BLANK in content and content in vocabulary:
+            continue  # `keeps` takes no text that has it; the same id stands for blanks elsewhere
+        lengths[number], added[number] = len(content.encode()), True
+        # Blanks around it may be in the token, or in its text the one that is put before it.
+        if token.normalized or token.lstrip or token.rstrip or _BYTE.fullmatch(content):
+            lengths[number] = _NEVER
+    return TokenBytes(lengths, blank=True, prefix=prefix, added=added)
+
+
+def _prefix(
+    normalisers: list[dict[str, Any]], splitters: list[dict[str, Any]]
+) -> Literal["none", "parts", "text"] | None:
+    """`TokenBytes.prefix`, of a tokenizer that does nothing to a text but to write `▁` for blanks; None for others."""
+    if any(step.get("behavior") == "Removed" for step in splitters):
+        return None
+    if any(step["type"] not in ("Split", "Digits", "Metaspace") for step in splitters):
+        return None
+    metaspaces = [step for step in splitters if step["type"] == "Metaspace"]
+    replaces = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
+    if metaspaces:
+        scheme = metaspaces[0]["prepend_scheme"]
+        alone = not normalisers and len(splitters) == 1 and metaspaces[0]["replacement"] == _BLANK
+        # `always` depends on the first byte of each part.
+        return {"first": "text", "never": "none"}.get(scheme) if alone else None  # type: ignore[return-value]
+    if normalisers == [{"type": "Prepend", "prepend": _BLANK}, replaces]:
+        return "parts"
+    return "none" if normalisers == [replaces] else None
+
+
+def _state(part: Any) -> Any:
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _steps(part: Any, name: str) -> list[dict[str, Any]]:
+    """The steps of a normaliser or splitter; [] of none."""
+    state = _state(part)
+    return [] if state is None else list(state.get(name, [state]))
