@@ -30,7 +30,7 @@ from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
-from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers, without_effect
+from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers, without_effect, workers_of
 from beam_prep.running import (
     cancel,
     counters_of,
@@ -506,6 +506,7 @@ class Pipeline:
                 None if config.input.groups else recipe.wanted_columns(config, self.render),
                 self.max_line_bytes,
                 recipe.wanted_of_groups(config, self.render),
+                workers_of(pipeline.options),
             )
             | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check, self.references)
             | Shard(

@@ -30,13 +30,16 @@ from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
 from beam_prep.running import flink_page
-from beam_prep.storage.files import total_size
 from beam_prep.storage.splits import BLOCK_BYTES
 
 log = logging.getLogger("beam_prep")
 
 SMALL_INPUT = 4 * BLOCK_BYTES
 """Bytes of input below which worker processes take longer to start than they save."""
+
+
+_COMPRESSED = 4
+"""Bytes of content of a byte of a compressed file, about."""
 
 
 class FlinkOptions(PipelineOptions):
@@ -85,7 +88,7 @@ def choose_runner(
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
         cores = worker.cores()
-        small = total_size(inputs) <= SMALL_INPUT
+        small = sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs) <= SMALL_INPUT
         direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
         direct.direct_num_workers = 1 if small else cores
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:
@@ -98,6 +101,29 @@ def choose_runner(
     environment = worker.environment(workers, prepare)
     direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
     return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
+
+
+_MOST_WORKERS = 16
+"""More do not decompress the same file: the time that this takes is then most of all."""
+
+
+def workers_of(options: PipelineOptions) -> int:
+    """About how many workers a job will have, at most `_MOST_WORKERS`; 1 where that is not known.
+
+    Args:
+        options: as `choose_runner` gives them.
+    """
+    runner = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
+    if runner in ("DirectRunner", "FnApiRunner"):
+        found = options.view_as(DirectOptions).direct_num_workers
+    elif runner == "FlinkRunner":
+        found = options.view_as(FlinkRunnerOptions).parallelism
+    elif runner == "DataflowRunner":
+        workers = options.view_as(WorkerOptions)
+        found = workers.max_num_workers or workers.num_workers
+    else:
+        found = None
+    return max(1, min(found or 1, _MOST_WORKERS))
 
 
 _GROUPS: dict[str, tuple[type[PipelineOptions], ...]] = {

@@ -263,6 +263,37 @@ def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
     assert runners.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
 
 
+def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "SMALL_INPUT", 4000)
+    monkeypatch.setattr(worker, "cores", lambda: 2)
+
+    def told(name: str, size: int) -> str:
+        (tmp_path / name).write_bytes(b"x" * size)
+        return runners.choose_runner(PipelineOptions([]), list_inputs([str(tmp_path / name)]))[2]
+
+    assert told("a.jsonl.gz", 1000) == told("a.jsonl", 4000) == "runner: in-process"
+    assert told("b.jsonl.gz", 1001) == told("b.jsonl", 4001) == "runner: 2 worker processes"
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers"),
+    [
+        ([], 1),
+        (["--direct_num_workers=3"], 3),
+        (["--direct_num_workers=99"], 16),
+        (["--runner=FlinkRunner", "--parallelism=4"], 4),
+        (["--runner=FlinkRunner"], 1),
+        (["--runner=DataflowRunner", "--max_num_workers=8", "--num_workers=2"], 8),
+        (["--runner=DataflowRunner", "--num_workers=2"], 2),
+        (["--runner=DataflowRunner"], 1),
+        (["--runner=PrismRunner"], 1),
+        (["--runner=SparkRunner"], 1),
+    ],
+)
+def test_how_many_workers_may_share_a_file(asked: list[str], workers: int) -> None:
+    assert runners.workers_of(PipelineOptions(asked)) == workers
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to processors")
 def test_cores_are_those_that_the_process_may_use() -> None:
     own = min(os.sched_getaffinity(0))

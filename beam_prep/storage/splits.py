@@ -33,17 +33,34 @@ def pack_files(files: Sequence[InputFile]) -> bytes:
     return zlib.compress(pickle.dumps(files, protocol=5))
 
 
-def split_files(_: bytes, packed: bytes, block_bytes: int) -> Iterable[Split]:
-    """The splits of packed files, in order."""
-    for place in enumerate(pickle.loads(zlib.decompress(packed))):
-        yield from split_file(place, block_bytes)
+def split_files(_: bytes, packed: bytes, block_bytes: int, workers: int = 1) -> Iterable[Split]:
+    """The splits of packed files, in order. For `workers` see `split_file`."""
+    files = pickle.loads(zlib.decompress(packed))
+    streams = sum(map(is_stream, files))
+    for place in enumerate(files):
+        yield from split_file(place, block_bytes, workers // max(1, streams))
 
 
-def split_file(place: tuple[int, InputFile], block_bytes: int) -> Iterable[Split]:
-    """The byte ranges of a plain file, or of a Parquet file. A file that is a stream, or empty, is one split."""
+_SHARED_BYTES = 4 * 1024 * 1024
+"""Bytes of a compressed file from which on several workers read it."""
+
+
+def split_file(place: tuple[int, InputFile], block_bytes: int, workers: int = 1) -> Iterable[Split]:
+    """The byte ranges of a plain file, or of a Parquet file. A file that is a stream, or empty, has no ranges.
+
+    Several workers can share a large file that is compressed with gzip or Zstandard: each decompresses all of it, which
+    takes a tenth of the time that its records take, and makes only its part of the blocks.
+
+    Args:
+        place: the file's number, and the file.
+        block_bytes: of a block.
+        workers: that may share a compressed file.
+    """
     index, source = place
     if is_stream(source) and not is_parquet(source.path):
-        return [Split(index, source, 0, -1)]
+        fast = source.compression in ("gzip", "zstd") and not is_json_file(source.path) and not is_table(source.path)
+        parts = max(1, workers) if fast and source.size >= _SHARED_BYTES else 1
+        return [Split(index, source, 0, -1, part, parts) for part in range(parts)]
     ranges = range(0, max(source.size, 1), block_bytes)
     return [Split(index, source, start, min(start + block_bytes, source.size)) for start in ranges]
 
@@ -75,14 +92,15 @@ def blocks_of(
     size = None if split.stop < 0 else split.stop - split.start
     position, before = Position(), 0
     with open_input(source, split.start, size, position) as stream:
-        for raw in read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes):
+        for number, raw in enumerate(read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes)):
             end = raw.start + raw.size
             stored = raw.size if source.compression is None else position.stored - before
             before = position.stored
-            yield raw, replace(raw.origin(split.file, source, block_bytes, max_line_bytes), stored=stored)
+            if number % split.parts == split.part:
+                yield raw, replace(raw.origin(split.file, source, block_bytes, max_line_bytes), stored=stored)
     if end < split.stop:
         raise InputError(f"{source.path!r} became shorter while the job ran: run again when nobody writes to it")
-    if end == 0:
+    if end == 0 and split.part == 0:
         raw = RawBlock(0, 0, 0, b"", b"")
         yield raw, raw.origin(split.file, source, block_bytes, max_line_bytes)
 

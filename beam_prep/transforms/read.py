@@ -62,6 +62,7 @@ class ReadJSONL(beam.PTransform):
             gets the records.
         max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
         columns_of: `columns` of each group of inputs; for launchers.
+        workers: that there will be, about: so many share a large compressed file.
 
     >>> with beam.Pipeline("FnApiRunner") as pipeline:
     ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl") | bp.testing.rows()
@@ -75,6 +76,7 @@ class ReadJSONL(beam.PTransform):
     columns: tuple[RecordKind, str] | None = None
     max_line_bytes: int = MAX_LINE_BYTES
     columns_of: tuple[Wanted | None, ...] = ()
+    workers: int = 1
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -106,7 +108,7 @@ class ReadJSONL(beam.PTransform):
         return (
             start
             | "Once" >> beam.Impulse()
-            | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes).with_output_types(Split)
+            | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes, self.workers).with_output_types(Split)
             # Without this, one process would do all blocks.
             | "Spread" >> beam.Reshuffle()
             | "Blocks" >> beam.ParDo(read).with_output_types(Records)

@@ -23,8 +23,9 @@ from beam_prep.core.reading.blocks import read_blocks
 from beam_prep.core.reading.records import Records, parse
 from beam_prep.errors import InputError
 from beam_prep.storage import files as _files
+from beam_prep.storage import splits as _splits
 from beam_prep.storage.files import list_inputs, open_input
-from beam_prep.storage.splits import read_split, split_file
+from beam_prep.storage.splits import pack_files, read_split, split_file, split_files
 from beam_prep.transforms.read import ReadJSONL
 from tests.conftest import ROOT
 
@@ -95,6 +96,44 @@ def test_compressed_files_give_the_blocks_of_the_plain_one(tmp_path: Path) -> No
             found | beam.Map(lambda block: (block.origin.source.path, content(block))),
             equal_to([(str(tmp_path / name), block) for name in files for block in wanted]),
         )
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("workers", [1, 2, 3, 40])
+def test_workers_that_share_a_compressed_file_read_each_block_once(
+    ending: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_splits, "_SHARED_BYTES", 0)
+    path = tmp_path / f"one.jsonl{ending}"
+    path.write_bytes(halves(PACK[ending], lines(1200)))
+    (source,) = list_inputs([str(path)])
+    splits = [*split_files(b"", pack_files([source]), BLOCK, workers)]
+    assert len(splits) == (1 if ending == ".bz2" else workers)  # bzip2 takes as long as the records do
+    found = sorted(
+        (block for split in splits for block in read_split(split, BLOCK)), key=lambda each: each.origin.start
+    )
+    assert [content(block) for block in found] == [content(block) for block in blocks(path)]
+    assert sum(block.origin.stored for block in found) == source.size
+
+
+def test_a_compressed_file_is_shared_where_it_is_large_and_there_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, pack in (("a.jsonl.gz", gzip.compress), ("b.jsonl.zst", zst), ("c.json.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(lines(1200)))
+    (tmp_path / "d.jsonl.gz").write_bytes(b"")
+
+    def shared(workers: int, *names: str) -> list[int]:
+        files = list_inputs([str(tmp_path / name) for name in names])
+        found = [split.file for split in split_files(b"", pack_files(files), BLOCK, workers)]
+        return [found.count(file) for file in range(len(files))]
+
+    assert shared(8, "a.jsonl.gz") == [1]
+    monkeypatch.setattr(_splits, "_SHARED_BYTES", 100)
+    assert shared(8, "a.jsonl.gz") == [8]
+    assert shared(8, "a.jsonl.gz", "b.jsonl.zst") == [4, 4]
+    assert shared(8, "a.jsonl.gz", "c.json.gz", "d.jsonl.gz") == [2, 1, 1]  # a list is not read by lines
+    assert shared(1, "a.jsonl.gz", "b.jsonl.zst") == [1, 1]
 
 
 def test_empty_files_have_one_empty_block(tmp_path: Path) -> None:

@@ -55,18 +55,21 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A unit of work for ReadJSONL: a byte range of a plain file, or an entire compressed file.
+    """A unit of work for ReadJSONL: a byte range of a plain file, or the blocks of a compressed file.
 
     Attributes:
         file: index of the file in the job's input.
         start, stop: the byte range, of the plain file; of a Parquet file: in which its row groups begin. A compressed
-            file is one split, `stop` is -1.
+            file has no ranges, `stop` is -1.
+        part, parts: of a compressed file every `parts`-th block, from block `part` on.
     """
 
     file: int
     source: InputFile
     start: int
     stop: int
+    part: int = 0
+    parts: int = 1
 
 
 @dataclass(slots=True)
