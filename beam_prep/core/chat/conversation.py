@@ -9,7 +9,7 @@ what the template writes around any message.
 import bisect
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +17,14 @@ from beam_prep.core.chat.end_tokens import end_of_answer
 from beam_prep.core.chat.frame import Frame, frame_of, has_data
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.message_pieces import TEXT_KEYS, MessagePieces
-from beam_prep.core.chat.places import Characters, Place
+from beam_prep.core.chat.places import Characters, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
+from beam_prep.core.chat.span_memo import what_counts
 from beam_prep.core.chat.spans import SpanFinder
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
+
+_MOST_KNOWN = 4096
+"""Kinds of conversations of a template whose spans are kept."""
 
 
 class MessageSpan(NamedTuple):
@@ -77,10 +81,13 @@ class Conversation:
         text, last = self.chat.text, len(self.messages) - 1
         # A prompt that ends with the text of a message may end within the text of another one.
         begins = text.startswith(prompt) and prompt.endswith(self.template.generation_prompt(**self.variables))
-        if self._finder is not None:
-            finder, characters = self._finder
-            span = finder.prompted(first, characters.place(len(prompt)) if begins else None)
-            if span is not None:
+        if self._planned is not None:
+            characters = self._characters
+            place = characters.place(len(prompt)) if begins else None
+            known = self._known
+            if (key := (first, place)) not in known:
+                known[key] = self._finder.prompted(first, place)
+            if (span := known[key]) is not None:
                 return MessageSpan(last, characters.of(span.start), characters.of(span.stop), True)
         if not self.template.has_generation:
             return MessageSpan(last, 0, len(text), False)
@@ -126,10 +133,11 @@ class Conversation:
         return authors.pop() if len(authors) == 1 else -1
 
     def _derived(self, place: int) -> MessageSpan:
-        if self._finder is not None:
-            finder, characters = self._finder
-            span = finder.derived(place)
-            if span is not None:
+        if self._planned is not None:
+            characters, known = self._characters, self._known
+            if place not in known:
+                known[place] = self._finder.derived(place)
+            if (span := known[place]) is not None:
                 return MessageSpan(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
         return MessageSpan(place, *(self.chat.regions[place] or (0, 0)), False)
 
@@ -147,22 +155,46 @@ class Conversation:
         )
 
     @functools.cached_property
-    def _finder(self) -> tuple[SpanFinder, Characters] | None:
-        """Finds the spans; None where it is not known what the text is computed from."""
-        planned = self._planned
+    def _characters(self) -> Characters:
+        """Places in the pieces, in characters."""
+        assert self._planned is not None
+        return Characters(self._planned.pieces)
+
+    @functools.cached_property
+    def _known(self) -> dict[Hashable, Span | None]:
+        """The spans that are known, in pieces: by message, and by the first message after a prompt and its place.
+
+        Conversations of a plan for which they are the same share them: see `span_memo`.
+        """
+        planned = self.chat.planned
         if planned is None:
-            return None
-        roles = [message["role"] for message in self.messages]
+            return {}
         messages = [for_template(message) for message in self.messages]
-        finder = SpanFinder(
+        tokens = frozenset(("", *self.template.tokens.values()))
+        counts = what_counts(planned, messages, tokens)
+        if counts is None:
+            return {}
+        roles = tuple(message["role"] for message in self.messages)
+        data = has_data(self.variables)
+        key = (self._frame, self.template.generation_prompt(**self.variables), data, roles, counts)
+        if len(self.template.spans) > _MOST_KNOWN:
+            self.template.spans.clear()
+        return self.template.spans.setdefault(key, {})
+
+    @functools.cached_property
+    def _finder(self) -> SpanFinder:
+        """Finds the spans."""
+        planned = self._planned
+        assert planned is not None
+        roles = [message["role"] for message in self.messages]
+        return SpanFinder(
             MessagePieces(planned.layout, planned.pieces, roles, self.template.tokens),
             self._frame,
             self.template.generation_prompt(**self.variables),
-            messages,
+            [for_template(message) for message in self.messages],
             has_data(self.variables),
             self._other_outcomes,
         )
-        return finder, Characters(planned.pieces)
 
     def _other_outcomes(self, messages: frozenset[int]) -> dict[int, list[RenderedPieces]]:
         """The renderings in which tests of messages come out otherwise."""

@@ -74,6 +74,7 @@ class ChatTemplate:
     Attributes:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
         frames: the frames of the template, by its variables: see `frame_of`.
+        spans: the spans of kinds of conversations: see `Conversation`.
 
     Raises:
         TokenizerError: the template has a syntax error, or what it writes would differ from run to run: it calls
@@ -89,6 +90,7 @@ class ChatTemplate:
         self._recorder = Recorder(self._compiled, self._tokens)
         self._plans = Plans(self._recorder, self._marked) if plans else None
         self.frames: dict[str, Any] = {}
+        self.spans: dict[Any, dict[Any, Any]] = {}
         self._other_outcomes: dict[Any, dict[int, list[RenderedPieces]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 

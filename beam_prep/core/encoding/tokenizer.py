@@ -208,8 +208,12 @@ class Tokenizer:
 
     def with_template(self, source: str) -> "Tokenizer":
         """This tokenizer with another chat template; its fingerprint is another, too."""
-        text = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
-        return Tokenizer(*write(text, self.special_tokens, source))
+
+        def derive() -> tokenizer_cache.ResolvedTokenizer:
+            text = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
+            return write(text, self.special_tokens, source)
+
+        return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{source}", derive))
 
     @property
     def _loaded_tokenizer(self) -> _Loaded:

@@ -204,6 +204,25 @@ def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedT
     return known
 
 
+def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+    """What is made of a resolved tokenizer: from the cache, or else what `derive` gives.
+
+    Args:
+        key: says of which tokenizer, and what.
+        derive: makes it, and writes the files into their folder.
+    """
+    try:
+        state = hashlib.sha256(Path(__file__).with_name("resolver.py").read_bytes())
+    except OSError:
+        return derive()
+    state.update(f"{sys.version}\0{key}".encode("utf-8", "surrogatepass"))
+    note = cache() / "resolved" / f"{state.hexdigest()}.json"
+    if (known := _recall(note)) is None:
+        known = derive()
+        _remember(note, known)
+    return known
+
+
 def _note(folder: str) -> Path | None:
     """The file for the answer for a folder; None if the answer may depend on more than is compared here."""
     if not os.path.isdir(folder):

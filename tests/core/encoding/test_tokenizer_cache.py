@@ -110,6 +110,19 @@ def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
     assert asked == ["1", "2"]
 
 
+def test_what_is_derived_is_made_once_for_each_key(folder: Path) -> None:
+    made: list[str] = []
+
+    def derived(key: str) -> str:
+        return resolve.derived(key, lambda: made.append(key) or kept(f"of {key}")).fingerprint  # type: ignore[func-returns-value]
+
+    assert [derived("a"), derived("b"), derived("a")] == ["of a", "of b", "of a"]
+    assert made == ["a", "b"]
+    (resolve.bundles() / "of a" / "tokenizer.json").write_text("damaged")
+    assert derived("a") == "of a"
+    assert made == ["a", "b", "a"]
+
+
 def test_a_note_of_somebody_else_is_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says which tokenizer a folder stands for: nothing in it can be checked."""
     assert ask() == "1"

@@ -231,7 +231,7 @@ def _options(variables: Mapping[str, Any]) -> Any:
     options: list[Any] = []
     for name, value in variables.items():
         kind = type(value)
-        if name == "tools" and kind is list and {*map(type, value)} == _DICTS:
+        if name == "tools" and kind is list and _DICTS.issuperset(map(type, value)):
             options.append((name, len(value)))
         elif value is None or (kind in _CONSTANTS and name not in ("tools", "documents")):
             options.append((name, kind, value))
