@@ -66,19 +66,28 @@ def tools(batch: Batch, tokenizer: Any, longest: int) -> Batch:
 
 
 def packed(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    """The longest first, each to the row that it fills best, among the rows of its batch."""
+    """The documents of a batch are packed together."""
     rows = chats(batch, tokenizer, longest)
     lengths = [len(ids) for ids in rows["input_ids"]]
+    bins = best_fit(lengths, longest)
+    found = {name: [[i for row in rows_of for i in rows[name][row]] for rows_of in bins] for name in rows}
+    return {**found, "seq_lengths": [[lengths[row] for row in rows_of] for rows_of in bins]}
+
+
+def best_fit(lengths: Sequence[int], longest: int) -> list[list[int]]:
+    """The documents of each bin: the longest document first, each into the bin that it fills best."""
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (tokens, bin), sorted
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         place = bisect.bisect_left(free, (lengths[row], -1))
-        space, number = free.pop(place) if place < len(free) else (longest, len(bins))
-        bins += [[]] * (number == len(bins))
-        bins[number] = [*bins[number], row]
+        if place == len(free):
+            space, number = longest, len(bins)
+            bins.append([])
+        else:
+            space, number = free.pop(place)
+        bins[number].append(row)
         bisect.insort(free, (space - lengths[row], number))
-    found = {name: [[i for row in rows_of for i in rows[name][row]] for rows_of in bins] for name in rows}
-    return {**found, "seq_lengths": [[lengths[row] for row in rows_of] for rows_of in bins]}
+    return bins
 
 
 def _conversations(messages: list[Any], tokenizer: Any, longest: int) -> Batch:

@@ -163,7 +163,7 @@ def run_on_cores(name: str, given: argparse.Namespace, place: Place) -> None:
 
 def on_cores(number: int) -> str:
     """The name of the tool in the log."""
-    return f"{OURS}, {number} cores"
+    return f"{OURS}, cores: {number}"
 
 
 def told(runs: Sequence[Run], log: Path) -> None:
@@ -261,7 +261,7 @@ def _rows_on_cores(log: Log) -> Iterator[list[str]]:
         for megabytes in log.sizes(name):
             tools = {run.tool for run in log.runs if run.job == name and run.tool.startswith(f"{OURS},")}
             one: float | None = None
-            for number in sorted(int(tool.split()[-2]) for tool in tools):
+            for number in sorted(int(tool.split()[-1]) for tool in tools):
                 if not (runs := log.of(name, megabytes, on_cores(number))):
                     continue
                 usages, last = [run.done.usage for run in runs], runs[-1].done
