@@ -101,20 +101,21 @@ def _rendered(messages: list[Any], tokenizer: Any, longest: int, **options: Any)
     )
 
 
-# A prompt and what follows it: both are encoded, with and without the rest.
+# A prompt and what follows it: the prompt is encoded alone, too, to know where it ends.
 
 
 def prompt_completion_chat(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    return labelled(*_followed(batch["prompt"], batch["completion"], tokenizer, longest))
+    begun = _prompts(batch["prompt"], tokenizer)
+    whole = [prompt + answer for prompt, answer in zip(batch["prompt"], batch["completion"], strict=True)]
+    return labelled(*_followed(begun, whole, tokenizer, longest))
 
 
 def preference(batch: Batch, tokenizer: Any, longest: int) -> Batch:
     """What both sides begin with is the prompt."""
-    prompts = [_common(*sides) for sides in zip(batch["chosen"], batch["rejected"], strict=True)]
+    begun = _prompts([_common(*sides) for sides in zip(batch["chosen"], batch["rejected"], strict=True)], tokenizer)
     found: Batch = {}
     for side in ("chosen", "rejected"):
-        rest = [row[len(prompt) :] for row, prompt in zip(batch[side], prompts, strict=True)]
-        found[side], found[f"{side}_mask"] = _followed(prompts, rest, tokenizer, longest)
+        found[side], found[f"{side}_mask"] = _followed(begun, batch[side], tokenizer, longest)
     return found
 
 
@@ -125,14 +126,18 @@ def _common(left: list[Any], right: list[Any]) -> list[Any]:
     return left[:number]
 
 
+def _prompts(prompts: list[Any], tokenizer: Any) -> list[list[int]]:
+    """Ids, with the header of the answer."""
+    ids: list[list[int]] = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
+    return ids
+
+
 def _followed(
-    prompts: Sequence[Any], rest: Sequence[Any], tokenizer: Any, longest: int
+    prompts: list[list[int]], whole: list[Any], tokenizer: Any, longest: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """(ids, masks) of conversations in which what follows the prompt is trained."""
-    begun = tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True)["input_ids"]
-    whole = [prompt + answer for prompt, answer in zip(prompts, rest, strict=True)]
+    """(ids, masks) of conversations in which what follows the prompt's ids is trained."""
     ids = tokenizer.apply_chat_template(whole, truncation=True, max_length=longest)["input_ids"]
-    return ids, [_after(len(prompt), row) for prompt, row in zip(begun, ids, strict=True)]
+    return ids, [_after(len(prompt), row) for prompt, row in zip(prompts, ids, strict=True)]
 
 
 def _after(border: int, row: list[int]) -> list[int]:
