@@ -92,7 +92,8 @@ def commit() -> str:
         return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "beam_prep", "benchmarks")
+        code = ("beam_prep", "benchmarks", ":!benchmarks/history.jsonl")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
         return git("rev-parse", "--short=12", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError) as error:
         raise BenchmarkError(
