@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo docs pictures screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-profile release clean
+.PHONY: demo docs pictures screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-shapes bench-check bench-profile release clean
 
 # setuptools warns of every editable installation.
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
@@ -125,6 +125,13 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/end_to_end.py
+
+bench-shapes: $(VENV)/.installed
+	@$(BIN)/python benchmarks/shapes.py
+
+# Fails where a ratio is more than 10 % below the last entry of benchmarks/history.jsonl; ARGS=--record adds one.
+bench-check: $(VENV)/.installed
+	@$(BIN)/python benchmarks/check.py $(ARGS)
 
 bench-profile: $(VENV)/.installed
 	@$(BIN)/python benchmarks/profile_stages.py

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,13 +72,19 @@ Tool = Callable[[Path, Path, Place], Done]
 """(corpus, output, place) -> a run."""
 
 
-def ours(config: str) -> Tool:
-    """`beam-prep run` as a user calls it, its runner not named."""
+def ours(config: str, *options: str, cores: Collection[int] = ()) -> Tool:
+    """`beam-prep run` as a user calls it: the runner is not named, unless the options do.
+
+    Args:
+        config: the name of a file in configs/.
+        options: of `beam-prep run`, in addition.
+        cores: see `measure`.
+    """
 
     def run(corpus: Path, output: Path, place: Place) -> Done:
         command = [sys.executable, "-m", "beam_prep.cli", "run", str(corpus), "-o", str(output)]
         command += ["-c", str(HERE / "configs" / f"{config}.json"), "--tokenizer_path", str(place.tokenizer)]
-        usage = measure(command, place.work / "ours.log")
+        usage = measure([*command, *options], place.work / "ours.log", cores)
         run = json.loads((output / "run.json").read_bytes())
         manifest = json.loads((output / "manifest.json").read_bytes())
         totals, ledger = manifest["totals"], manifest["ledger"]
@@ -116,18 +122,19 @@ def _trl(corpus: Path, output: Path, place: Place) -> Done:
 def _mapped(command: list[str], corpus: Path, output: Path, place: Place, *options: str) -> Done:
     """Scripts that take INPUT OUTDIR TOKENIZER_DIR PROCESSES, and print what they did."""
     place_of = [str(corpus), str(output), str(place.tokenizer), str(place.processes)]
-    usage, result = _script([*command, *place_of, *options], place)
+    usage, result = run_script([*command, *place_of, *options], place)
     how = f"{place.processes} processes" + (f", {' '.join(options)}" if options else "")
     return Done(usage, _written(result), how, result)
 
 
 def _gigatoken(corpus: Path, output: Path, place: Place) -> Done:
     script = HERE / "peer_gigatoken.py"
-    usage, result = _script([sys.executable, str(script), str(corpus), str(place.tokenizer)], place)
+    usage, result = run_script([sys.executable, str(script), str(corpus), str(place.tokenizer)], place)
     return Done(usage, _written(result), "one process, nothing written", result)
 
 
-def _script(command: list[str], place: Place) -> tuple[Usage, dict[str, Any]]:
+def run_script(command: list[str], place: Place) -> tuple[Usage, dict[str, Any]]:
+    """Runs a peer's script, and reads the last line that it printed."""
     log = place.work / "peer.log"
     usage = measure(command, log)
     return usage, json.loads(log.read_text().splitlines()[-1])

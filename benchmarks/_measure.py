@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,12 +24,17 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and all its descendants used: seconds, and bytes at the peak."""
+    """What a process and all its descendants used: seconds, and bytes at the peak.
+
+    Attributes:
+        own: CPU seconds of the process itself, without its descendants.
+    """
 
     wall: float
     cpu: float
     pss: int
     anonymous: int
+    own: float = 0.0
 
 
 @dataclass
@@ -100,8 +105,11 @@ def memory(pid: int) -> dict[str, int]:
     return sizes
 
 
-def measure(command: Sequence[str], log: Path) -> Usage:
+def measure(command: Sequence[str], log: Path, cores: Collection[int] = ()) -> Usage:
     """Runs a command to its end. Its output goes to `log` and `log`.err.
+
+    Args:
+        cores: numbers of the processors that it may use; none: those of this process.
 
     Raises:
         BenchmarkError: it failed.
@@ -110,17 +118,31 @@ def measure(command: Sequence[str], log: Path) -> Usage:
     errors = log.with_suffix(".err")
     with open(log, "wb") as out, open(errors, "wb") as err:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, env=environment)
+        with _bound_to(cores):
+            process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, env=environment)
         with Watch(psutil.Process(process.pid)) as watch:
-            _, status, usage = os.wait4(process.pid, 0)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             wall = time.perf_counter() - started
+            own = watch.root.cpu_times()  # of one that has ended, and is not yet forgotten
+            _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         end = "\n".join(errors.read_text(errors="replace").splitlines()[-15:])
         raise BenchmarkError(f"exit code {process.returncode} of: {shlex.join(command)}\n{end}")
     # The first misses children that nobody waited for, the second what was used after the last sample.
     cpu = max(usage.ru_utime + usage.ru_stime, watch.cpu)
-    return Usage(wall, cpu, watch.pss, watch.anonymous)
+    return Usage(wall, cpu, watch.pss, watch.anonymous, own.user + own.system)
+
+
+@contextlib.contextmanager
+def _bound_to(cores: Collection[int]) -> Iterator[None]:
+    """What is started within may use these processors alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def prepare_disk(corpus: Path) -> None:

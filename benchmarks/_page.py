@@ -23,9 +23,8 @@ def machine() -> str:
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
-    total = psutil.virtual_memory().total / 1e9
     return (
-        f"{datetime.date.today()}: {_cpu_model()}, {worker.cores()} cores, {total:.1f} GB memory, "
+        f"{datetime.date.today()}: {cpu_model()}, {worker.cores()} cores, {memory_gb():.1f} GB memory, "
         f"Linux {platform.release()}; {', '.join(versions)}."
     )
 
@@ -43,7 +42,13 @@ def _seen(word: str) -> str:
     return f"{option}{equals}{os.path.relpath(path, ROOT) if beside else os.path.basename(path.rstrip('/'))}"
 
 
-def _cpu_model() -> str:
+def memory_gb() -> float:
+    """All memory, in 1e9 bytes."""
+    return float(psutil.virtual_memory().total / 1e9)
+
+
+def cpu_model() -> str:
+    """What the system calls its processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

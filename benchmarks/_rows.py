@@ -17,13 +17,14 @@ from beam_prep.formats import FORMATS
 _SLICE = 50_000  # rows
 
 
-def compare_rows(output: Path, saved: Path, names: Mapping[str, str]) -> dict[str, Any]:
+def compare_rows(output: Path, saved: Path, names: Mapping[str, str], domain: str | None = None) -> dict[str, Any]:
     """Every row of both, column by column.
 
     Args:
-        output: one of ours, in `bin`, of one domain, so that its rows are in input order.
-        saved: what `Dataset.save_to_disk` left: a row for every line of the input.
+        output: one of ours, in `bin`; rows of a domain are in input order.
+        saved: what `Dataset.save_to_disk` left: a row for every line of the input, but for those that ours dropped.
         names: our column -> the peer's.
+        domain: the peer's column of domains; None: ours has one domain.
 
     Returns:
         `ours`, `peer`, `equal`: rows; `left_out`: the lines that ours rejected, by reason, which are passed over in the
@@ -38,21 +39,28 @@ def compare_rows(output: Path, saved: Path, names: Mapping[str, str]) -> dict[st
     kept = np.delete(np.arange(theirs.num_rows), [line - 1 for line in lines])
     found: dict[str, Any] = {"ours": manifest["totals"]["rows"], "peer": theirs.num_rows, "left_out": dict(reasons)}
     equal, differ = 0, Counter[str]()
-    if len(kept) == found["ours"]:  # else nobody knows which row belongs to which
+    places = kept
+    if domain is not None:  # both are sorted by it
+        domains = theirs.column(domain).to_pylist()
+        kept = np.array(sorted(kept.tolist(), key=domains.__getitem__), np.int64)
+        theirs, places = theirs.table.select([*names.values()]).take(pa.array(kept)), np.arange(len(kept))
+        borders = Counter(domains[line] for line in kept.tolist())
+    same = domain is None or borders == _rows_of_domains(manifest)
+    if same and len(kept) == found["ours"]:  # else nobody knows which row belongs to which
         at = 0
         for rows in _slices(output, manifest):
             size = len(next(iter(rows.values())))
-            places = kept[at : at + size]
+            part, numbers = places[at : at + size], kept[at : at + size]
             at += size
             differs = np.full(size, "", object)
             for ours, peer in names.items():
-                for what, wrong in _differences(rows[ours], _peer_rows(theirs, peer, places), peer):
+                for what, wrong in _differences(rows[ours], _peer_rows(theirs, peer, part), peer):
                     differs[wrong & (differs == "")] = what
             wrong = np.flatnonzero(differs != "")
             equal += size - len(wrong)
             differ.update(differs[wrong].tolist())
             if len(wrong):
-                found.setdefault("first", f"{differs[wrong[0]]}, line {places[wrong[0]] + 1}")
+                found.setdefault("first", f"{differs[wrong[0]]}, line {numbers[wrong[0]] + 1}")
     return {**found, "equal": equal, "differ": dict(differ)}
 
 
@@ -66,28 +74,47 @@ def _rejected(output: Path) -> tuple[list[int], Counter[str]]:
     return [reject["line"] for reject in rejects], Counter(reject["reason"] for reject in rejects)
 
 
+def _rows_of_domains(manifest: Mapping[str, Any]) -> Counter[str]:
+    found = Counter[str]()
+    for shard in manifest["shards"]:
+        found[shard["domain"]] += shard["rows"]
+    return found
+
+
 def _slices(output: Path, manifest: Mapping[str, Any]) -> Iterator[dict[str, Ragged]]:
-    """Our rows in order, as columns over mapped files."""
-    schema, shards = beam_prep.open(output).schema, manifest["shards"]
+    """Our rows in order, one domain after the other, as columns over mapped files."""
+    schema = beam_prep.open(output).schema
+    shards = sorted(manifest["shards"], key=lambda shard: shard["domain"])
+    number = Counter(shard["domain"] for shard in shards)
     for shard in shards:
-        folder = output / manifest["domains"][shard["domain"]]
-        columns = FORMATS["bin"].read(folder, schema, shard["shard"], len(shards)).columns  # type: ignore[attr-defined]
+        domain = shard["domain"]
+        folder = output / manifest["domains"][domain]
+        columns = FORMATS["bin"].read(folder, schema, shard["shard"], number[domain]).columns  # type: ignore[attr-defined]
         for start in range(0, shard["rows"], _SLICE):
             yield {name: rows[start : start + _SLICE] for name, rows in columns.items()}
 
 
 def _peer_rows(table: pa.Table, name: str, places: Array) -> Ragged:
     first, size = int(places[0]), int(places[-1] - places[0]) + 1
-    lists = table.column(name).slice(first, size).combine_chunks()
-    rows = Ragged.from_lengths(lists.flatten().to_numpy(), pc.list_value_length(lists).to_numpy())
+    rows = _ragged(table.column(name).slice(first, size).combine_chunks())
     return rows if size == len(places) else rows.take(places - first)
+
+
+def _ragged(lists: pa.Array) -> Ragged:
+    values = lists.flatten()
+    inner = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
+    return Ragged.from_lengths(_ragged(values) if inner else values.to_numpy(), pc.list_value_length(lists).to_numpy())
 
 
 def _differences(ours: Ragged, peer: Ragged, name: str) -> Iterator[tuple[str, Array]]:
     """(what, bool [rows]: the rows in which it differs)."""
     same = ours.lengths == peer.lengths
-    yield "length", ~same
     left, right = ours.take(same), peer.take(same)
+    if isinstance(left.values, Ragged) and isinstance(right.values, Ragged):  # lists, whose lengths may differ
+        wrong = Ragged(left.values.lengths != right.values.lengths, left.offsets).sums() > 0
+        same[same] = ~wrong
+        left, right = left.take(~wrong), right.take(~wrong)
+    yield "length", ~same
     wrong = np.zeros(len(same), bool)
     wrong[same] = left.sums(left.flat != right.flat) > 0
     yield name, wrong

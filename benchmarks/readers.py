@@ -277,6 +277,17 @@ def read(tool: str, output: Path, folder: Path) -> dict[str, Any]:
     return {"found": found, "tokens": tokens, "sum": total}
 
 
+def read_random(tool: str, output: Path, folder: Path) -> dict[str, Any]:
+    """All rows in random orders, until there were `10 * RANDOM_ROWS`; in this process, without torch."""
+    opens, _, row = reader(tool, output, folder)
+    source = opens()
+    chance, turns = np.random.default_rng(1), -(-10 * RANDOM_ROWS // len(source))
+    places = np.concatenate([chance.permutation(len(source)) for _ in range(turns)]).tolist()
+    count([row(source, places[0])])
+    seconds, (tokens, total) = timed(lambda: count(row(source, place) for place in places))
+    return {"seconds": seconds, "tokens": tokens, "sum": total}
+
+
 def run(python: str, *words: str) -> str:
     """A process of this file; gives what it printed last."""
     command = [python, __file__, *words]
@@ -294,7 +305,7 @@ def main() -> int:
     parser.add_argument("--litdata", help="a Python that has it")
     parser.add_argument("--streaming", help="a Python that has mosaicml-streaming")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("make", "read"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("make", "read", "random"), help=argparse.SUPPRESS)
     parser.add_argument("--tool", choices=TOOLS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only == "make":
@@ -302,6 +313,9 @@ def main() -> int:
         return 0
     if given.only == "read":
         print(json.dumps(read(given.tool, given.output, given.work)), flush=True)
+        return 0
+    if given.only == "random":
+        print(json.dumps(read_random(given.tool, given.output, given.work)), flush=True)
         return 0
     pythons = dict.fromkeys(TOOLS, given.python)
     pythons |= {"litdata": given.litdata, "mosaicml-streaming": given.streaming}

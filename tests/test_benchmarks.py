@@ -97,6 +97,25 @@ def test_a_page_names_no_place_of_the_machine(tmp_path: Path) -> None:
     assert run_script("--report", log).stdout.endswith(f"    {told}\n")
 
 
+def test_shapes_are_measured_and_their_rows_are_those_of_datasets_map(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    given: list[str | Path] = ["--only", "rollouts", "domains", "packed_tfrecord", "--mb", "0.5", "--rounds", "1"]
+    done = run_script(*given, "--shared", material(), "--cache", tmp_path, script=FOLDER / "shapes.py")
+    assert done.returncode == 0, done.stderr
+    found = {line[0]: line[7] for line in map(cells, done.stdout.splitlines()) if len(line) == 9}
+    assert [found[row] for row in ("rollouts", "domains", "packed_tfrecord")] == ["all", "all", "counts equal"]
+
+
+def test_cores_that_the_machine_has_not_are_skipped(tmp_path: Path) -> None:
+    given: list[str | Path] = ["--only", "documents", "--mb", "0.5", "--rounds", "1", "--cores", "1,4096"]
+    done = run_script(*given, "--shared", material(), "--cache", tmp_path, script=FOLDER / "shapes.py")
+    assert done.returncode == 0, done.stderr
+    assert "--cores 4096: skipped, as this machine has" in done.stderr
+    assert [line[2:4] for line in map(cells, done.stdout.splitlines()) if line[0] == "documents"] == [
+        ["1", "in-process"]
+    ]
+
+
 def test_the_docs_name_no_place_of_a_machine() -> None:
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")
@@ -137,7 +156,7 @@ def test_a_page_without_markers_is_refused_before_anything_runs(tmp_path: Path, 
 
 
 def test_the_pages_of_the_docs_have_the_markers() -> None:
-    pages = {"end_to_end": "performance.md", "profile": "performance.md"}
+    pages = {"end_to_end": "performance.md", "profile": "performance.md", "shapes": "performance.md"}
     pages |= {"plan_scale": "scale.md", "plan_runner": "scale.md"}
     for name, page in pages.items():
         text = (ROOT / "docs" / page).read_text()
