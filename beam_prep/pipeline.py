@@ -473,7 +473,9 @@ class Pipeline:
                 for group, part in [*parts.items()][:_GROUPS_PROBED]
                 for text in recipe.first_texts(part, self.tokenizer, firsts[group])
             ]
-            return choose(self.tokenizer, self.tokenizer_backend, texts, spans)
+            chosen = choose(self.tokenizer, self.tokenizer_backend, texts, spans)
+        worker.give_back_memory()
+        return chosen
 
     @functools.cached_property
     def _backend(self) -> Backend | Literal["inherited"]:

@@ -51,14 +51,25 @@ def cores() -> int:
 
 
 def own_program() -> None:
-    """Declares that nothing but the command line runs in this process. Then it may fork."""
+    """Declares that nothing but the command line runs in this process. Then it may fork, and choose Arrow's allocator.
+
+    jemalloc gives freed memory back sooner than Arrow's own choice: 100 MB less with two workers, and less system time.
+    """
     global _program
     _program = True
+    if sys.platform == "linux" and "pyarrow" not in sys.modules:
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
 
 
 def is_own_program() -> bool:
     """True if `own_program` was called."""
     return _program
+
+
+def give_back_memory() -> None:
+    """Gives freed memory back to the system, where the C library can: loading a tokenizer leaves 100 MB of it."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
