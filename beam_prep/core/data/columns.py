@@ -2,14 +2,15 @@
 
 This is for plain records: one text, or one list of messages with a role and a content each; all other fields hold
 plain values. A block with anything else, or with anything that Arrow's parser might read in another way than
-`records.parse`, is parsed by `records.parse`.
+`records.parse`, is parsed by `records.parse`; the plain ones of its records may be columns, too.
 """
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -173,6 +174,18 @@ class Columns:
             plain=self.plain[rows],
         )
 
+    def spread(self, places: Array, count: int) -> "Columns":
+        """The rows at these places, ascending, among so many; there is nothing in the others."""
+        of_row: Array = np.full(count, -1, np.int64)
+        of_row[places] = np.arange(len(places))
+        lengths, plain = np.zeros(count, np.int64), np.zeros(count, bool)
+        lengths[places], plain[places] = np.diff(self.offsets), self.plain
+        table = self.table.take(pa.array(of_row, mask=of_row < 0)).combine_chunks()
+        if self.kind == "chats":
+            return replace(self, table=table, offsets=offsets_of(lengths), plain=plain)
+        text, role = Texts(table[self.field].chunk(0)), np.zeros(count, np.int32)
+        return replace(self, table=table, offsets=np.arange(count + 1), text=text, role=role, plain=plain)
+
     def patterns(self) -> list[Array]:
         """The rows (ascending) of each sequence of roles in the block, of rows that are `plain` and have messages."""
         found: dict[bytes, list[int]] = {}
@@ -255,6 +268,68 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
         plain &= _nulls(table[name])
     codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
     return Columns(*wanted, table, offsets, Texts(contents), codes, plain)
+
+
+def most_as_columns(lines: Sequence[bytes], rows: Sequence[dict[str, Any]], wanted: Wanted) -> Columns | None:
+    """The records of a block of which some are not plain: the others as columns.
+
+    Args:
+        lines: the lines of the records.
+        rows: the records as objects.
+        wanted: the kind of the records.
+
+    Returns:
+        As many rows as there are records. Those that are not plain have nothing in any column, and are not `plain`.
+        None if there are too few plain ones.
+    """
+    orders = Counter(tuple(message) for row in rows for message in _messages(row, wanted) if len(message) == 2)
+    order = orders.most_common(1)[0][0] if orders else ()
+    places = [
+        place
+        for place, (line, row) in enumerate(zip(lines, rows, strict=True))
+        if line.startswith(b"{") and line.endswith(b"}") and _is_plain(row, wanted, order)
+    ]
+    seen = Counter((name, _TYPES.get(type(value))) for place in places for name, value in rows[place].items())
+    types = {name: pa.null() for name, kind in seen if kind == pa.null()}
+    types |= {name: kind for (name, kind), _ in reversed(seen.most_common()) if kind not in (None, pa.null())}
+    places = [place for place in places if _fits(rows[place], types, wanted)]
+    schema = _schema([lines[place] for place in places[:_SAMPLED]], wanted)
+    known = {} if schema is None else {field.name: field.type for field in schema}
+    places = [place for place in places if _fits(rows[place], known, wanted)]
+    if len(places) < max(_FEW, len(rows) // 2):
+        return None
+    raw = b"\n".join([*(lines[place] for place in places), b""])
+    ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == ord("\n"))
+    starts = np.append(0, ends[:-1] + 1)
+    found = read_columns(raw, starts, ends, wanted) if len(ends) == len(places) else None
+    return None if found is None else found.spread(np.array(places, np.int64), len(rows))
+
+
+_FEW = 16
+"""Fewer plain records are not worth columns."""
+
+
+def _messages(row: dict[str, Any], wanted: Wanted) -> list[dict[str, Any]]:
+    """The messages of a record, if it has any that may be plain."""
+    found = row.get(wanted.field) if wanted.kind == "chats" else None
+    return found if type(found) is list and {dict}.issuperset(map(type, found)) else []
+
+
+def _is_plain(row: dict[str, Any], wanted: Wanted, order: tuple[str, ...]) -> bool:
+    if wanted.kind == "texts":
+        return type(row.get(wanted.field)) is str
+    messages = _messages(row, wanted)
+    return bool(messages) and all(
+        tuple(message) == order and {str}.issuperset(map(type, message.values())) for message in messages
+    )
+
+
+def _fits(row: dict[str, Any], types: Mapping[str, pa.DataType], wanted: Wanted) -> bool:
+    return all(
+        name in types and (value is None or _TYPES.get(type(value)) == types[name])
+        for name, value in row.items()
+        if wanted.kind == "texts" or name != wanted.field
+    )
 
 
 def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:

@@ -1,7 +1,7 @@
 """Blocks of JSONL -> `Records`; a bad line is a reject, never an error."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import ALIVE, Block, Ledger, Origin, Reject
-from beam_prep.core.data.columns import Columns, Wanted, read_columns
+from beam_prep.core.data.columns import Columns, Wanted, most_as_columns, read_columns
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
@@ -53,7 +53,7 @@ class Records(Block):
             self,
             ledger=ledger,
             line=self.line[places],
-            rows=rows.take(places) if isinstance(rows, Lines) else [rows[place] for place in places.tolist()],
+            rows=_taken(rows, places),
             columns=None if columns is None else columns.take(places),
         )
 
@@ -62,6 +62,20 @@ class Records(Block):
         if self.columns is not None:
             # Rows that are not those of the columns would be ignored.
             yield "columns of these", len(self.columns) if isinstance(self.rows, Lines) else 0
+
+
+class Parsed(list[Record]):
+    """Records as objects, of which most are given as columns, too.
+
+    Only who makes pieces of text uses these. Whoever gives other rows gives a list without them.
+
+    Attributes:
+        columns: an entry a row; of rows that are not plain, nothing.
+    """
+
+    def __init__(self, rows: Iterable[Record], columns: Columns) -> None:
+        super().__init__(rows)
+        self.columns = columns
 
 
 class Lines(OnDemand[Record]):
@@ -88,13 +102,21 @@ class Lines(OnDemand[Record]):
         return Lines(self._raw, self._starts[rows], self._ends[rows])
 
 
+def _taken(rows: Sequence[Record], places: Array) -> Sequence[Record]:
+    if isinstance(rows, Lines):
+        return rows.take(places)
+    found = [rows[place] for place in places.tolist()]
+    return Parsed(found, rows.columns.take(places)) if isinstance(rows, Parsed) and found else found
+
+
 def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Records:
     """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
 
     Args:
         raw: the block.
         origin: its origin.
-        wanted: blocks in which all records are plain ones of that kind are parsed as columns.
+        wanted: blocks in which all records are plain ones of that kind are parsed as columns, and of blocks in which
+            most are, these, too: see `Parsed`.
 
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
     (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
@@ -113,7 +135,7 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
     long_numbers = _lines_with_long_numbers(ledger)
     escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     view = memoryview(raw.data)
-    rows = []
+    rows: list[Record] = []
     for line, start, end in zip(
         lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True
     ):
@@ -135,6 +157,10 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
         else:
             rows.append(row)
     alive = np.flatnonzero(ledger.status == ALIVE).astype(np.int32)
+    if wanted is not None and rows:
+        texts = [raw.data[start:end] for start, end in zip(ledger.starts[alive], ledger.ends[alive], strict=True)]
+        if (most := most_as_columns(texts, rows, wanted)) is not None:
+            rows = Parsed(rows, most)
     return Records(origin, ledger, alive, rows=rows)
 
 

@@ -306,7 +306,6 @@ def test_what_is_not_modelled_is_left_to_jinja(about: str) -> None:
         {"tools": ["x"]},
         {"tools": "xy"},
         {"tools": True},
-        {"tools": []},
         {"tools": {"a": 1}},
         {"x": 1.5},
         {"x": [1]},

@@ -17,7 +17,7 @@ from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Pieces, Rendered
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.filters import filter_by_chars
-from beam_prep.core.reading.records import Records
+from beam_prep.core.reading.records import Parsed, Records
 from tests.core.chat.test_conversation import CONTROLS, TOKENS
 from tests.core.chat.test_fixed_spans import ROLES, SOURCES
 from tests.core.data.test_columns import CHATS, SPACED, TEXTS, USER, lines, read
@@ -111,7 +111,7 @@ def talk(*contents: str) -> dict[str, Any]:
 def test_rows_of_all_kinds_stand_in_the_order_of_their_lines(rule: Any) -> None:
     rows = [
         {**talk("a", "b"), "d": "one"}, {**talk("a"), "d": None}, {"messages": []}, {**talk("a ", " b"), "d": "x"}, {},
-        {**talk("a", "b", "c", "d"), "d": ""}, {**talk("x", "y"), "tools": "[]"}, {**talk("e", "f"), "d": "one"},
+        {**talk("a", "b", "c", "d"), "d": ""}, {**talk(*["x"] * 258), "d": "y"}, {**talk("e", "f"), "d": "one"},
         {"messages": [USER, {"role": "assistant"}]}, {**talk("g", "h"), "d": "two"}, talk("", ""),
     ]  # fmt: skip
     voice = replace(VOICES["bos"], rules=TextRules(bos=rule))
@@ -119,6 +119,81 @@ def test_rows_of_all_kinds_stand_in_the_order_of_their_lines(rule: Any) -> None:
         made = assert_same_texts(lines(*rows), voice, "$role", "d")
         assert_same_texts(lines(*rows), voice, "$last", "d")
     assert set(made) == {"rendered_as_columns", "rendered_by_plans", "rendered_by_jinja"}
+
+
+ODD: list[Any] = [
+    {"messages": 3},
+    {},
+    {"messages": [USER, {"role": "assistant", "content": None}]},
+    {"messages": [{**USER, "name": "n"}, {"role": "assistant", "content": "x"}]},
+    {"messages": [{"content": "x", "role": "user"}, {"content": "y", "role": "assistant"}], "d": "odd"},
+    {**talk("a", "b"), "d": 5},
+    {**talk("a", "b"), "d": "odd", "more": {"a": 1}},
+    {**talk("a", "b"), "d": "odd", "number": 10**25},
+    {**talk("a", "b"), "number": 1.5},
+    b"not JSON",
+    b'  {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "d": "odd"}',
+    b'{"d": "twice", "d": "twice"}',
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b"",
+]
+
+
+def mixed(odd: list[tuple[int, Any]], plain: list[Any]) -> bytes:
+    """Lines of plain records, with odd ones among them."""
+    found = [lines(row) for row in plain]
+    for place, each in odd:
+        found.insert(place, each + b"\n" if isinstance(each, bytes) else lines(each))
+    return b"".join(found)
+
+
+def every_second(records: Records) -> Records:
+    ledger = records.ledger.copy()
+    ledger.drop(records.line[::2], "filtered")
+    return records.keep(np.arange(1, len(records), 2), ledger)
+
+
+PLACED = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(ODD)), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("name", ["strips", "bos", "chatml unmarked"])
+@given(odd=PLACED)
+def test_odd_records_do_not_make_objects_of_the_others(name: str, odd: list[tuple[int, Any]]) -> None:
+    data = mixed(odd, [{**talk(f"question {at}", "yes"), "d": "xy"[at % 2], "none": None} for at in range(40)])
+    records = read(data, CHATS)
+    made = assert_same_texts(data, VOICES[name], "$role", "d")
+    assert_same_texts(data, VOICES[name], "$last", "d")
+    if records.columns is None:
+        assert isinstance(records.rows, Parsed)
+        assert list(records.rows) == list(read(data, None).rows)
+        kept, wanted = (every_second(each) for each in (records, read(data, None)))
+        assert isinstance(kept.rows, Parsed)
+        assert_same_rendered(*(render(each, VOICES[name], "$role", "d") for each in (kept, wanted)))
+    assert made.get("rendered_as_columns", 0) >= 35
+
+
+@given(odd=PLACED)
+def test_nor_of_texts(odd: list[tuple[int, Any]]) -> None:
+    data = mixed(odd, [{"text": f"words of {at}", "d": "xy"[at % 2]} for at in range(40)])
+    voice = Voice(None, CONTROLS, "<s>", "</s>", TextRules(eos="always"))
+    output = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
+    found, wanted = (apply_template(read(data, kind), (output,), voice, "d") for kind in (TEXTS, None))
+    assert_same_rendered(found, wanted)
+
+
+@pytest.mark.parametrize("odd", [20, 30])
+def test_a_block_of_which_most_are_odd_is_objects(odd: int) -> None:
+    data = mixed([(0, ODD[3])] * odd, [talk("a", "b")] * 20)
+    assert isinstance(read(data, CHATS).rows, Parsed) == (odd == 20)
+
+
+def test_rows_that_a_step_changes_are_no_columns() -> None:
+    data = mixed([(0, ODD[3])], [talk("a", "b")] * 30)
+    records = read(data, CHATS)
+    changed = replace(records, rows=[{"messages": [USER]} for _ in records.rows])
+    found = render(changed, VOICES["strips"], "train")
+    assert "rendered_as_columns" not in found.made
+    assert set(map(str, found.pieces["sequence"].texts)) == {VOICES["strips"].template.render([USER])}  # type: ignore[union-attr]
 
 
 def test_chats_of_known_patterns_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
