@@ -2,15 +2,15 @@
 
 This is for plain records: one text, or one list of messages with a role and a content each; all other fields hold
 plain values. A block with anything else, or with anything that Arrow's parser might read in another way than
-`records.parse`, is parsed by `records.parse`; the plain ones of its records may be columns, too.
+`records.parse`, is parsed by `records.parse`; parts of it without such a record are columns all the same.
 """
 
 import functools
+import itertools
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -220,8 +220,14 @@ class Columns:
         return found
 
 
-def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Columns | None:
-    """The lines of a block as columns.
+_PARTS = 16
+"""Parts of a block that are read one by one: an odd record is one of the part in which it is, and of no other."""
+_ALL_ODD = 4
+"""Parts with an odd record, from the first on, after which no other is tried."""
+
+
+def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> tuple[Columns, Array] | None:
+    """The lines of a block as columns, but for the parts of it in which a line is odd.
 
     Args:
         raw: the block.
@@ -229,16 +235,42 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
         wanted: the kind of the records.
 
     Returns:
-        None if a line is, or may be, something else or invalid.
+        the columns, an entry a line; and bool [lines]: those of the other parts, of which there is nothing in any
+        column. None if there are no others: each part has a line that is, or may be, something else or invalid.
     """
+    borders = np.linspace(0, len(starts), max(1, min(_PARTS, len(starts) // _SAMPLED)) + 1).astype(np.int64)
+    parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
+    schemas = (_schema(_first_lines(raw, starts[part], ends[part]), wanted) for part in parts[:_ALL_ODD])
+    schema = next((found for found in schemas if found is not None), None)
+    if schema is None or not len(starts) or len(raw) >= 1 << 27:
+        return None
+    tables: list[pa.Table] = []
+    odd = np.ones(len(starts), bool)
+    for tried, part in enumerate(parts):
+        if tried == _ALL_ODD and not tables:
+            return None
+        begin, end = int(starts[part.start]), int(ends[part.stop - 1])
+        table = _table(raw[begin:end], starts[part] - begin, ends[part] - begin, wanted, schema)
+        if table is not None:
+            tables.append(table)
+            odd[part] = False
+    if not tables:
+        return None
+    found = _columns(pa.concat_tables(tables).combine_chunks(), wanted)
+    return (found.spread(np.flatnonzero(~odd), len(starts)) if odd.any() else found), odd
+
+
+def _first_lines(raw: bytes, starts: Array, ends: Array) -> list[bytes]:
+    return [raw[start:end] for start, end in zip(starts[:_SAMPLED], ends[:_SAMPLED], strict=True)]
+
+
+def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Schema) -> pa.Table | None:
+    """The lines of a block as a table; None if a line is, or may be, something else or invalid."""
     view = np.frombuffer(raw, np.uint8)
     # So each object ends in its line: after "}" only another object can begin with "{".
     if not len(starts) or (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
         return None
-    if len(raw) >= 1 << 27 or _null_between(view, raw):
-        return None
-    schema = _schema([raw[start:end] for start, end in zip(starts[:_SAMPLED], ends[:_SAMPLED], strict=True)], wanted)
-    if schema is None:
+    if _null_between(view, raw):
         return None
     try:
         table = pj.read_json(
@@ -252,14 +284,20 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
     table = table.combine_chunks()
     if len(table) != len(starts) or not _finite(table):
         return None
+    if wanted.kind == "chats":
+        messages = table[wanted.field].chunk(0).flatten()
+        first = schema.field(wanted.field).type.value_type.field(0).name
+        if messages.null_count or _objects_with(view, first) != len(messages):
+            return None  # the order of the keys, too, must be that of the first messages
+    return table
+
+
+def _columns(table: pa.Table, wanted: Wanted) -> Columns:
     values = table[wanted.field].chunk(0)
     if wanted.kind == "texts":
         rows = len(table)
         return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~_nulls(values))
     messages = values.flatten()
-    first = schema.field(wanted.field).type.value_type.field(0).name
-    if messages.null_count or _objects_with(view, first) != len(messages):
-        return None  # the order of the keys, too, must be that of the first messages
     roles, contents = messages.field("role"), messages.field("content")
     offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64))
     missing = _nulls(roles) | _nulls(contents)
@@ -268,68 +306,6 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> Colu
         plain &= _nulls(table[name])
     codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
     return Columns(*wanted, table, offsets, Texts(contents), codes, plain)
-
-
-def most_as_columns(lines: Sequence[bytes], rows: Sequence[dict[str, Any]], wanted: Wanted) -> Columns | None:
-    """The records of a block of which some are not plain: the others as columns.
-
-    Args:
-        lines: the lines of the records.
-        rows: the records as objects.
-        wanted: the kind of the records.
-
-    Returns:
-        As many rows as there are records. Those that are not plain have nothing in any column, and are not `plain`.
-        None if there are too few plain ones.
-    """
-    orders = Counter(tuple(message) for row in rows for message in _messages(row, wanted) if len(message) == 2)
-    order = orders.most_common(1)[0][0] if orders else ()
-    places = [
-        place
-        for place, (line, row) in enumerate(zip(lines, rows, strict=True))
-        if line.startswith(b"{") and line.endswith(b"}") and _is_plain(row, wanted, order)
-    ]
-    seen = Counter((name, _TYPES.get(type(value))) for place in places for name, value in rows[place].items())
-    types = {name: pa.null() for name, kind in seen if kind == pa.null()}
-    types |= {name: kind for (name, kind), _ in reversed(seen.most_common()) if kind not in (None, pa.null())}
-    places = [place for place in places if _fits(rows[place], types, wanted)]
-    schema = _schema([lines[place] for place in places[:_SAMPLED]], wanted)
-    known = {} if schema is None else {field.name: field.type for field in schema}
-    places = [place for place in places if _fits(rows[place], known, wanted)]
-    if len(places) < max(_FEW, len(rows) // 2):
-        return None
-    raw = b"\n".join([*(lines[place] for place in places), b""])
-    ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == ord("\n"))
-    starts = np.append(0, ends[:-1] + 1)
-    found = read_columns(raw, starts, ends, wanted) if len(ends) == len(places) else None
-    return None if found is None else found.spread(np.array(places, np.int64), len(rows))
-
-
-_FEW = 16
-"""Fewer plain records are not worth columns."""
-
-
-def _messages(row: dict[str, Any], wanted: Wanted) -> list[dict[str, Any]]:
-    """The messages of a record, if it has any that may be plain."""
-    found = row.get(wanted.field) if wanted.kind == "chats" else None
-    return found if type(found) is list and {dict}.issuperset(map(type, found)) else []
-
-
-def _is_plain(row: dict[str, Any], wanted: Wanted, order: tuple[str, ...]) -> bool:
-    if wanted.kind == "texts":
-        return type(row.get(wanted.field)) is str
-    messages = _messages(row, wanted)
-    return bool(messages) and all(
-        tuple(message) == order and {str}.issuperset(map(type, message.values())) for message in messages
-    )
-
-
-def _fits(row: dict[str, Any], types: Mapping[str, pa.DataType], wanted: Wanted) -> bool:
-    return all(
-        name in types and (value is None or _TYPES.get(type(value)) == types[name])
-        for name, value in row.items()
-        if wanted.kind == "texts" or name != wanted.field
-    )
 
 
 def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
@@ -368,6 +344,8 @@ def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError:
+            return None
+        if type(record) is not dict:
             return None
         messages = record.pop(wanted.field, None) if wanted.kind == "chats" else None
         if messages is not None and type(messages) is not list:

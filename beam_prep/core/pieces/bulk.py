@@ -14,7 +14,7 @@ from beam_prep.core.pieces.collector import TextCollector
 from beam_prep.core.pieces.layout_segments import LayoutSegments
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN
 from beam_prep.core.pieces.values import ValueCollector
-from beam_prep.core.reading.records import Parsed, Record, Records
+from beam_prep.core.reading.records import MostLines, Record, Records
 
 _TRIES = 8
 _FEW = 4  # fewer rows than this are faster rendered one by one
@@ -22,7 +22,7 @@ _FEW = 4  # fewer rows than this are faster rendered one by one
 
 def bulk_of(records: Records, collectors: "Sequence[TextCollector | ValueCollector]") -> "BulkTexts | BulkChats | None":
     """The collector that takes rows of columns all at once; None where each record has to be parsed."""
-    columns, texts = records.rows.columns if isinstance(records.rows, Parsed) else records.columns, collectors[0]
+    columns, texts = records.rows.columns if isinstance(records.rows, MostLines) else records.columns, collectors[0]
     if (
         columns is None
         or len(collectors) > 1

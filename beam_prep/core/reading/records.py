@@ -1,7 +1,7 @@
 """Blocks of JSONL -> `Records`; a bad line is a reject, never an error."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import ALIVE, Block, Ledger, Origin, Reject
-from beam_prep.core.data.columns import Columns, Wanted, most_as_columns, read_columns
+from beam_prep.core.data.columns import Columns, Wanted, read_columns
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
@@ -53,7 +53,7 @@ class Records(Block):
             self,
             ledger=ledger,
             line=self.line[places],
-            rows=_taken(rows, places),
+            rows=rows.take(places) if isinstance(rows, Lines) else [rows[place] for place in places.tolist()],
             columns=None if columns is None else columns.take(places),
         )
 
@@ -62,20 +62,6 @@ class Records(Block):
         if self.columns is not None:
             # Rows that are not those of the columns would be ignored.
             yield "columns of these", len(self.columns) if isinstance(self.rows, Lines) else 0
-
-
-class Parsed(list[Record]):
-    """Records as objects, of which most are given as columns, too.
-
-    Only who makes pieces of text uses these. Whoever gives other rows gives a list without them.
-
-    Attributes:
-        columns: an entry a row; of rows that are not plain, nothing.
-    """
-
-    def __init__(self, rows: Iterable[Record], columns: Columns) -> None:
-        super().__init__(rows)
-        self.columns = columns
 
 
 class Lines(OnDemand[Record]):
@@ -102,11 +88,29 @@ class Lines(OnDemand[Record]):
         return Lines(self._raw, self._starts[rows], self._ends[rows])
 
 
-def _taken(rows: Sequence[Record], places: Array) -> Sequence[Record]:
-    if isinstance(rows, Lines):
-        return rows.take(places)
-    found = [rows[place] for place in places.tolist()]
-    return Parsed(found, rows.columns.take(places)) if isinstance(rows, Parsed) and found else found
+class MostLines(Lines):
+    """Records of which most are given as columns, too; the others are parsed.
+
+    Only who makes pieces of text uses these columns. Whoever gives other rows gives them without.
+
+    Attributes:
+        columns: an entry a row; of those that are parsed, nothing.
+    """
+
+    def __init__(self, raw: bytes, starts: Array, ends: Array, parsed: Mapping[int, Record], columns: Columns) -> None:
+        super().__init__(raw, starts, ends)
+        self._parsed, self.columns = parsed, columns
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self._at, range(len(self)))
+
+    def _at(self, index: int) -> Record:
+        found = self._parsed.get(index)
+        return super()._at(index) if found is None else found
+
+    def take(self, rows: Array) -> "MostLines":
+        parsed = {new: self._parsed[old] for new, old in enumerate(rows.tolist()) if old in self._parsed}
+        return MostLines(self._raw, self._starts[rows], self._ends[rows], parsed, self.columns.take(rows))
 
 
 def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Records:
@@ -115,8 +119,8 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
     Args:
         raw: the block.
         origin: its origin.
-        wanted: blocks in which all records are plain ones of that kind are parsed as columns, and of blocks in which
-            most are, these, too: see `Parsed`.
+        wanted: blocks in which all records are plain ones of that kind are parsed as columns; of others, the parts of
+            which that holds: see `MostLines`.
 
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
     (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
@@ -128,17 +132,19 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
     _reject_long(ledger, origin)
     _mark_blank(ledger)
     lines = np.flatnonzero(ledger.status == ALIVE)
+    found = None
     if wanted is not None:
         borders = ledger.starts[lines], ledger.ends[lines]
-        if (found := read_columns(raw.data, *borders, wanted)) is not None:
-            return Records(origin, ledger, lines.astype(np.int32), rows=Lines(raw.data, *borders), columns=found)
+        found = read_columns(raw.data, *borders, wanted)
+        if found is not None and not found[1].any():
+            rows_as_lines = Lines(raw.data, *borders)
+            return Records(origin, ledger, lines.astype(np.int32), rows=rows_as_lines, columns=found[0])
     long_numbers = _lines_with_long_numbers(ledger)
     escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     view = memoryview(raw.data)
     rows: list[Record] = []
-    for line, start, end in zip(
-        lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True
-    ):
+    left = lines if found is None else lines[found[1]]
+    for line, start, end in zip(left.tolist(), ledger.starts[left].tolist(), ledger.ends[left].tolist(), strict=True):
         try:
             try:
                 row = orjson.loads(view[start:end])
@@ -157,11 +163,14 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
         else:
             rows.append(row)
     alive = np.flatnonzero(ledger.status == ALIVE).astype(np.int32)
-    if wanted is not None and rows:
-        texts = [raw.data[start:end] for start, end in zip(ledger.starts[alive], ledger.ends[alive], strict=True)]
-        if (most := most_as_columns(texts, rows, wanted)) is not None:
-            rows = Parsed(rows, most)
-    return Records(origin, ledger, alive, rows=rows)
+    if found is None:
+        return Records(origin, ledger, alive, rows=rows)
+    columns, odd = found
+    kept = ledger.status[lines] == ALIVE
+    parsed = dict(zip(np.flatnonzero(odd[kept]).tolist(), rows, strict=True))
+    columns = columns if kept.all() else columns.take(np.flatnonzero(kept))
+    known = MostLines(raw.data, ledger.starts[alive], ledger.ends[alive], parsed, columns)
+    return Records(origin, ledger, alive, rows=known)
 
 
 def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
