@@ -142,7 +142,7 @@ class Dataset:
         Raises:
             IndexError: there is no such row.
         """
-        return self._output.part(self._output.shard_of(self._row_number(index))).domain
+        return self._output.part(self._output.shard_of(self._row_number(index)))[1]
 
     def split_of(self, index: int) -> str | None:
         """The split of a row; None where there are none.
@@ -150,7 +150,7 @@ class Dataset:
         Raises:
             IndexError: there is no such row.
         """
-        return self._output.part(self._output.shard_of(self._row_number(index))).split
+        return self._output.part(self._output.shard_of(self._row_number(index)))[0]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -186,7 +186,11 @@ class Dataset:
         Raises:
             IndexError, FormatError: see `[]`.
         """
-        return self._output.rows([*map(self._row_number, indices)])
+        try:
+            numbers = [*map(self._rows.__getitem__, indices)]
+        except IndexError:
+            numbers = [*map(self._row_number, indices)]  # says which one
+        return self._output.rows(numbers)
 
     def __iter__(self) -> Iterator[Row]:
         first = stop = -1

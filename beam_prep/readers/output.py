@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,18 +30,12 @@ _AT_ONCE = 4096
 _REJECT = {"file", "offset", "line", "reason", "message", "text"}
 
 
-class Part(NamedTuple):
-    """A domain; where there are splits, of one of them."""
-
-    split: str | None
-    domain: str
-
-    def __str__(self) -> str:
-        return part_of(self.split, self.domain)
+Part = tuple[str | None, str]
+"""A split, None where there are none, and a domain of it."""
 
 
 def _part(shard: Mapping[str, Any]) -> Part:
-    return Part(shard.get("split"), shard["domain"])
+    return shard.get("split"), shard["domain"]
 
 
 class OpenOutput:
@@ -73,10 +67,10 @@ class OpenOutput:
         stop = 0
         for part, shards in itertools.groupby(self.listed, _part):  # of many shards there are few parts
             first, stop = stop, stop + sum(1 for _ in shards)
-            rows = self.rows_of.get(part, range(self.starts[first], self.starts[first]))
-            self.rows_of[part] = range(rows.start, self.starts[stop])
+            before = self.rows_of.get(part)
+            self.rows_of[part] = range(self.starts[first] if before is None else before.start, self.starts[stop])
             self._shards_of[part] = self._shards_of.get(part, 0) + stop - first
-            self._folders[part] = folder_of_shard(manifest, part.domain, part.split)
+            self._folders[part] = folder_of_shard(manifest, part[1], part[0])
         self._format = _format_of(self.path, manifest)
         self._open = OpenShards()
 
@@ -137,7 +131,7 @@ class OpenOutput:
             files = [file for file in files if file["path"] in mine]
         if not files:
             raise FormatError(
-                f"{self.path}: {MANIFEST} lists no file of shard {number} of {str(part)!r}: it is damaged"
+                f"{self.path}: {MANIFEST} lists no file of shard {number} of {part_of(*part)!r}: it is damaged"
             )
         return self._files.fetched(files, inside)
 
