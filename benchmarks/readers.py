@@ -1,19 +1,25 @@
-"""Readers of the same rows, side by side: opening, random rows, one pass with 0 and 2 workers, going on after a stop.
+"""Readers of the same rows, side by side: opening, random rows, one pass with 0 and 2 workers, batches of random rows,
+going on after a stop; and opening a million rows in ten thousand shards.
 
     python benchmarks/readers.py OUTPUT --work DIR --python .venv-trainers/bin/python \
         --litdata .venv-litdata/bin/python --streaming .venv-streaming/bin/python
 
 OUTPUT is a `bin` output of one column of ids (`-c benchmarks/configs/text.json`). Each library writes its rows once, in
 its own layout, to DIR. Then each reads, in a process of its own, in turns; the table has the medians. Every process
-prints the number and the sum of the ids it read: if two differ, the benchmark stops.
+prints the number and the sum of the ids it read: if two differ, the benchmark stops. The second table has our rates
+over those of others in the same turn: the median of the turns, the lowest and the highest. Files are in memory when a
+process starts, but not in its page table. The output of ten thousand shards is made here, by `beam-prep run`, of rows
+of about 12 tokens.
 
 `make test-trainers` builds an environment with torch, torchdata, datasets, grain and array_record, which `--python`
 takes, and the one for `--streaming`. litdata needs one of its own: `pip install litdata==0.2.76 torch beam-prep`. A
-library whose Python is not given is left out. "memory map" is a numpy memory map without a library: the limit.
+library whose Python is not given is left out. "memory map" is a numpy memory map without a library: the limit. Its rows
+are views; in batches of random rows they are copied, as all others' are.
 """
 
 import argparse
 import json
+import random
 import shutil
 import statistics
 import subprocess
@@ -28,7 +34,16 @@ import numpy as np
 
 BATCH = 32
 RANDOM_ROWS = 4_000
-TOOLS = ("memory map", "beam_prep", "datasets", "grain + ArrayRecord", "litdata", "mosaicml-streaming")
+LARGE_BATCH, LARGE_BATCHES = 256, 160
+MANY_ROWS, MANY_TOKENS = 1_000_000, 1_220
+"""Of the output of many shards: rows, and tokens of a shard."""
+HERE = Path(__file__).resolve().parent
+MAPPED = ("memory map", "beam_prep", "datasets")
+"""Those that are map-style data sets, which a DataLoader of torch takes as they are."""
+TOOLS = (*MAPPED, "grain + ArrayRecord", "litdata", "mosaicml-streaming")
+
+RANDOM, ONE_PASS, BATCHES = "random rows/s", "one pass, M tokens/s, {} workers", f"batches of {LARGE_BATCH}, rows/s"
+RATES = (RANDOM, ONE_PASS.format(0), ONE_PASS.format(2), BATCHES)
 
 
 class BenchmarkError(Exception):
@@ -57,6 +72,9 @@ class Rows:
 
     def __getitem__(self, index: int) -> Any:
         return self.ids[self.borders[index] : self.borders[index + 1]]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [np.array(self[index]) for index in indices]
 
 
 class Decode:
@@ -92,15 +110,30 @@ def flat(output: Path, folder: Path) -> None:
     np.save(folder / "borders.npy", np.cumsum([0, *rows.lengths(name)]))
 
 
-def make(tool: str, rows: Path, folder: Path) -> None:
-    """Writes rows as a library has them."""
+def many_shards(folder: Path) -> None:
+    """Makes an output of a million short rows in ten thousand shards."""
+    folder.mkdir(parents=True)
+    drawn, said = random.Random(1), ["a", "dog", "and", "his", "boy", "went", "up", "the", "hill", "to", "see", "water"]
+    with (folder / "rows.jsonl").open("w") as file:
+        for _ in range(MANY_ROWS):
+            file.write(json.dumps({"text": " ".join(drawn.choices(said, k=drawn.randrange(5, 16)))}) + "\n")
+    config = json.loads((HERE / "configs" / "text.json").read_text())
+    config["output"]["max_tokens_per_shard"] = MANY_TOKENS
+    (folder / "config.json").write_text(json.dumps(config))
+    words = [str(folder / "rows.jsonl"), "-c", str(folder / "config.json"), "-o", str(folder / "output")]
+    words += ["--tokenizer_path", str(HERE.parent / "examples" / "tokenizer")]
+    subprocess.run([sys.executable, "-m", "beam_prep.cli", "run", *words], check=True, capture_output=True)
+
+
+def make(tool: str, rows: Path, folder: Path, shards: int | None = None) -> None:
+    """Writes rows as a library has them; of `datasets` into a number of shards."""
     shutil.rmtree(folder, ignore_errors=True)
     if tool == "datasets":
         import datasets
 
         features = datasets.Features({"input_ids": datasets.List(datasets.Value("int32"))})
         made = datasets.Dataset.from_generator(Records(rows), features=features, cache_dir=str(folder / "cache"))
-        made.save_to_disk(folder / "rows")
+        made.save_to_disk(folder / "rows", num_shards=shards)
     elif tool == "grain + ArrayRecord":
         from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -136,7 +169,7 @@ class Records:
 
 def reader(tool: str, output: Path, folder: Path) -> tuple[Callable[[], Any], Callable[[Any, int], Any], Any]:
     """A function that opens, one that makes a loader of what is open, one that takes a row of it."""
-    if tool in ("memory map", "beam_prep", "datasets"):
+    if tool in MAPPED:
 
         def opened() -> Any:
             if tool == "memory map":
@@ -241,11 +274,11 @@ def read(tool: str, output: Path, folder: Path) -> dict[str, Any]:
     again, source = timed(opens)
     places = np.random.default_rng(1).integers(0, len(source), RANDOM_ROWS).tolist()
     count([row(source, places[0])])
-    random, _ = timed(lambda: [count([row(source, place)]) for place in places])
+    random_rows, _ = timed(lambda: [count([row(source, place)]) for place in places])
     found: dict[str, float | str] = {
         "open with imports, ms": 1e3 * first,
         "open again, ms": 1e3 * again,
-        "random rows/s": RANDOM_ROWS / random,
+        RANDOM: RANDOM_ROWS / random_rows,
     }
     tokens = total = 0
     for workers in (0, 2):
@@ -253,7 +286,13 @@ def read(tool: str, output: Path, folder: Path) -> dict[str, Any]:
         batches = [batch[-2:] for batch in loader(source, workers)]
         seconds = time.perf_counter() - start
         tokens, total = (int(sum(column)) for column in zip(*batches, strict=True))
-        found[f"one pass, M tokens/s, {workers} workers"] = tokens / seconds / 1e6
+        found[ONE_PASS.format(workers)] = tokens / seconds / 1e6
+    if loader is plain:
+        drawn = np.random.default_rng(2).integers(0, len(source), (LARGE_BATCHES, LARGE_BATCH)).tolist()
+        seconds, _ = timed(lambda: [len(source.__getitems__(indices)) for indices in drawn])
+        found[BATCHES] = LARGE_BATCH * LARGE_BATCHES / seconds
+    else:
+        found[BATCHES] = "-"
     half = len(batches) // 2
     resumable = stateful if loader is plain else loader
     begun = resumable(source, 0)
@@ -288,6 +327,19 @@ def read_random(tool: str, output: Path, folder: Path) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": tokens, "sum": total}
 
 
+def open_many(tool: str, output: Path, folder: Path) -> dict[str, float]:
+    """Milliseconds until the last row of many shards is there."""
+    import torch  # noqa: F401  # a trainer has it
+
+    opens, _, row = reader(tool, output, folder)
+
+    def last() -> Any:
+        source = opens()
+        return row(source, len(source) - 1)
+
+    return {"with imports, ms": 1e3 * timed(last)[0], "again, ms": 1e3 * timed(last)[0]}
+
+
 def run(python: str, *words: str) -> str:
     """A process of this file; gives what it printed last."""
     command = [python, __file__, *words]
@@ -305,51 +357,97 @@ def main() -> int:
     parser.add_argument("--litdata", help="a Python that has it")
     parser.add_argument("--streaming", help="a Python that has mosaicml-streaming")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("make", "read", "random"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("make", "read", "random", "open"), help=argparse.SUPPRESS)
     parser.add_argument("--tool", choices=TOOLS, help=argparse.SUPPRESS)
+    parser.add_argument("--shards", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only == "make":
-        make(given.tool, given.output, given.work)
+        make(given.tool, given.output, given.work, given.shards)
         return 0
-    if given.only == "read":
-        print(json.dumps(read(given.tool, given.output, given.work)), flush=True)
-        return 0
-    if given.only == "random":
-        print(json.dumps(read_random(given.tool, given.output, given.work)), flush=True)
+    if given.only:
+        work = {"read": read, "random": read_random, "open": open_many}[given.only]
+        print(json.dumps(work(given.tool, given.output, given.work)), flush=True)
         return 0
     pythons = dict.fromkeys(TOOLS, given.python)
     pythons |= {"litdata": given.litdata, "mosaicml-streaming": given.streaming}
     tools = [tool for tool in TOOLS if pythons[tool]]
     folders = {tool: given.work / tool.split()[0] for tool in tools}
 
-    def started(only: str, tool: str, source: Path) -> str:
-        words = (str(source), "--work", str(folders[tool]))
-        return run(pythons[tool], *words, "--only", only, "--tool", tool)
+    def started(only: str, tool: str, source: Path, folder: Path, *words: str) -> str:
+        return run(pythons[tool], str(source), "--work", str(folder), "--only", only, "--tool", tool, *words)
 
     if not folders["memory map"].exists():
         flat(given.output, folders["memory map"])
     for tool in tools[2:]:
         if not folders[tool].exists():
-            started("make", tool, folders["memory map"])
+            started("make", tool, folders["memory map"], folders[tool])
     found: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
     for turn in range(given.rounds):
-        for tool in tools[turn % len(tools) :] + tools[: turn % len(tools)]:
-            found[tool].append(json.loads(started("read", tool, given.output)))
+        for tool in turned(tools, turn):
+            in_memory(given.output if tool == "beam_prep" else folders[tool])
+            found[tool].append(json.loads(started("read", tool, given.output, folders[tool])))
             print(tool, found[tool][-1], file=sys.stderr)
     if len({(each["tokens"], each["sum"]) for rounds in found.values() for each in rounds}) != 1:
         raise BenchmarkError(f"the libraries read other ids: {found}")
-    print(_table(found))
+    figures = {tool: [each["found"] for each in rounds] for tool, rounds in found.items()}
+    print(_table(figures), _ratios(figures), sep="\n\n")
+
+    many = given.work / "many"
+    if not (output := many / "output").exists():
+        shutil.rmtree(many, ignore_errors=True)
+        many_shards(many)
+    shards = len(json.loads((output / "manifest.json").read_bytes())["shards"])
+    plainly = [tool for tool in MAPPED if tool in tools]
+    if not (many / "memory").exists():
+        flat(output, many / "memory")
+    if "datasets" in plainly and not (many / "datasets").exists():
+        started("make", "datasets", many / "memory", many / "datasets", "--shards", str(shards))
+    opened: dict[str, list[dict[str, Any]]] = {tool: [] for tool in plainly}
+    for turn in range(given.rounds):
+        for tool in turned(plainly, turn):
+            opened[tool].append(json.loads(started("open", tool, output, many / tool.split()[0])))
+    print(
+        f"\nOpening {MANY_ROWS:,} rows in {shards:,} shards (the memory map: in one file), and reading the last one:\n"
+    )
+    print(_table(opened))
     return 0
 
 
+def in_memory(folder: Path) -> None:
+    """Reads files, so that none waits for the disk: that of another tool was used since."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(1 << 24):
+                    pass
+
+
+def turned(tools: list[str], turn: int) -> list[str]:
+    """Each turn begins with another one."""
+    return tools[turn % len(tools) :] + tools[: turn % len(tools)]
+
+
 def _table(found: dict[str, list[dict[str, Any]]]) -> str:
-    measures = list(found["beam_prep"][0]["found"])
+    measures = list(found["beam_prep"][0])
     lines = ["| | " + " | ".join(measures) + " |", "|---|" + "--:|" * len(measures)]
     for tool, rounds in found.items():
         cells = []
         for measure in measures:
-            values = [each["found"][measure] for each in rounds]
+            values = [each[measure] for each in rounds]
             cells.append(values[0] if isinstance(values[0], str) else f"{statistics.median(values):,.1f}")
+        lines.append(f"| {tool} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _ratios(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Our rates over those of others, turn by turn: what else the machine did slowed both."""
+    lines = ["| ours over | " + " | ".join(RATES) + " |", "|---|" + "--:|" * len(RATES)]
+    for tool in (each for each in MAPPED if each in found and each != "beam_prep"):
+        cells = []
+        for measure in RATES:
+            turns = zip(found["beam_prep"], found[tool], strict=True)
+            ratios = sorted(ours[measure] / other[measure] for ours, other in turns)
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
         lines.append(f"| {tool} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

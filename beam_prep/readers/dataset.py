@@ -142,7 +142,7 @@ class Dataset:
         Raises:
             IndexError: there is no such row.
         """
-        return self._output.shards[self._output.shard_of(self._row_number(index))].domain
+        return self._output.part(self._output.shard_of(self._row_number(index)))[1]
 
     def split_of(self, index: int) -> str | None:
         """The split of a row; None where there are none.
@@ -150,7 +150,7 @@ class Dataset:
         Raises:
             IndexError: there is no such row.
         """
-        return self._output.shards[self._output.shard_of(self._row_number(index))].split
+        return self._output.part(self._output.shard_of(self._row_number(index)))[0]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -186,14 +186,21 @@ class Dataset:
         Raises:
             IndexError, FormatError: see `[]`.
         """
-        return [self._output.row(self._row_number(index)) for index in indices]
+        try:
+            numbers = [*map(self._rows.__getitem__, indices)]
+        except IndexError:
+            numbers = [*map(self._row_number, indices)]  # says which one
+        return self._output.rows(numbers)
 
     def __iter__(self) -> Iterator[Row]:
-        shard, opened = -1, None
+        first = stop = -1
+        opened = None
         for number in self._rows:
-            if (found := self._output.shard_of(number)) != shard or opened is None:
+            if opened is None or not first <= number < stop:
                 opened = None  # before the next one: a cache may need its place
-                shard, opened = found, self._output.opened(found, keep=False)
+                shard = self._output.shard_of(number)
+                first, stop = self._output.starts[shard], self._output.starts[shard + 1]
+                opened = self._output.opened(shard, keep=False)
             yield opened.row(number)
 
     def packed(
@@ -297,7 +304,7 @@ class Dataset:
             FormatError: a shard is missing or damaged.
         """
         found = np.zeros(len(self), np.int64)
-        for shard in range(len(self._output.shards)):
+        for shard in range(len(self._output.listed)):
             mine = self._in_shard(shard)
             if len(mine):
                 start = self._output.starts[shard]
@@ -318,7 +325,7 @@ class Dataset:
         Raises:
             FormatError: a shard is missing or damaged.
         """
-        shards = np.array([place for place in range(len(self._output.shards)) if self._in_shard(place)], np.int64)
+        shards = np.array([place for place in range(len(self._output.listed)) if self._in_shard(place)], np.int64)
         if len(shards) > most:
             shards = shards[drawn(len(shards), most, first=True)]
         numbers, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -330,7 +337,7 @@ class Dataset:
 
     def sizes_by_shard(self) -> Iterator[tuple[Array, Array]]:
         """What `sizes` gives, of every shard, one after the other: memory is that of one."""
-        for shard in range(len(self._output.shards)):
+        for shard in range(len(self._output.listed)):
             if self._in_shard(shard):
                 yield self._sizes_in(shard)
 

@@ -85,11 +85,12 @@ def _opened(
             raise BeamPrepError(_which_split(where, manifest["splits"]))
         if only is not None:
             check_split(where, manifest, only)
-        here = [shard for shard in manifest["shards"] if only in (None, shard.get("split"))]
-        known = list(dict.fromkeys(shard["domain"] for shard in here))
-        for name in domains or ():
-            if name not in known:
-                raise no_domain(where, name, known)
+        if domains is not None:
+            here = [shard for shard in manifest["shards"] if only in (None, shard.get("split"))]
+            known = list(dict.fromkeys(shard["domain"] for shard in here))
+            for name in domains:
+                if name not in known:
+                    raise no_domain(where, name, known)
         output = OpenOutput(files, manifest, lease, None if domains is None else tuple(domains), only)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path} is damaged ({error!r}): make the output again") from None

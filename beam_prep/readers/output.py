@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,18 +30,12 @@ _AT_ONCE = 4096
 _REJECT = {"file", "offset", "line", "reason", "message", "text"}
 
 
-class _ListedShard(NamedTuple):
-    """A shard as the manifest lists it."""
+Part = tuple[str | None, str]
+"""A split, None where there are none, and a domain of it."""
 
-    domain: str
-    number: int
-    rows: int
-    split: str | None
 
-    @property
-    def part(self) -> str:
-        """Its domain, or `split/domain`."""
-        return part_of(self.split, self.domain)
+def _part(shard: Mapping[str, Any]) -> Part:
+    return shard.get("split"), shard["domain"]
 
 
 class OpenOutput:
@@ -65,19 +59,18 @@ class OpenOutput:
             for shard in manifest["shards"]
             if (domains is None or shard["domain"] in domains) and split in (None, shard.get("split"))
         ]
-        self.shards = [
-            _ListedShard(shard["domain"], shard["shard"], shard["rows"], shard.get("split")) for shard in self.listed
-        ]
-        self.starts = [0, *itertools.accumulate(shard.rows for shard in self.shards)]
-        self.shards_of: dict[str, int] = {}
-        self.rows_of: dict[tuple[str | None, str], range] = {}
-        self._folders: dict[str, str] = {}
-        for index, shard in enumerate(self.shards):
-            self.shards_of[shard.part] = self.shards_of.get(shard.part, 0) + 1
-            self._folders[shard.part] = folder_of_shard(manifest, shard.domain, shard.split)
-            before = self.rows_of.get((shard.split, shard.domain))
-            first = self.starts[index] if before is None else before.start
-            self.rows_of[shard.split, shard.domain] = range(first, self.starts[index + 1])
+        self._numbers = [shard["shard"] for shard in self.listed]
+        self.starts = [0, *itertools.accumulate(shard["rows"] for shard in self.listed)]
+        self.rows_of: dict[Part, range] = {}
+        self._shards_of: dict[Part, int] = {}
+        self._folders: dict[Part, str] = {}
+        stop = 0
+        for part, shards in itertools.groupby(self.listed, _part):  # of many shards there are few parts
+            first, stop = stop, stop + sum(1 for _ in shards)
+            before = self.rows_of.get(part)
+            self.rows_of[part] = range(self.starts[first] if before is None else before.start, self.starts[stop])
+            self._shards_of[part] = self._shards_of.get(part, 0) + stop - first
+            self._folders[part] = folder_of_shard(manifest, part[1], part[0])
         self._format = _format_of(self.path, manifest)
         self._open = OpenShards()
 
@@ -102,11 +95,15 @@ class OpenOutput:
         opened = self._read(index)
         return self._open.add(index, opened, len(self.schema)) if keep else opened
 
+    def part(self, index: int) -> Part:
+        """That of a shard."""
+        return _part(self.listed[index])
+
     def _read(self, index: int) -> OpenShard:
-        _, number, rows, _ = shard = self.shards[index]
+        number, rows = self._numbers[index], self.starts[index + 1] - self.starts[index]
         folder = self._folder_of(index)
         try:
-            reader = self._format.read(folder, self.schema, number, self.shards_of[shard.part])
+            reader = self._format.read(folder, self.schema, number, self._shards_of[self.part(index)])
         except FormatError:
             if folder.exists() or not isinstance(self._files, Stored):
                 raise
@@ -123,18 +120,18 @@ class OpenOutput:
 
     def _folder_of(self, index: int) -> Path:
         """The folder of a shard's domain, on this machine."""
-        shard = self.shards[index]
-        inside = self._folders[shard.part]
+        part, number = self.part(index), self._numbers[index]
+        inside = self._folders[part]
         if not isinstance(self._files, Stored):
             return self._files / inside
         files = self.listed[index]["files"]
         named = getattr(self._format, "files", None)
         if named is not None:  # those of the other formats stay where they are
-            mine = {f"{inside}/{name}" for name in named(self.schema, shard.number, self.shards_of[shard.part])}
+            mine = {f"{inside}/{name}" for name in named(self.schema, number, self._shards_of[part])}
             files = [file for file in files if file["path"] in mine]
         if not files:
             raise FormatError(
-                f"{self.path}: {MANIFEST} lists no file of shard {shard.number} of {shard.part!r}: it is damaged"
+                f"{self.path}: {MANIFEST} lists no file of shard {number} of {part_of(*part)!r}: it is damaged"
             )
         return self._files.fetched(files, inside)
 
@@ -175,7 +172,16 @@ class OpenOutput:
 
     def row(self, number: int) -> Row:
         """A copy of a row."""
-        return self.opened(bisect_right(self.starts, number) - 1).row(number)
+        shard = bisect_right(self.starts, number) - 1
+        return (self._open.get(shard) or self.opened(shard)).row(number)
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Copies of rows."""
+        starts, known, found = self.starts, self._open.get, []
+        for number in numbers:
+            shard = bisect_right(starts, number) - 1
+            found.append((known(shard) or self.opened(shard)).row(number))
+        return found
 
     def gather(self, rows: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
         """Rows of any shards, in this order: column name to their values, copied once, in native byte order.

@@ -40,7 +40,7 @@ def write(folder: Path, columns: Sequence[Column], shards: Mapping[str, Sequence
                 return paths[-1].open("wb")
 
             writer = FORMATS[formats].writer(open_file, columns, number, len(parts))
-            writer.write({c.name: Ragged.from_lists([row[c.name] for row in rows], c.dtype, c.depth) for c in columns})
+            writer.write({c.name: Ragged.from_lists([row[c.name] for row in rows], c.dtype, c.levels) for c in columns})
             writer.close()
             files = [
                 {"path": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": _digest(path)}

@@ -1,0 +1,155 @@
+"""Rows of flat columns, which are cut straight from the mapped files, against the same rows read one by one."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats import FORMATS, Row, ShardReader
+from beam_prep.readers.dataset import Dataset
+from tests.readers.conftest import IDS, LABELS, MASK, documents, write
+
+WEIGHTS = Column("loss_weights", "float32", 1, "weights", of="input_ids")
+LENGTHS = Column("seq_lens", "int64", 1, "lengths")
+TITLE, SCORE = Column("title", "uint8", 0, "string"), Column("score", "float64", 0, "number")
+RESPONSES = Column("responses", "uint16", 2, "ids")
+
+FLAT = [IDS, MASK, LABELS, WEIGHTS, LENGTHS]
+SCHEMAS = {"flat": FLAT, "carried": [*FLAT, TITLE, SCORE], "nested": [*FLAT, RESPONSES]}
+SHARDS = {"a": ([3, 0, 7], [1], [], [40, 2]), "b": ([5],), "c": ([0, 0], [9, 1])}
+"""domain -> of each shard the lengths of its rows."""
+
+
+class RowByRow:
+    """A reader of which only the contract is known."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def row(self, index: int) -> Row:
+        return self._reader.row(index)
+
+    def sizes(self) -> Array:
+        return self._reader.sizes()
+
+
+class BinRowByRow:
+    """The files of `bin`, in a format of one's own."""
+
+    name = "row_by_row"
+
+    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> RowByRow:
+        return RowByRow(FORMATS["bin"].read(folder, columns, shard, shards))
+
+
+@pytest.fixture(scope="module", params=SCHEMAS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dataset, Dataset]]:
+    """An output, and the same one with no columns for its readers."""
+    folder, schema = tmp_path_factory.mktemp("rows"), SCHEMAS[request.param]
+    count = 0
+    shards: dict[str, list[list[dict[str, Any]]]] = {}
+    for domain, parts in SHARDS.items():
+        shards[domain] = []
+        for lengths in parts:
+            rows = documents(lengths, first=100 * count)
+            for row in rows:
+                row |= {"loss_weights": [0.5 for _ in row["input_ids"]], "seq_lens": list(range(count % 4))}
+                row |= {"title": list(f"Nr. {count} \N{SNOWMAN}".encode()), "score": [count / 7]}
+                row |= {"responses": [[count] * size for size in range(count % 3)]}
+                count += 1
+            shards[domain].append(rows)
+    write(folder, schema, shards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FORMATS, BinRowByRow.name, BinRowByRow())
+        fast = bp.open(folder)
+        manifest = json.loads((folder / "manifest.json").read_text()) | {"formats": [BinRowByRow.name]}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        yield fast, bp.open(folder)
+
+
+def exact(row: Row) -> list[Any]:
+    """All that can be told of a row."""
+    return [(name, type(value), _exact(value)) for name, value in row.items()]
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, Ragged):
+        return _exact(value.flat), value.offsets.tolist()
+    if isinstance(value, np.ndarray):
+        flags = (value.flags.writeable, value.flags.c_contiguous, value.flags.aligned)
+        return value.dtype.str, value.dtype.isnative, value.shape, flags, value.tobytes()
+    return value
+
+
+COUNT = sum(len(lengths) for parts in SHARDS.values() for lengths in parts)
+INDICES = st.integers(-COUNT, COUNT - 1)
+
+
+@settings(deadline=None)
+@given(INDICES, st.sampled_from([int, np.int64, np.int8, np.int32]))
+def test_a_row_is_the_same(both: tuple[Dataset, Dataset], index: int, kind: type) -> None:
+    fast, general = both
+    assert exact(fast[kind(index)]) == exact(general[index])
+
+
+@settings(deadline=None)
+@given(st.lists(INDICES, max_size=30), st.booleans())
+def test_the_rows_of_a_list_are_the_same(both: tuple[Dataset, Dataset], indices: list[int], as_array: bool) -> None:
+    fast, general = both
+    wanted = [exact(general[index]) for index in indices]
+    asked = np.array(indices, np.int64) if as_array else indices
+    for dataset in both:
+        assert [*map(exact, dataset.__getitems__(asked))] == wanted
+        columns = dataset[asked]
+        assert {name: len(values) for name, values in columns.items()} == dict.fromkeys(fast.columns, len(indices))
+
+
+@settings(deadline=None)
+@given(st.slices(COUNT), st.sampled_from([None, *SHARDS]))
+def test_a_loop_over_a_view_gives_the_same_rows(both: tuple[Dataset, Dataset], part: slice, domain: str | None) -> None:
+    fast, general = (dataset[part] if domain is None else dataset.domain(domain)[part] for dataset in both)
+    wanted = [exact(general[index]) for index in range(len(general))]
+    assert [*map(exact, fast)] == wanted
+    assert [*map(exact, general)] == wanted
+
+
+@settings(deadline=None)
+@given(st.integers(-3 * COUNT, 3 * COUNT).filter(lambda index: not -COUNT <= index < COUNT), st.lists(INDICES))
+def test_a_row_that_is_not_there_is_named(both: tuple[Dataset, Dataset], index: int, others: list[int]) -> None:
+    for dataset in both:
+        for wrong in (index, np.int64(index)):
+            with pytest.raises(IndexError, match=f"^row {index} of {COUNT}$"):
+                dataset[wrong]
+            with pytest.raises(IndexError, match=f"^row {index} of {COUNT}$"):
+                dataset.__getitems__([*others, int(wrong)])
+
+
+def test_no_row_is_a_view_of_another(both: tuple[Dataset, Dataset]) -> None:
+    for dataset in both:
+        before = exact(dataset[0])
+        first, again = dataset.__getitems__([0, 0])
+        first["input_ids"][:] = -1
+        assert exact(again) == exact(dataset[0]) == exact(next(iter(dataset))) == before
+
+
+@pytest.mark.parametrize("name", ["input_ids.bin", "meta.json"])
+def test_a_damaged_shard_is_named_when_its_rows_are_asked_for(tmp_path: Path, name: str) -> None:
+    output = write(tmp_path / "out", [IDS], {"a": [documents([2, 2]), documents([3], first=4)]})
+    (damaged := output / "a" / "shard_0001" / name).write_bytes(b"[0")
+    dataset = bp.open(output)
+    assert [row["input_ids"].tolist() for row in dataset.__getitems__([1, 0])] == [[2, 3], [0, 1]]
+    for read in (lambda: dataset[2], lambda: dataset.__getitems__([0, 2]), lambda: list(dataset)):
+        with pytest.raises(FormatError, match=str(damaged)):
+            read()
