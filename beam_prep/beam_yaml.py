@@ -110,7 +110,7 @@ def prepare(
     Args:
         config: the config, or its path.
         tokenizer: the path of the tokenizer's folder.
-        tokenizer_backend: auto, transformers or gigatoken.
+        tokenizer_backend: auto, transformers, gigatoken or tokie.
         render: auto or jinja.
         check: sample or full.
     """

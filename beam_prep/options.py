@@ -292,9 +292,10 @@ OPTIONS = (
         help="what encodes; what is not the reference is compared with it, see check",
         default="auto",
         choices=(
-            ("auto", "gigatoken where it gives the same ids as transformers"),
+            ("auto", "the first of the others that gives the same ids as transformers"),
             ("transformers", "the reference"),
-            ("gigatoken", "gigatoken, or an error"),
+            ("gigatoken", "gigatoken (BPE), or an error"),
+            ("tokie", "tokie (WordPiece, Unigram), or an error"),
         ),
         example="transformers",
     ),

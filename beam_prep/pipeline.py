@@ -115,7 +115,7 @@ class Pipeline:
             keep this many.
         generation: its name; by default the time of the launch in UTC, `20261122T180738Z`.
         lease: seconds after which a launch that was killed no longer holds the output.
-        tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
+        tokenizer_backend: `auto`, `transformers`, `gigatoken` or `tokie`: see `Tokenize`.
         render: `auto` or `jinja`: see `ApplyTemplate`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
             block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.

@@ -20,7 +20,7 @@ from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.schema import CUTTING, Output, TextRules
-from beam_prep.core.encoding.backends import GIGATOKEN, Backend
+from beam_prep.core.encoding.backends import BACKENDS, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice_of import TEMPLATE_LIMITS, Render, check_voice
@@ -533,7 +533,8 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
         config["output"]["dtype"].pop(key, None)
     versions = {name: importlib.metadata.version(name) for name in _BLOCK_LIBRARIES}
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
-    versions |= {"gigatoken": GIGATOKEN, "python": ".".join(platform.python_version_tuple()[:2])}
+    versions |= {name: backend.version for name, backend in BACKENDS.items()}
+    versions |= {"python": ".".join(platform.python_version_tuple()[:2])}
     # Unsorted: the order of sources matters.
     text = json.dumps([SPOOL_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

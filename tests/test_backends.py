@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from beam_prep import cli
+from beam_prep.core.encoding import backends
 from beam_prep.errors import ConfigError, TokenizerError
 from tests.conftest import ROOT, shared, tree
 
@@ -64,16 +66,26 @@ def test_a_run_says_which_way_did_how_many_records(
     assert "gigatoken" not in caplog.text
 
 
-def test_a_tokenizer_that_is_not_for_gigatoken_falls_back_and_says_why(
-    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+def test_the_first_backend_that_takes_a_tokenizer_encodes_and_else_the_run_says_why(
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unigram = shared("tokenizers", "t5-small")
     text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
-    rows = [{"text": f"number {number}"} for number in range(5)]
+    rows = [{"text": f"number {number}"} for number in range(5)] + [{"text": "left to the reference </s> \n"}]
     with caplog.at_level("INFO", "beam_prep"):
         made = run(text, rows, tokenizer_path=unigram)
-    assert told(made.output)["encoded_by_transformers"] == 5
+    assert "is not used" not in caplog.text
+    ways = told(made.output)
+    assert (ways["encoded_by_tokie"], ways["encoded_by_transformers"]) == (5, 1)
+    monkeypatch.setitem(sys.modules, "tokie", None)
+    backends._loaded.cache_clear()
+    with caplog.at_level("INFO", "beam_prep"):
+        other = run(text, rows, "reference", tokenizer_path=unigram)
+    backends._loaded.cache_clear()
+    assert told(other.output)["encoded_by_transformers"] == 6
     assert sum("gigatoken is not used" in line for line in caplog.text.splitlines()) == 1
+    assert sum("tokie is not used: it is not installed here" in line for line in caplog.text.splitlines()) == 1
+    assert tree(other.output) == tree(made.output)
     with pytest.raises(TokenizerError, match=r"--tokenizer_backend gigatoken: .*Unigram"):
         run(text, rows, "other", tokenizer_path=unigram, tokenizer_backend="gigatoken")
 

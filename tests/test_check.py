@@ -15,7 +15,7 @@ from beam_prep.core.data import columns
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
-from beam_prep.core.encoding.backends import GIGATOKEN, FastEncoder
+from beam_prep.core.encoding.backends import BACKENDS, FastEncoder
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.pieces import bulk
 from beam_prep.core.tokens.batch import Batch
@@ -56,7 +56,7 @@ def spool(tmp_path: Path) -> str:
 def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool: str) -> None:
     first = run(config(), CHAT, spool=spool)
     found, records = ways(first), first.manifest["ledger"]["kept"]
-    assert found["encoders"] == {f"gigatoken {GIGATOKEN}": records}
+    assert found["encoders"] == {f"gigatoken {BACKENDS['gigatoken'].version}": records}
     assert found["encoded_by_gigatoken"] == found["parsed_as_columns"] == records
     # What was rendered before in this process decides how many of them jinja renders.
     ways_to_render = ("rendered_as_columns", "rendered_by_plans", "rendered_by_jinja")
@@ -136,11 +136,13 @@ def test_the_names_of_blocks_hold_the_versions_of_all_that_made_them(
         )
         seen.add(name())
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr(recipe, "GIGATOKEN", "0")
-    seen.add(name())
+    for library, other in BACKENDS.items():
+        with monkeypatch.context() as changed:
+            changed.setitem(BACKENDS, library, other._replace(version="0"))
+            seen.add(name())
     monkeypatch.undo()
     assert name() == before
-    assert len(seen | {before}) == 8
+    assert len(seen | {before}) == 7 + len(BACKENDS)
 
 
 # --check full

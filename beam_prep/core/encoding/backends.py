@@ -1,4 +1,4 @@
-"""The fast encoder, used only after a check: gigatoken instead of the reference, offsets from byte lengths.
+"""The fast encoder, used only after a check: another library instead of the reference, offsets from byte lengths.
 
 What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `FastEncoder` is used only if
 its ids equal the reference's on all probes, and `core.tokens.tokenize.tokenize` has the reference encode a sample of
@@ -12,31 +12,33 @@ it.
 
 import functools
 import importlib.metadata
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal, cast
 
 import numpy as np
 
-from beam_prep.core.data.columns import Texts, characters, sizes, take
+from beam_prep.core.data.columns import characters, sizes, take
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
+from beam_prep.core.encoding import with_gigatoken, with_tokie
+from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
-if TYPE_CHECKING:
-    import gigatoken
+Used = Literal["transformers", "gigatoken", "tokie"]
+Backend = Literal["auto", "transformers", "gigatoken", "tokie"]
 
-Backend = Literal["auto", "transformers", "gigatoken"]
+BACKENDS: dict[Used, FastBackend] = {
+    "gigatoken": FastBackend(with_gigatoken.VERSION, with_gigatoken.load),
+    "tokie": FastBackend(with_tokie.VERSION, with_tokie.load),
+}
+"""Those that `auto` tries, in this order."""
 
 INHERITED: Literal["inherited"] = "inherited"
 """In place of a backend: the one that `choose` gave in this process, or in the one that it was forked from."""
-
-GIGATOKEN = "0.10.0"
-"""The one version that is used: another may give other ids."""
 
 PROBES = (
     "",
@@ -68,27 +70,9 @@ def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _gigatoken(tokenizer: Tokenizer) -> "gigatoken.Tokenizer":
-    """Raises `_Unsupported`, with the reason in a few words."""
-    try:
-        import gigatoken
-    except ImportError as error:
-        raise _Unsupported(f"it is not installed here ({error}): pip install 'beam-prep[fast]'") from None
-    version = importlib.metadata.version("gigatoken")
-    if version != GIGATOKEN:
-        raise _Unsupported(f"version {version} is installed, wanted {GIGATOKEN}")
-    try:
-        return gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
-    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-        raise _Unsupported(f"it does not take this tokenizer ({_line(error)})") from None
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-
-
-class _Unsupported(Exception):
-    """This tokenizer is not for gigatoken."""
+def _loaded(tokenizer: Tokenizer, backend: Used) -> Loaded:
+    """Raises `Unsupported`, with the reason in a few words."""
+    return BACKENDS[backend].load(tokenizer)
 
 
 @dataclass
@@ -97,12 +81,12 @@ class FastEncoder:
 
     Attributes:
         tokenizer: the reference.
-        backend: what makes ids: `gigatoken`, or `transformers` (then only offsets are made another way).
+        backend: what makes ids: one of `BACKENDS`, or `transformers` (then only offsets are made another way).
         fell_back: texts that the reference had to encode, since they may differ from what their tokens represent.
     """
 
     tokenizer: Tokenizer
-    backend: Literal["transformers", "gigatoken"]
+    backend: Used
     fell_back: int = 0
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
@@ -111,8 +95,10 @@ class FastEncoder:
             return self.tokenizer.encode(texts, add_special_tokens)
         if not texts:
             return Ragged.from_lists([])
-        found = _gigatoken(self.tokenizer).encode_batch(_inputs(texts), parallel=_parallel()).layout
-        ids = Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
+        ids, left = _loaded(self.tokenizer, self.backend).encode(texts)
+        if len(left):
+            self.fell_back += len(left)
+            ids = _replaced(ids, left, self.tokenizer.encode(list(take(texts, left)), False))
         return self._with_special_tokens(ids) if add_special_tokens else ids
 
     def encode_spans(
@@ -161,22 +147,14 @@ class FastEncoder:
         theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
         found, encoded = self.tokenizer.encode_spans([texts[place] for place in places.tolist()], special, theirs)
         tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
-        order = np.arange(len(texts))
-        order[places] = len(texts) + np.arange(len(places))
-        return Ragged.concat([ids, found]).take(order), tokens
+        return _replaced(ids, places, found), tokens
 
 
-def _inputs(texts: Sequence[str]) -> Any:
-    """Texts as gigatoken takes them; those of one array without a copy."""
-    if not isinstance(texts, Texts):
-        return list(texts)
-    import awkward  # which gigatoken needs
-
-    data, borders = texts.data
-    layout = awkward.contents
-    letters = layout.NumpyArray(data, parameters={"__array__": "char"})
-    offsets = awkward.index.Index64(borders)
-    return awkward.Array(layout.ListOffsetArray(offsets, letters, parameters={"__array__": "string"}))
+def _replaced(ids: Ragged, places: Array, others: Ragged) -> Ragged:
+    """Rows with those of these numbers replaced."""
+    order = np.arange(len(ids))
+    order[places] = len(ids) + np.arange(len(places))
+    return Ragged.concat([ids, others]).take(order)
 
 
 def _around(ids: Ragged, before: list[int], after: list[int]) -> Ragged:
@@ -232,63 +210,64 @@ def _overlapping(
     return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
 
 
-def _parallel() -> bool:
-    # The Rust library's own switch: one process a core has no use for more threads.
-    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("false", "0", "off", "no", "f", "n")
-
-
 def choose(
     tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True
-) -> tuple[Literal["transformers", "gigatoken"], str | None]:
+) -> tuple[Used, str | None]:
     """Chooses the backend that encodes, when a pipeline is built.
 
     Args:
         tokenizer: the reference.
-        backend: `auto`: gigatoken where its ids equal the reference's on all probes.
+        backend: `auto`: the first of `BACKENDS` whose ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
         spans: tokens of spans will be encoded, too.
 
     Returns:
-        `gigatoken` or `transformers`; and why it is not gigatoken, where that was wanted.
+        One of `BACKENDS`, or `transformers`; and why it is none of them, where one was wanted.
 
     Raises:
-        TokenizerError: `gigatoken` is wanted, and cannot be used.
+        TokenizerError: one of `BACKENDS` is wanted, and cannot be used.
     """
     if spans:
         token_bytes(tokenizer)  # made once, for worker processes that are forked after this
     _chosen[tokenizer] = "transformers"
     if backend == "transformers":
         return backend, None
-    try:
-        _probe(tokenizer, first_texts)
-    except _Unsupported as problem:
-        if backend == "gigatoken":
-            raise TokenizerError(
-                f"--tokenizer_backend gigatoken: {problem}; pass --tokenizer_backend auto (or transformers)"
-            ) from None
-        return "transformers", f"gigatoken is not used: {problem}"
-    _chosen[tokenizer] = "gigatoken"
-    return "gigatoken", None
+    problems = []
+    wanted: Iterable[Used] = BACKENDS if backend == "auto" else [backend]
+    for name in wanted:
+        try:
+            _probe(tokenizer, name, first_texts)
+        except Unsupported as problem:
+            problems.append((name, problem))
+            continue
+        _chosen[tokenizer] = name
+        return name, None
+    if backend != "auto":
+        raise TokenizerError(
+            f"--tokenizer_backend {backend}: {problems[0][1]}; pass --tokenizer_backend auto (or transformers)"
+        )
+    return "transformers", "; ".join(f"{name} is not used: {problem}" for name, problem in problems)
 
 
-_chosen: dict[Tokenizer, str] = {}
+_chosen: dict[Tokenizer, Used] = {}
 
 
-def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
-    fast = FastEncoder(tokenizer, "gigatoken")
+def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str]) -> None:
+    """Raises `Unsupported` unless a backend gives the reference's ids."""
+    fast = FastEncoder(tokenizer, backend)
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
-    with ThreadPoolExecutor(1) as thread:  # the reference encodes while gigatoken loads
+    with ThreadPoolExecutor(1) as thread:  # the reference encodes while the other loads
         reference = [(special, thread.submit(tokenizer.encode, texts, special)) for special in (False, True)]
-        _gigatoken(tokenizer)
+        _loaded(tokenizer, backend)
         if _around_text(tokenizer) is None:
-            raise _Unsupported("this tokenizer does more than put special tokens around a text")
+            raise Unsupported("this tokenizer does more than put special tokens around a text")
         for special, encoded in reference:
             mine, theirs = fast.encode(texts, special).to_lists(), encoded.result().to_lists()
             for place, text in enumerate(texts):
                 if mine[place] != theirs[place]:
-                    raise _Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
+                    raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
 
 
 @functools.cache
@@ -299,12 +278,13 @@ def name_of(backend: str) -> str:
 
 
 def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
-    """The encoder of a worker; it uses the reference if this machine has no gigatoken."""
+    """The encoder of a worker; it uses the reference if this machine does not have the backend."""
     if backend == INHERITED:
         backend = _chosen[tokenizer]
-    if backend == "gigatoken":
+    used = cast(Used, backend)
+    if used in BACKENDS:
         try:
-            _gigatoken(tokenizer)
-        except _Unsupported:
-            backend = "transformers"
-    return FastEncoder(tokenizer, "gigatoken" if backend == "gigatoken" else "transformers")
+            _loaded(tokenizer, used)
+        except Unsupported:
+            used = "transformers"
+    return FastEncoder(tokenizer, used)

@@ -395,8 +395,9 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
 
 _WAYS = {
     "encoded_by_gigatoken": "encoded by gigatoken",
+    "encoded_by_tokie": "encoded by tokie",
     "encoded_by_transformers": "encoded by transformers",
-    "blocks_encoded_again": "blocks in which gigatoken differed",
+    "blocks_encoded_again": "blocks in which the fast encoder differed",
     "rendered_as_columns": "rendered as columns",
     "rendered_by_plans": "rendered by plans",
     "rendered_by_jinja": "rendered by jinja",

@@ -17,7 +17,7 @@ def tokenize_with(rendered: Rendered, tokenizer: Tokenizer, backend: str, sample
     batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
     again = "blocks_encoded_again" in batch.made
     theirs = len(batch) if again or encoder.backend == "transformers" else min(encoder.fell_back, len(batch))
-    for name, records in (("gigatoken", len(batch) - theirs), ("transformers", theirs)):
+    for name, records in ((encoder.backend, len(batch) - theirs), ("transformers", theirs)):
         if records:
             batch.made[f"encoded_by_{name}"] = records
             batch.made[f"encoder: {name_of(name)}"] = records
