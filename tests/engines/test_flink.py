@@ -1,8 +1,10 @@
 """A real Flink cluster gives the bytes that this process gives, and says what went wrong as clearly."""
 
 import contextlib
+import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 
 from beam_prep.errors import RunError
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import BLOCK_BYTES, pack_files, split_files
 from tests.conftest import ROOT
 from tests.engines.build import built
 from tests.engines.flink import Cluster, Flink
@@ -21,6 +25,7 @@ from tests.engines.processes import await_
 
 CHAT = JOBS["chat, bin + tfrecord"]
 HERE = ["--runner=FnApiRunner"]
+ANSWER = {"role": "assistant", "content": "yes"}
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +55,21 @@ def test_a_worker_pool_gives_the_same_bytes(
     assert told["how"] == (
         "runner: FlinkRunner with execution_mode_for_batch=BATCH_FORCED, parallelism=2, sdk_worker_parallelism=2"
     )
+
+
+def test_slots_that_share_a_compressed_file_give_the_same_bytes(
+    flink: Flink, external: list[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "chat.jsonl.gz"
+    said = random.Random(20)
+    rows = ({"messages": [{"role": "user", "content": said.randbytes(400).hex()}, ANSWER]} for _ in range(12_000))
+    with gzip.open(source, "wt") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+    splits = list(split_files(b"", pack_files(list_inputs([str(source)])), BLOCK_BYTES, 2))
+    assert [split.parts for split in splits] == [2, 2]
+    run(CHAT.config, source, tmp_path / "here", HERE)
+    run(CHAT.config, source, tmp_path / "flink", [*flink.options, *external])
+    assert digests(tmp_path / "flink") == digests(tmp_path / "here")
 
 
 def test_every_format_has_the_same_bytes(flink: Flink, external: list[str], tmp_path: Path) -> None:
