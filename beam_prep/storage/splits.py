@@ -46,10 +46,10 @@ _SHARED_BYTES = 4 * 1024 * 1024
 
 
 def split_file(place: tuple[int, InputFile], block_bytes: int, workers: int = 1) -> Iterable[Split]:
-    """The byte ranges of a plain file, or of a Parquet file. A file that is a stream, or empty, has no ranges.
+    """The byte ranges of a plain file, or of a Parquet file. An empty file is one split, as a stream is.
 
     Several workers can share a large file that is compressed with gzip or Zstandard: each decompresses all of it, which
-    takes a tenth of the time that its records take, and makes only its part of the blocks.
+    takes little beside its records, and makes only its part of the blocks.
 
     Args:
         place: the file's number, and the file.

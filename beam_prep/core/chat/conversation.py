@@ -80,7 +80,7 @@ class Conversation:
         """
         text, last = self.chat.text, len(self.messages) - 1
         # A prompt that ends with the text of a message may end within the text of another one.
-        begins = text.startswith(prompt) and prompt.endswith(self.template.generation_prompt(**self.variables))
+        begins = text.startswith(prompt) and prompt.endswith(self._generation_prompt)
         if self._planned is not None:
             characters = self._characters
             place = characters.place(len(prompt)) if begins else None
@@ -154,6 +154,21 @@ class Conversation:
             or self._fenced()
         )
 
+    # The prompt costs a look at all variables, tools among them.
+
+    @functools.cached_property
+    def _generation_prompt(self) -> str:
+        return self.template.generation_prompt(**self.variables)
+
+    @functools.cached_property
+    def _given(self) -> list[Message]:
+        """The messages as the template sees them."""
+        return [for_template(message) for message in self.messages]
+
+    @functools.cached_property
+    def _roles(self) -> tuple[str, ...]:
+        return tuple(message["role"] for message in self.messages)
+
     @functools.cached_property
     def _characters(self) -> Characters:
         """Places in the pieces, in characters."""
@@ -169,14 +184,10 @@ class Conversation:
         planned = self.chat.planned
         if planned is None:
             return {}
-        messages = [for_template(message) for message in self.messages]
-        tokens = frozenset(("", *self.template.tokens.values()))
-        counts = what_counts(planned, messages, tokens)
+        counts = what_counts(planned, self._given, frozenset(("", *self.template.tokens.values())))
         if counts is None:
             return {}
-        roles = tuple(message["role"] for message in self.messages)
-        data = has_data(self.variables)
-        key = (self._frame, self.template.generation_prompt(**self.variables), data, roles, counts)
+        key = (self._frame, self._generation_prompt, has_data(self.variables), self._roles, counts)
         if len(self.template.spans) > _MOST_KNOWN:
             self.template.spans.clear()
         return self.template.spans.setdefault(key, {})
@@ -186,12 +197,11 @@ class Conversation:
         """Finds the spans."""
         planned = self._planned
         assert planned is not None
-        roles = [message["role"] for message in self.messages]
         return SpanFinder(
-            MessagePieces(planned.layout, planned.pieces, roles, self.template.tokens),
+            MessagePieces(planned.layout, planned.pieces, self._roles, self.template.tokens),
             self._frame,
-            self.template.generation_prompt(**self.variables),
-            [for_template(message) for message in self.messages],
+            self._generation_prompt,
+            self._given,
             has_data(self.variables),
             self._other_outcomes,
         )

@@ -13,6 +13,9 @@ from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.message_pieces import TEXT_KEYS
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 
+_MOST_ENTIRE = 1000
+"""Characters of pieces that count entirely. Longer ones are seldom the same twice, and would be kept for nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
@@ -63,10 +66,13 @@ def what_counts(
     looked = _looked(layout)
     if looked is None:
         return None
+    entire = tuple(pieces[piece] for piece in looked.entire)
+    if sum(map(len, entire)) > _MOST_ENTIRE:
+        return None
     contents = [message.get("content") for message in messages]
     return (
         layout,
-        tuple(pieces[piece] for piece in looked.entire),
+        entire,
         tuple(2 if (text := pieces[piece]).strip() else 1 if text else 0 for piece in looked.others),
         tuple(isinstance(content, str) and bool(content.strip()) for content in contents),
         looked.end >= 0 and "".join(pieces[looked.end :]).strip() in tokens,

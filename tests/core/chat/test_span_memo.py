@@ -108,6 +108,26 @@ def test_spans_of_calls() -> None:
     assert chat.rendered_by_plan > chat.rendered_by_jinja
 
 
+def test_long_texts_of_which_all_counts_are_not_kept() -> None:
+    """Here: each content is one piece with a constant of the template's."""
+    source = (
+        "{% for m in messages %}{{ '<s>' + m.role + ' ' }}{{ (m.content ~ '!') | upper }}{{ '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<s>assistant ' }}{% endif %}"
+    )
+    kinds = []
+    for size in (10, 2000):
+        chat = ChatTemplate(source, {}, plans=True)
+        rows: list[tuple[list[Message], dict[str, Any]]] = [
+            ([{"role": "user", "content": f"{at}" * size}, {"role": "assistant", "content": "yes"}], {})
+            for at in range(20)
+        ]
+        assert compare(chat, ("<s>", "</s>"), rows) == 20
+        assert chat.rendered_by_plan > 30
+        kinds.append(len(chat.spans))
+    assert kinds[0] > 10
+    assert kinds[1] == 0
+
+
 @pytest.mark.parametrize("tools", [[], [TOOL]])
 def test_conversations_with_an_empty_list_of_tools_have_plans_too(tools: list[Any]) -> None:
     chat, plain = ChatTemplate(TOOLS + CALLS, {}, plans=True), ChatTemplate(TOOLS + CALLS, {})
