@@ -201,8 +201,8 @@ def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None, columns: W
         if part is not None:
             records.ledger.raw = raw.data
             made[REPLAYED] = 1
-        way = "parsed_as_objects" if records.columns is None else "parsed_as_columns"
-        records.made = made | ({way: len(records)} if len(records) else {})
+        ways = {"parsed_as_columns": records.in_columns, "parsed_as_objects": len(records) - records.in_columns}
+        records.made = made | {way: count for way, count in ways.items() if count}
         return records
     if spool is not None and spool.earlier is not None:
         spool.earlier.check_reused(spool, raw, origin)

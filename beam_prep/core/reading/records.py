@@ -57,6 +57,13 @@ class Records(Block):
             columns=None if columns is None else columns.take(places),
         )
 
+    @property
+    def in_columns(self) -> int:
+        """How many rows are given as columns."""
+        if isinstance(self.rows, MostLines):
+            return self.rows.in_columns
+        return 0 if self.columns is None else len(self.columns)
+
     def _lengths(self) -> Iterator[tuple[str, int]]:
         yield "rows", len(self.rows)
         if self.columns is not None:
@@ -100,6 +107,11 @@ class MostLines(Lines):
     def __init__(self, raw: bytes, starts: Array, ends: Array, parsed: Mapping[int, Record], columns: Columns) -> None:
         super().__init__(raw, starts, ends)
         self._parsed, self.columns = parsed, columns
+
+    @property
+    def in_columns(self) -> int:
+        """How many are given as columns."""
+        return len(self) - len(self._parsed)
 
     def __iter__(self) -> Iterator[Record]:
         return map(self._at, range(len(self)))

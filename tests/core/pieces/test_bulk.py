@@ -1,7 +1,9 @@
 """Rows of columns, rendered all at once: the same texts and spans as one by one."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -185,6 +187,17 @@ def test_a_block_that_is_odd_from_the_beginning_is_objects() -> None:
     plain = [talk("a", "b")] * 10
     assert isinstance(read(mixed([(0, ODD[3])], plain * 16), CHATS).rows, MostLines)
     assert isinstance(read(b"".join([mixed([(5, ODD[3])], plain)] * 16), CHATS).rows, list)
+
+
+def test_a_run_says_how_many_records_were_objects(run: Callable[..., Any]) -> None:
+    config = {
+        "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
+        "mask": {"assistant": "train"},
+    }
+    rows = [talk(f"question {at}", "yes") for at in range(640)]
+    rows[5]["more"] = {"a": 1}
+    made = json.loads(Path(run(config, rows).output, "run.json").read_bytes())
+    assert (made["parsed_as_columns"], made["parsed_as_objects"]) == (576, 64)  # one of ten parts
 
 
 def test_rows_that_a_step_changes_are_no_columns() -> None:
