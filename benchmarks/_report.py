@@ -1,15 +1,16 @@
 """The log of runs, and the tables that are made of it."""
 
+import argparse
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from _jobs import JOBS, LIMIT, MAP, OURS, PACKED, TEXT_MAP, Done, Job, Written
-from _measure import BenchmarkError, Usage
-from _page import shown, table
+from _measure import BenchmarkError, Usage, say
+from _page import shown, table, write_markdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,3 +266,40 @@ def _tool_notes(log: Log, name: str, job: Job) -> Iterator[str]:
             yield f"{head}the call `encode_files` alone {spread}"
         elif runs[0].tool in OURS and last:
             yield head + ", ".join(f"{key}: {json.dumps(value)}" for key, value in last.items())
+
+
+def program(
+    name: str,
+    given: argparse.Namespace,
+    marker: str,
+    check: Callable[[], None],
+    measure: Callable[[], None],
+    report: Callable[[Log], str],
+) -> int:
+    """Measures, or takes what was measured, and tells it. Gives the exit code.
+
+    Args:
+        name: of the program.
+        given: its arguments: `report`, logs that are told in place of a run; `log`; `markdown`, a page to write into.
+        marker: of the part of that page.
+        check: raises BenchmarkError where what it needs is not there.
+        measure: runs all, and adds each run to the log.
+        report: what is told of a log.
+    """
+    try:
+        check()
+        if not given.report:
+            say(f"log: {given.log}")
+            measure()
+        text = report(Log.read(given.report or [given.log]))
+        print(text)
+        if given.markdown is not None:
+            write_markdown(given.markdown, marker, text)
+            say(f"written into {given.markdown}")
+    except BenchmarkError as error:
+        say(f"{name}: {error}")
+        return 1
+    except KeyboardInterrupt:  # what was running is killed already
+        say(f"{name}: interrupted; finished runs are in {given.log}")
+        return 130
+    return 0

@@ -26,8 +26,8 @@ from typing import Any
 
 from _jobs import JOBS, LIMIT, OURS, PACKED, TOOLS, Job, Place, marking, trl_python
 from _measure import ROOT, BenchmarkError, check_material, make_corpus, prepare_disk, say
-from _page import machine, split_at_markers, write_markdown
-from _report import Log, Run, report, run_line
+from _page import machine, split_at_markers
+from _report import Run, program, report, run_line
 
 MARKER = "end_to_end"
 QUICK = 2.0  # MB
@@ -172,23 +172,8 @@ def measure_jobs(given: argparse.Namespace, command: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Gives the exit code."""
     given = parse(arguments)
-    try:
-        check(given)
-        if not given.report:
-            say(f"log: {given.log}")
-            measure_jobs(given, shlex.join(["python", "benchmarks/end_to_end.py", *arguments]))
-        text = report(Log.read(given.report or [given.log]))
-        print(text)
-        if given.markdown is not None:
-            write_markdown(given.markdown, MARKER, text)
-            say(f"written into {given.markdown}")
-    except BenchmarkError as error:
-        say(f"end_to_end: {error}")
-        return 1
-    except KeyboardInterrupt:  # what was running is killed already
-        say(f"end_to_end: interrupted; finished runs are in {given.log}")
-        return 130
-    return 0
+    command = shlex.join(["python", "benchmarks/end_to_end.py", *arguments])
+    return program("end_to_end", given, MARKER, lambda: check(given), lambda: measure_jobs(given, command), report)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import _corpora
 from _jobs import Done, Place, Tool, Written, marking, ours, run_script
-from _measure import ROOT, BenchmarkError, check_material, prepare_disk, say
-from _page import machine, shown, split_at_markers, table, write_markdown
-from _report import Log, Run, run_line
+from _measure import ROOT, check_material, prepare_disk, say
+from _page import machine, shown, split_at_markers, table
+from _report import Log, Run, program, run_line
 from _tokenizers import TRAINED, trained
 from end_to_end import check_agreement, keep
 
@@ -332,28 +332,19 @@ def measure_shapes(given: argparse.Namespace, command: str) -> None:
                 run_shape(name, given, place)
 
 
+def check(given: argparse.Namespace) -> None:
+    """Raises BenchmarkError where the page or the test material is not what is wanted."""
+    if given.markdown is not None:
+        split_at_markers(given.markdown, MARKER)
+    if not given.report:
+        check_material(given.shared, given.shared / "tokenizers" / "qwen2.5")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Gives the exit code."""
     given = parse(arguments)
-    try:
-        if given.markdown is not None:
-            split_at_markers(given.markdown, MARKER)
-        if not given.report:
-            check_material(given.shared, given.shared / "tokenizers" / "qwen2.5")
-            say(f"log: {given.log}")
-            measure_shapes(given, shlex.join(["python", "benchmarks/shapes.py", *arguments]))
-        text = report(Log.read(given.report or [given.log]))
-        print(text)
-        if given.markdown is not None:
-            write_markdown(given.markdown, MARKER, text)
-            say(f"written into {given.markdown}")
-    except BenchmarkError as error:
-        say(f"shapes: {error}")
-        return 1
-    except KeyboardInterrupt:  # what was running is killed already
-        say(f"shapes: interrupted; finished runs are in {given.log}")
-        return 130
-    return 0
+    command = shlex.join(["python", "benchmarks/shapes.py", *arguments])
+    return program("shapes", given, MARKER, lambda: check(given), lambda: measure_shapes(given, command), report)
 
 
 if __name__ == "__main__":
