@@ -204,6 +204,18 @@ def test_what_a_killed_launch_noted_is_tidied_by_a_run_that_finds_its_output(
     assert swept(jobs).removed == 0
 
 
+def test_a_note_that_a_killed_writer_has_not_renamed_goes_with_the_next_run_on_that_output(jobs: Jobs) -> None:
+    jobs.run()
+    uses = jobs.folder / "spool" / "uses"
+    (note,) = uses.iterdir()
+    of_this = [Path(f"{note}.{'0' * 32}"), note.with_suffix(f".launch.json.{'1' * 32}")]
+    of_another = uses / f"{'f' * 12}-{'f' * 12}.blocks.{'0' * 32}"
+    for each in (*of_this, of_another):
+        shutil.copy(note, each)
+    assert jobs.job().run().up_to_date
+    assert set(uses.iterdir()) == {note, of_another}
+
+
 def test_a_million_blocks_are_noted_in_a_small_file(tmp_path: Path) -> None:
     digits = np.random.default_rng(0).bytes(16 * 1_000_000).hex()
     names = [f"{digits[at : at + 2]}/{digits[at + 2 : at + 32]}-{'ab' * 8}" for at in range(0, len(digits), 32)]

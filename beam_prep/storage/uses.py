@@ -9,6 +9,8 @@ kept, too.
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -29,6 +31,8 @@ from beam_prep.storage.stores.reader import read_bytes
 
 FOLDER = "uses"
 _LAUNCH, _BLOCKS = ".json", ".blocks"
+_UNFINISHED = re.compile(rf"({re.escape(_LAUNCH)}|{re.escape(_BLOCKS)})\.[0-9a-f]{{32}}$")
+"""A file that `write_file` has not renamed: where a disk has no files without a name."""
 _SEALED = "the blocks of an output"
 _DIGITS = 16
 """Of a block's digest that are noted, as one number."""
@@ -146,7 +150,12 @@ class Uses:
         return Output(**json.loads(facts), blocks=np.frombuffer(digests, "<u8"))
 
     def tidy(self, root: str = "") -> None:
-        """Removes notes of launches that have ended and of outputs that are gone; `root`: those on it."""
+        """Removes notes of launches that have ended and of outputs that are gone.
+
+        Args:
+            root: only the notes on it. Of a folder on a disk, which the caller has locked, so that nobody else writes
+                notes, what was left by one that was killed while it wrote goes, too.
+        """
         alive = set()
         for name, launch in self.launches(root):
             if launch.is_alive():
@@ -165,10 +174,13 @@ class Uses:
             if output.is_there():
                 final = name.partition(".")[0] + _BLOCKS
                 if name != final:
-                    write_file(self._path(final), read_bytes(self._path(name)))
-                    self._remove(name)
+                    self._rename(name, final)
             elif output.launch not in alive:
                 self._remove(name)
+        if root and is_local(root) and is_local(self._folder):
+            for path in Path(self._folder).glob(f"{_digest(root)}*"):
+                if _UNFINISHED.search(path.name):
+                    path.unlink()
 
     def _path(self, name: str) -> str:
         return join(self._folder, name)
@@ -180,6 +192,13 @@ class Uses:
             found = [each.path.rpartition("/")[2] for each in objects.listed(f"{self._folder}/")]
         begin = _digest(root) if root else ""
         return [name for name in found if name.endswith(ending) and name.startswith(begin)]
+
+    def _rename(self, name: str, final: str) -> None:
+        if is_local(self._folder):
+            os.replace(self._path(name), self._path(final))
+        else:
+            objects.put(self._path(final), read_bytes(self._path(name)))
+            self._remove(name)
 
     def _remove(self, name: str) -> None:
         if is_local(self._folder):
