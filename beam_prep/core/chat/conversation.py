@@ -71,6 +71,26 @@ class Conversation:
                 spans.append(self._derived(place))
         return spans
 
+    def placed_spans(self) -> list[tuple[Span, bool]] | None:
+        """The spans of all messages as places in pieces, one a message, and whether each is proven.
+
+        They are the same for conversations with the same `likeness`.
+
+        Returns:
+            None where the pieces are not known, or where spans are generation blocks.
+        """
+        if self._planned is None or self.template.has_generation:
+            return None
+        found = []
+        for place in range(len(self.messages)):
+            span = self._placed(place)
+            if span is None:
+                start, stop = map(self._characters.place, self.chat.regions[place] or (0, 0))
+                found.append((Span(place, start, stop), False))
+            else:
+                found.append((span, span.start < span.stop))
+        return found
+
     def after_prompt(self, first: int, prompt: str) -> MessageSpan:
         """The span after the prompt: the messages from `first` on.
 
@@ -97,6 +117,12 @@ class Conversation:
             return MessageSpan(last, 0, len(text), False)
         start = max(starts[0], len(prompt)) if begins else starts[0]
         return MessageSpan(last, start, end_of_answer(text, stops[-1], self.controls, self._frame.eos), True)
+
+    def _placed(self, place: int) -> Span | None:
+        known = self._known
+        if place not in known:
+            known[place] = self._finder.derived(place)
+        return known[place]
 
     @functools.cached_property
     def _marked(self) -> dict[int, list[MessageSpan]]:
@@ -134,10 +160,8 @@ class Conversation:
 
     def _derived(self, place: int) -> MessageSpan:
         if self._planned is not None:
-            characters, known = self._characters, self._known
-            if place not in known:
-                known[place] = self._finder.derived(place)
-            if (span := known[place]) is not None:
+            characters = self._characters
+            if (span := self._placed(place)) is not None:
                 return MessageSpan(place, characters.of(span.start), characters.of(span.stop), span.start < span.stop)
         return MessageSpan(place, *(self.chat.regions[place] or (0, 0)), False)
 
@@ -182,12 +206,9 @@ class Conversation:
         Conversations of a plan for which they are the same share them: see `span_memo`.
         """
         planned = self.chat.planned
-        if planned is None:
+        key = None if planned is None else likeness(self.template, self.controls, planned, self._given, self.variables)
+        if key is None:
             return {}
-        counts = what_counts(planned, self._given, frozenset(("", *self.template.tokens.values())))
-        if counts is None:
-            return {}
-        key = (self._frame, self._generation_prompt, has_data(self.variables), self._roles, counts)
         if len(self.template.spans) > _MOST_KNOWN:
             self.template.spans.clear()
         return self.template.spans.setdefault(key, {})
@@ -230,6 +251,31 @@ class Conversation:
             return None  # no marks are put around these
         places = self.template.contents(list(self.messages), self.chat.text, **self.variables)
         return None if places is None else _fenced(self.chat, places)
+
+
+def likeness(
+    template: ChatTemplate,
+    controls: tuple[str, ...],
+    planned: RenderedPieces,
+    messages: Sequence[Message],
+    variables: dict[str, Any],
+) -> Hashable | None:
+    """What the spans of a conversation depend on, the same for those that are alike.
+
+    Args:
+        template, controls, variables: see `Conversation`.
+        planned: its rendering by a plan.
+        messages: as the template sees them.
+
+    Returns:
+        None where that is too much to be compared.
+    """
+    counts = what_counts(planned, messages, frozenset(("", *template.tokens.values())))
+    if counts is None:
+        return None
+    roles = tuple(message["role"] for message in messages)
+    frame = frame_of(template, controls, variables)
+    return frame, template.generation_prompt(**variables), has_data(variables), roles, counts
 
 
 def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> RenderedPieces:

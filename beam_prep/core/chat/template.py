@@ -6,6 +6,7 @@ other on every template at hand.
 """
 
 import functools
+import marshal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,14 @@ _RAISED_BY_TEMPLATES = (
     BufferError,
     StopIteration,
 )
+
+
+def _key(variables: Mapping[str, Any]) -> bytes | str:
+    """The same only for equal values, in all types: `tools` may be long, and marshal is much faster than repr."""
+    try:
+        return marshal.dumps(sorted(variables.items()), 2)
+    except ValueError:  # a class of the user's own
+        return repr(sorted(variables.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,7 @@ class ChatTemplate:
     ) -> None:
         self._compiled = compile_template(source, date)
         self._tokens = dict(special_tokens)
-        self._prompts: dict[str, str] = {}
+        self._prompts: dict[bytes | str, str] = {}
         self._recorder = Recorder(self._compiled, self._tokens)
         self._plans = Plans(self._recorder, self._marked) if plans else None
         self.frames: dict[str, Any] = {}
@@ -263,7 +272,7 @@ class ChatTemplate:
             Reject: `template_error`: the template renders no lone user message.
         """
         variables = {name: value for name, value in variables.items() if name != "add_generation_prompt"}
-        key = repr(sorted(variables.items()))
+        key = _key(variables)
         if key not in self._prompts:
             if len(self._prompts) > 256:
                 self._prompts.clear()

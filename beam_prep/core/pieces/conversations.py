@@ -1,17 +1,19 @@
 """Collects the conversations that the records of a block give to one output."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from beam_prep.core.chat.conversation import Conversation, MessageSpan
+from beam_prep.core.chat.conversation import Conversation, MessageSpan, likeness
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
 from beam_prep.core.chat.kinds import Kinds, without_history_reasoning
+from beam_prep.core.chat.message import for_template
 from beam_prep.core.chat.places import DependsOnContent, Place, Span
-from beam_prep.core.chat.recorded.layout import PieceLayout
+from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
+from beam_prep.core.data.block import Reject
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.builder import PiecesBuilder
 from beam_prep.core.pieces.checks import are_plain, guarded_messages, variables_of
@@ -54,6 +56,7 @@ class ConversationCollector:
         self._guard = voice.guard
         self._parts = TrainedParts(output, roles, weights)
         self._tables: dict[tuple[PieceLayout, tuple[int, ...]], LayoutSegments | None] = {}
+        self._alike: dict[Hashable, LayoutSegments | None] = {}
         self.made: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
@@ -66,18 +69,23 @@ class ConversationCollector:
             return
         messages: list[dict[str, Any]] = []
         actions: list[str] = []
+        counts: list[int] = []
         for section in self._output.sections:
             weighted = self._output.weights_name is not None
             found, _ = guarded_messages(self._guard, record.get(section.field), section.field, weighted)
             messages += found
             actions += [section.action] * len(found)
+            counts.append(len(found))
         if not messages:
             return
         if (rules := self._voice.rules.mask_options) is not None and rules.reasoning == "drop_history":
             messages, dropped = without_history_reasoning(messages)
             self.made["reasoning_dropped"] += dropped
         variables = self._guard(variables_of(record))
-        chat = self._renderer.chat(messages, variables)
+        planned = self._renderer.template.planned(messages, **variables)
+        if planned is not None and self._add_alike(planned, messages, variables, tuple(counts)):
+            return
+        chat = self._renderer.chat(messages, variables, planned)
         conversation = Conversation(self._renderer.template, self._voice.controls, chat, messages, variables)
         text, cut, special = self._voice.cut_bos(chat.text)
         answer = prompt_end = masked = None
@@ -124,11 +132,65 @@ class ConversationCollector:
         table = self.table_of(layout, messages, counts)
         if table is None:
             return False
+        self._add_measured(pieces, table)
+        return True
+
+    def _add_alike(
+        self,
+        planned: RenderedPieces,
+        messages: list[dict[str, Any]],
+        variables: dict[str, Any],
+        counts: tuple[int, ...],
+    ) -> bool:
+        """Adds a conversation with the segments of another one that is like it; gives True if it did.
+
+        Spans are then not looked for message by message: see `core.chat.span_memo`.
+        """
+        prompts = self._parts.prompt_length(messages, self._parts.actions(counts)) is not None
+        if prompts or self._voice.rules.mask_options is not None:
+            return False
+        template, controls = self._renderer.template, self._voice.controls
+        given = [for_template(message) for message in messages]
+        try:
+            alike = likeness(template, controls, planned, given, variables)
+        except Reject:  # of the generation prompt, which is not always needed
+            return False
+        if alike is None:
+            return False
+        key = alike, counts, self._parts.own(messages)
+        table: LayoutSegments | None = self._alike.get(key, NOT_MADE)
+        if table is NOT_MADE:
+            chat = template.chat_of(planned)
+            conversation = chat and Conversation(template, controls, chat, messages, variables)
+            table = self._alike[key] = self._table_of_alike(conversation, messages, counts) if conversation else None
+        if table is None:
+            return False
+        self._add_measured(planned.pieces, table)
+        return True
+
+    def _table_of_alike(
+        self, conversation: Conversation, messages: list[dict[str, Any]], counts: Sequence[int]
+    ) -> LayoutSegments | None:
+        """The segments of all conversations that are alike; None where they are not places in pieces."""
+        placed: list[Span] = []
+
+        def spans() -> list[MessageSpan]:
+            found = conversation.placed_spans()
+            if found is None:
+                raise DependsOnContent
+            placed.extend(span for span, _ in found)
+            return [MessageSpan(span.message, place, place, proven) for place, (span, proven) in enumerate(found)]
+
+        try:
+            return self._segments_at(placed, spans, messages, self._parts.actions(counts))
+        except DependsOnContent:
+            return None
+
+    def _add_measured(self, pieces: Sequence[str], table: LayoutSegments) -> None:
         text, cut, special = self._voice.cut_bos("".join(pieces))
         self._builder.add_piece(
             text, special, measured=(table, tuple(map(len, pieces)), cut), message_roles=table.message_roles
         )
-        return True
 
     def table_of(
         self, layout: PieceLayout, messages: list[dict[str, Any]], counts: tuple[int, ...]
@@ -175,9 +237,28 @@ class ConversationCollector:
             return [MessageSpan(span.message, number, number, True) for number, span in enumerate(found, first)]
 
         try:
-            segments = list(self._parts.segments(spans, messages, actions, answer))
+            return self._segments_at(placed, spans, messages, actions, answer, prompt)
         except DependsOnContent:
             return None
+
+    def _segments_at(
+        self,
+        placed: Sequence[Span],
+        spans: Callable[[], list[MessageSpan]],
+        messages: list[dict[str, Any]],
+        actions: list[str],
+        answer: MessageSpan | None = None,
+        prompt: Place | None = None,
+    ) -> LayoutSegments:
+        """The segments, as places in pieces.
+
+        Args:
+            placed: spans; `spans` may add some.
+            spans, answer: their `start` is a number of `placed`.
+            messages, actions: see `TrainedParts`.
+            prompt: where the prompt ends, if there is one.
+        """
+        segments = list(self._parts.segments(spans, messages, actions, answer))
         ends = [placed[segment.start][1:] if segment.stop >= 0 else (NOWHERE, NOWHERE) for segment in segments]
         return LayoutSegments(
             np.array([(start.piece, stop.piece) for start, stop in ends], np.int64).reshape(-1, 2),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from beam_prep.core.chat.recorded.layout import RenderedPieces
 from beam_prep.core.chat.template import ChatTemplate, RenderedChat
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.schema import Output
@@ -40,13 +41,18 @@ class Renderer:
         # The reference has no plans: none is looked for a second time.
         return self._reference.render(messages, add_prompt, **variables)
 
-    def chat(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> RenderedChat:
+    def chat(
+        self, messages: list[dict[str, Any]], variables: dict[str, Any], planned: RenderedPieces | None
+    ) -> RenderedChat:
         """A conversation as text, with the places of its messages and generation blocks.
+
+        Args:
+            messages, variables: of the conversation.
+            planned: what `template.planned` gives for them.
 
         Raises:
             Reject: `template_error`.
         """
-        planned = self.template.planned(messages, **variables)
         if planned is not None and (chat := self.template.chat_of(planned)) is not None:
             return chat
         self.by_jinja = True

@@ -26,6 +26,10 @@ class TrainedParts:
         """The roles of messages."""
         return [self._roles.setdefault(message["role"], len(self._roles)) for message in messages]
 
+    def own(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        """What messages say about their own training: see `MessageWeights`."""
+        return tuple(self._weights.code(message) for message in messages)
+
     def actions(self, counts: Sequence[int]) -> list[str]:
         """The action of each message, from the number of messages of each section."""
         sections = self._output.sections
@@ -56,7 +60,7 @@ class TrainedParts:
         answer: MessageSpan | None,
     ) -> Iterator[Segment]:
         """The segments that can be trained: the span of each message, or the entire piece."""
-        own = [self._weights.code(message) for message in messages]
+        own = self.own(messages)
         roles = self.codes(messages)
         last = len(messages) - 1
         masked = None if answer is None else self.prompt_length(messages, actions)

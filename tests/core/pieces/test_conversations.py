@@ -1,16 +1,23 @@
 """Conversations of one block: rendered by plans, by jinja, or rejected."""
 
+from typing import Any
+
 import pytest
 
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.conversations import ConversationCollector
+from beam_prep.core.pieces.rendered import Pieces
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.filters import map_records
 from beam_prep.core.reading.records import Record
 from tests.core.chat.test_conversation import CONTROLS, TOKENS, say, talk
+from tests.core.chat.test_span_memo import CALLS, TEXTS, TOOL, TOOLS
 from tests.core.chat.trained import CHATML
+from tests.core.generated_templates import Seeded, template
+from tests.core.generated_templates import conversations as drawn
 from tests.core.mask_judge import records
 
 
@@ -28,3 +35,79 @@ def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one(m
     assert rendered.line.tolist() == [0, 2]
     assert rendered.pieces["sequence"].borders.tolist() == [0, 1, 3]  # the answer; it again for its weight
     assert rendered.ledger.outcomes == [("rejected", "bad_text")]
+
+
+def rendered(chat: ChatTemplate, controls: tuple[str, ...], rows: list[Record], bos: str = "") -> Pieces:
+    """The pieces of all conversations, rendered with all that plans know."""
+    voice = Voice(chat, controls, bos)
+    output = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+    return apply_template(records(rows), (output,), voice).pieces["sequence"]
+
+
+def compare_with_each_by_itself(
+    monkeypatch: pytest.MonkeyPatch, chats: tuple[ChatTemplate, ChatTemplate], *given: Any
+) -> int:
+    """Returns how many of the first had the segments of another one that is like it."""
+    hits = 0
+    own = ConversationCollector._add_alike
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal hits
+        found = own(*arguments)
+        hits += found
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
+        patch.setattr(plans, "FREE_TRACES", 10_000)
+        patch.setattr(ConversationCollector, "_add_alike", counted)
+        alike = rendered(chats[0], *given)
+        patch.setattr(ConversationCollector, "_add_alike", lambda *_: False)
+        each = rendered(chats[1], *given)
+    assert alike.equals(each)
+    assert alike.message_roles.to_lists() == each.message_roles.to_lists()
+    return hits
+
+
+def test_conversations_that_are_alike_have_the_segments_that_each_has_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hits = total = 0
+    for number in range(40):
+        draw = Seeded(f"alike/{number}")
+        made = template(draw)
+        tokens = {"bos_token": made.bos, "eos_token": made.eos}
+        source = draw.choice([made.source, TOOLS + made.source])
+        rows: list[Record] = []
+        for messages in drawn(draw, made, 12, False):
+            other = [dict(message) for message in messages]
+            for message in other:  # blank and odd contents too
+                if isinstance(message.get("content"), str) and draw.integer(0, 2) == 0:
+                    message["content"] = draw.choice(TEXTS)
+                if draw.integer(0, 3) == 0:
+                    message |= draw.choice([{"weight": 0}, {"weight": 1}, {"train": True}, {"train": False}])
+            for each in (messages, other):
+                about: Record = draw.choice(
+                    [{}, {"tools": []}, {"tools": [TOOL]}, {"chat_template_kwargs": {"word": "words"}}]
+                )
+                rows.append({"messages": each, **about})
+        chats = (ChatTemplate(source, tokens, plans=True), ChatTemplate(source, tokens, plans=True))
+        hits += compare_with_each_by_itself(monkeypatch, chats, made.controls, rows, made.bos)
+        total += len(rows)
+    assert hits > total / 3
+
+
+def test_calls_that_are_alike_have_the_segments_that_each_has_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Seeded("alike calls")
+    rows: list[Record] = []
+    for _ in range(400):
+        messages: list[dict[str, Any]] = [{"role": "user", "content": draw.choice(TEXTS)}]
+        for _ in range(draw.integer(1, 3)):
+            call = {"function": {"name": draw.choice(["look", "go"]), "arguments": draw.choice([{}, [1]])}}
+            calls: dict[str, Any] = draw.choice([{}, {"tool_calls": [call]}, {"tool_calls": [call] * 2}])
+            messages.append({"role": "assistant", "content": draw.choice((None, *TEXTS)), **calls})
+            if calls:
+                messages.append({"role": "tool", "content": draw.choice(TEXTS)})
+        rows.append({"messages": messages, "tools": draw.choice([[], [TOOL]])})
+    chats = [ChatTemplate(TOOLS + CALLS, {"eos_token": "<|im_end|>"}, plans=True) for _ in range(2)]
+    assert compare_with_each_by_itself(monkeypatch, (chats[0], chats[1]), ("<|im_start|>", "<|im_end|>"), rows) > 200
