@@ -292,7 +292,7 @@ OPTIONS = (
         help="what encodes; what is not the reference is compared with it, see check",
         default="auto",
         choices=(
-            ("auto", "the first of the others that gives the same ids as transformers"),
+            ("auto", "the first of the others that gives the same ids as transformers; of 2 MB or less, transformers"),
             ("transformers", "the reference"),
             ("gigatoken", "gigatoken (BPE), or an error"),
             ("tokie", "tokie (WordPiece, Unigram), or an error"),

@@ -30,7 +30,14 @@ from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.progress import Progress
-from beam_prep.runners import choose_runner, prepared_process, single_threaded_tokenizers, without_effect, workers_of
+from beam_prep.runners import (
+    choose_runner,
+    plain_size,
+    prepared_process,
+    single_threaded_tokenizers,
+    without_effect,
+    workers_of,
+)
 from beam_prep.running import (
     cancel,
     counters_of,
@@ -69,6 +76,8 @@ log = logging.getLogger("beam_prep")
 MIN_LEASE = 60.0
 _UNTIL_WORKERS_START = 3600.0
 """Seconds."""
+_SMALL_INPUT = 2_000_000
+"""Bytes of input that the reference encodes sooner than another backend is loaded and compared with it."""
 _GROUPS_PROBED = 16
 """Groups of inputs whose first records are tried before a run: each is a file to open. In the run, blocks of all are
 checked by sample."""
@@ -467,13 +476,13 @@ class Pipeline:
         columns = [recipe.wanted_columns(part, self.render) for part in parts.values()]
         spans = any(each is None or each.kind != "texts" for each in columns)
         firsts = {file.group or 0: file for file in reversed(self.inputs)}
+        wanted = self.tokenizer_backend
+        if wanted == "auto" and plain_size(self.inputs) <= _SMALL_INPUT:
+            wanted = "transformers"
         with single_threaded_tokenizers():
-            texts = [
-                text
-                for group, part in [*parts.items()][:_GROUPS_PROBED]
-                for text in recipe.first_texts(part, self.tokenizer, firsts[group])
-            ]
-            chosen = choose(self.tokenizer, self.tokenizer_backend, texts, spans)
+            probed = [] if wanted == "transformers" else [*parts.items()][:_GROUPS_PROBED]
+            texts = [text for group, part in probed for text in recipe.first_texts(part, self.tokenizer, firsts[group])]
+            chosen = choose(self.tokenizer, wanted, texts, spans)
         worker.give_back_memory()
         return chosen
 

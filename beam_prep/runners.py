@@ -7,7 +7,7 @@ import logging
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from apache_beam.options.pipeline_options import (
@@ -40,6 +40,11 @@ SMALL_INPUT = 4 * BLOCK_BYTES
 
 _COMPRESSED = 4
 """Bytes of content of a byte of a compressed file, about."""
+
+
+def plain_size(inputs: Iterable[InputFile]) -> int:
+    """Bytes of the contents of files, about."""
+    return sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs)
 
 
 class FlinkOptions(PipelineOptions):
@@ -88,7 +93,7 @@ def choose_runner(
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
         cores = worker.cores()
-        small = sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs) <= SMALL_INPUT
+        small = plain_size(inputs) <= SMALL_INPUT
         direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
         direct.direct_num_workers = 1 if small else cores
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:

@@ -114,7 +114,9 @@ def measure(command: Sequence[str], log: Path, cores: Collection[int] = ()) -> U
     Raises:
         BenchmarkError: it failed.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    # As users have it: modules are compiled once.
+    left_out = ("TOKENIZERS_PARALLELISM", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     errors = log.with_suffix(".err")
     with open(log, "wb") as out, open(errors, "wb") as err:
         started = time.perf_counter()

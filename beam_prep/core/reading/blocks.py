@@ -106,7 +106,10 @@ def read_blocks(
         if first < size and not line_begins:
             begun = size - max(own.rfind(b"\n") + 1, first)
             rest, cut = _finish_line(again, begun, max_line_bytes)
-        yield RawBlock(start, size, first, own[first:] + rest, own[:first], cut)
+        block = RawBlock(start, size, first, b"".join((memoryview(own)[first:], rest)), own[:first], cut)
+        del own  # which would stay while the block is worked on
+        yield block
+        del block
         start += size
 
 
