@@ -4,13 +4,14 @@ from typing import Any
 
 Message = dict[str, Any]
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_REASONING = frozenset(REASONING_FIELDS)
 
 
 def for_template(message: Message) -> Message:
     """A message as transformers hands it to a template: no null keys, reasoning under both of its names."""
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((message[key] for key in REASONING_FIELDS if key in message), None)
-    if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    return message
+    if _REASONING.isdisjoint(message):
+        return message
+    reasoning = next(message[key] for key in REASONING_FIELDS if key in message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
