@@ -473,7 +473,7 @@ class Pipeline:
         parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
         if not parts:
             return "transformers", None
-        columns = [recipe.wanted_columns(part, self.render) for part in parts.values()]
+        columns = [None if part.input.adapter else recipe.wanted_columns(part, self.render) for part in parts.values()]
         spans = any(each is None or each.kind != "texts" for each in columns)
         firsts = {file.group or 0: file for file in reversed(self.inputs)}
         wanted = self.tokenizer_backend

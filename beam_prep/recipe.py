@@ -283,7 +283,7 @@ class CheckInFull(BlockStep):
 
 def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     """The records of a config that are parsed as columns; None if a step needs every record as an object."""
-    if config.input.tokenized or config.input.adapter is not None or config.output.loss_weights:
+    if config.input.tokenized or config.output.loss_weights:
         return None
     outputs = outputs_of(config)
     sections = outputs[0].sections
@@ -293,6 +293,9 @@ def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
         return None
     if outputs[0].kind != "ids" or (outputs[0].has_template and not (outputs[0].conversation and render == "auto")):
         return None
+    if config.input.adapter is not None:
+        fits = outputs[0].conversation and sections[0].field == "messages"
+        return config.input.adapter.build().wanted if fits else None
     return Wanted("chats" if outputs[0].conversation else "texts", sections[0].field)
 
 

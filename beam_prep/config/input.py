@@ -19,7 +19,7 @@ from beam_prep.config.sections import (
 )
 from beam_prep.config.values import Name, Strict, Text, Texts, as_date
 from beam_prep.core.data.schema import LOSS_WEIGHTS, RESERVED, Output, Section
-from beam_prep.core.reading.adapters import Adapter, AdapterName, adapter, fields_read
+from beam_prep.core.reading.adapters import AdapterName, Alpaca, ShareGPT, adapter, fields_read
 from beam_prep.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ class AdapterConfig(Strict):
 
     name: AdapterName = Field(description="The shape of the records; other keys are its options.")
 
-    def build(self) -> Adapter:
+    def build(self) -> ShareGPT | Alpaca:
         """The adapter as a function on records."""
         return adapter(self.name, **(self.model_extra or {}))
 

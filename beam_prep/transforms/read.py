@@ -73,7 +73,7 @@ class ReadJSONL(beam.PTransform):
     inputs: Sequence[str | InputFile]
     block_bytes: int = BLOCK_BYTES
     spool: Spool | None = None
-    columns: tuple[RecordKind, str] | None = None
+    columns: tuple[RecordKind, str] | Wanted | None = None
     max_line_bytes: int = MAX_LINE_BYTES
     columns_of: tuple[Wanted | None, ...] = ()
     workers: int = 1

@@ -1,14 +1,15 @@
 """Records of a block as columns: parsed by Arrow, rendered without an object a record or a message.
 
-This is for plain records: one text, or one list of messages with a role and a content each; all other fields hold
-plain values. A block with anything else, or with anything that Arrow's parser might read in another way than
-`records.parse`, is parsed by `records.parse`; parts of it without such a record are columns all the same.
+This is for plain records: one text, or one list of messages with a role and a content each (or `from` and `value`);
+all other fields hold plain values. A block with anything else, or with anything that Arrow's parser might read in
+another way than `records.parse`, is parsed by `records.parse`; parts of it without such a record are columns all the
+same.
 """
 
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -21,7 +22,8 @@ import pyarrow.json as pj
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array, Ragged, check_narrow, narrow, offsets_of
 
-_KEYS = {"role", "content"}
+KEYS = ("role", "content")
+"""Keys of a message as chat templates want it."""
 _SEEN_BY_TEMPLATES = ("tools", "chat_template_kwargs")
 _SAMPLED = 64
 """The fields and types of these lines are expected of the entire block. If a line differs, `parse` takes the block."""
@@ -37,10 +39,14 @@ RecordKind = Literal["texts", "chats"]
 
 
 class Wanted(NamedTuple):
-    """The records to parse as columns: those whose `field` is a text, or a list of messages."""
+    """The records to parse as columns: those whose `field` is a text, or a list of messages.
+
+    `keys` are those of a message: of its role and of its content.
+    """
 
     kind: RecordKind
     field: str
+    keys: tuple[str, str] = KEYS
 
 
 class Texts(OnDemand[str]):
@@ -121,7 +127,7 @@ class Columns:
     """The records of a block.
 
     Attributes:
-        kind: see `Wanted`.
+        kind, keys: see `Wanted`.
         field: the field of each record that holds its text or its messages.
         table: the records as Arrow parsed them.
         offsets: int64 [rows + 1], borders of rows, in texts.
@@ -132,6 +138,7 @@ class Columns:
 
     kind: RecordKind
     field: str
+    keys: tuple[str, str]
     table: pa.Table
     offsets: Array
     text: Texts
@@ -158,7 +165,7 @@ class Columns:
     def role_names(self) -> dict[int, str]:
         """Code of `role` -> the role."""
         codes, first = np.unique(self.role, return_index=True)
-        roles = self.table[self.field].chunk(0).flatten().field("role")
+        roles = self.table[self.field].chunk(0).flatten().field(self.keys[0])
         return dict(zip(codes.tolist(), roles.take(pa.array(first)).to_pylist(), strict=True))
 
     def take(self, rows: Array) -> "Columns":
@@ -195,19 +202,8 @@ class Columns:
         return [np.array(rows, np.int64) for rows in found.values()]
 
     def ends(self) -> tuple[Array, Array]:
-        """(bool [texts], bool [texts]): the text certainly does not begin, and does not end, with white space."""
-        data, borders = self.text.data
-        filled = np.flatnonzero(borders[1:] > borders[:-1])
-        data = np.concatenate([np.zeros(1, np.uint8), data, np.zeros(1, np.uint8)])  # so that each byte has neighbours
-        first, second = data[borders[filled] + 1], data[borders[filled] + 2]
-        unclear = first <= 0x20
-        for one, two in _SPACE_BEGINS:
-            unclear |= (first == one) & (second == two)
-        last, before = data[borders[filled + 1]], data[borders[filled + 1] - 1]
-        begins, ends = np.zeros((2, len(self.text)), bool)
-        begins[filled] = ~unclear
-        ends[filled] = ~((last <= 0x20) | ((last >= 0x80) & np.isin(before, _SPACE_ENDS)))
-        return begins, ends
+        """See `ends_of`."""
+        return ends_of(self.text)
 
     def rows_with(self, pattern: re.Pattern[bytes]) -> Array:
         """bool [rows]: a text may match a pattern. (A match across two texts counts too.)"""
@@ -218,6 +214,22 @@ class Columns:
             first, last = np.searchsorted(by_row, [match.start(), match.end() - 1], side="right") - 1
             found[max(first, 0) : last + 1] = True
         return found
+
+
+def ends_of(texts: Texts) -> tuple[Array, Array]:
+    """(bool [texts], bool [texts]): the text certainly does not begin, and does not end, with white space."""
+    data, borders = texts.data
+    filled = np.flatnonzero(borders[1:] > borders[:-1])
+    data = np.concatenate([np.zeros(1, np.uint8), data, np.zeros(1, np.uint8)])  # so that each byte has neighbours
+    first, second = data[borders[filled] + 1], data[borders[filled] + 2]
+    unclear = first <= 0x20
+    for one, two in _SPACE_BEGINS:
+        unclear |= (first == one) & (second == two)
+    last, before = data[borders[filled + 1]], data[borders[filled + 1] - 1]
+    begins, ends = np.zeros((2, len(texts)), bool)
+    begins[filled] = ~unclear
+    ends[filled] = ~((last <= 0x20) | ((last >= 0x80) & np.isin(before, _SPACE_ENDS)))
+    return begins, ends
 
 
 _PARTS = 16
@@ -296,19 +308,48 @@ def _columns(table: pa.Table, wanted: Wanted) -> Columns:
     values = table[wanted.field].chunk(0)
     if wanted.kind == "texts":
         rows = len(table)
-        return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~_nulls(values))
+        return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~nulls(values))
     messages = values.flatten()
-    roles, contents = messages.field("role"), messages.field("content")
+    roles, contents = map(messages.field, wanted.keys)
     offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64))
-    missing = _nulls(roles) | _nulls(contents)
-    plain = Ragged(missing, offsets).sums(missing.astype(np.int64)) == 0
-    for name in set(_SEEN_BY_TEMPLATES) & set(table.column_names):
-        plain &= _nulls(table[name])
+    missing = nulls(roles) | nulls(contents)
+    plain = rows_without(missing, offsets) & have_none(table, _SEEN_BY_TEMPLATES)
     codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
     return Columns(*wanted, table, offsets, Texts(contents), codes, plain)
 
 
-def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
+def chats(table: pa.Table, field: str, offsets: Array, roles: pa.StringArray, texts: Texts, plain: Array) -> Columns:
+    """Conversations that were made of other columns.
+
+    Args:
+        table: the records, without the conversations.
+        field: the name that these get.
+        offsets: int64 [rows + 1], borders of rows, in messages.
+        roles, texts: of the messages.
+        plain: bool [rows]: see `Columns`; rows that templates see more of are none.
+    """
+    messages = pa.StructArray.from_arrays([roles, texts.array], list(KEYS))
+    lists = pa.ListArray.from_arrays(pa.array(narrow(offsets)), messages)
+    codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
+    plain = plain & have_none(table, _SEEN_BY_TEMPLATES)
+    return Columns("chats", field, KEYS, table.append_column(field, lists), offsets, texts, codes, plain)
+
+
+def rows_without(marked: Array, offsets: Array) -> Array:
+    """bool [rows]: none of the texts of a row is marked."""
+    found: Array = Ragged(marked, offsets).sums(marked.astype(np.int64)) == 0
+    return found
+
+
+def have_none(table: pa.Table, names: Iterable[str]) -> Array:
+    """bool [rows]: none of these fields is set."""
+    found = np.ones(len(table), bool)
+    for name in set(names) & set(table.column_names):
+        found &= nulls(table[name])
+    return found
+
+
+def nulls(values: pa.Array | pa.ChunkedArray) -> Array:
     return np.asarray(values.is_null())
 
 
@@ -351,7 +392,7 @@ def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
         if messages is not None and type(messages) is not list:
             return None
         for message in messages or ():
-            if type(message) is not dict or not message.keys() <= _KEYS:
+            if type(message) is not dict or not message.keys() <= set(wanted.keys):
                 return None
             if len(message) == 2:
                 orders.add(tuple(message))

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import Reject, step
-from beam_prep.core.data.columns import Columns
+from beam_prep.core.data.columns import KEYS, Columns
 from beam_prep.core.reading.records import Records
 
 SPLIT, DUPLICATE = "split", "duplicate"
@@ -186,7 +186,7 @@ def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | Non
     if columns is not None and (texts := columns.utf8(field)) is not None:
         for text in texts:
             yield (text if text is None else _text(_normal(text.decode(), how).encode() if how != "none" else text))
-    elif columns is not None and columns.kind == "chats" and columns.field == field and how == "none":
+    elif columns is not None and (columns.kind, columns.field, columns.keys, how) == ("chats", field, KEYS, "none"):
         yield from _chat_forms(records, columns)
     else:
         for row in records.rows:

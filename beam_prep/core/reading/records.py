@@ -1,7 +1,7 @@
 """Blocks of JSONL -> `Records`; a bad line is a reject, never an error."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,11 +71,19 @@ class Records(Block):
             yield "columns of these", len(self.columns) if isinstance(self.rows, Lines) else 0
 
 
-class Lines(OnDemand[Record]):
-    """Records that are parsed when they are read, from lines that are known to be right."""
+Change = Callable[[Record], Record]
 
-    def __init__(self, raw: bytes, starts: Array, ends: Array) -> None:
-        self._raw, self._starts, self._ends = raw, starts, ends
+
+class Lines(OnDemand[Record]):
+    """Records that are parsed when they are read, from lines that are known to be right.
+
+    Args:
+        raw, starts, ends: the lines.
+        change: what an adapter does to each, if there is one.
+    """
+
+    def __init__(self, raw: bytes, starts: Array, ends: Array, change: Change | None = None) -> None:
+        self._raw, self._starts, self._ends, self._change = raw, starts, ends, change
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -84,15 +92,28 @@ class Lines(OnDemand[Record]):
         careful = _LONG_NUMBER.search(self._raw) is not None
         for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
             line = self._raw[start:end]
-            yield parse_carefully(line) if careful and _LONG_NUMBER.search(line) else orjson.loads(line)
+            row = parse_carefully(line) if careful and _LONG_NUMBER.search(line) else orjson.loads(line)
+            yield row if self._change is None else self._change(row)
 
     def _at(self, index: int) -> Record:
         line = self._raw[self._starts[index] : self._ends[index]]
         row: Record = parse_carefully(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
-        return row
+        return row if self._change is None else self._change(row)
 
     def take(self, rows: Array) -> "Lines":
-        return Lines(self._raw, self._starts[rows], self._ends[rows])
+        return Lines(self._raw, self._starts[rows], self._ends[rows], self._change)
+
+    def changed(self, change: Change, done: Mapping[int, Record], columns: Columns) -> "Lines":
+        """The records as an adapter changes them.
+
+        Args:
+            change: changes a record.
+            done: row -> those that are changed already: of `MostLines`, all that are parsed.
+            columns: the changed records; those that are done are not `plain` in it.
+        """
+        if not done:
+            return Lines(self._raw, self._starts, self._ends, change)
+        return MostLines(self._raw, self._starts, self._ends, done, columns, change)
 
 
 class MostLines(Lines):
@@ -104,8 +125,16 @@ class MostLines(Lines):
         columns: an entry a row; of those that are parsed, nothing.
     """
 
-    def __init__(self, raw: bytes, starts: Array, ends: Array, parsed: Mapping[int, Record], columns: Columns) -> None:
-        super().__init__(raw, starts, ends)
+    def __init__(
+        self,
+        raw: bytes,
+        starts: Array,
+        ends: Array,
+        parsed: Mapping[int, Record],
+        columns: Columns,
+        change: Change | None = None,
+    ) -> None:
+        super().__init__(raw, starts, ends, change)
         self._parsed, self.columns = parsed, columns
 
     @property
@@ -122,7 +151,8 @@ class MostLines(Lines):
 
     def take(self, rows: Array) -> "MostLines":
         parsed = {new: self._parsed[old] for new, old in enumerate(rows.tolist()) if old in self._parsed}
-        return MostLines(self._raw, self._starts[rows], self._ends[rows], parsed, self.columns.take(rows))
+        columns = self.columns.take(rows)
+        return MostLines(self._raw, self._starts[rows], self._ends[rows], parsed, columns, self._change)
 
 
 def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Records:

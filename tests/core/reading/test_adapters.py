@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile, Reject
@@ -27,7 +29,7 @@ from beam_prep.core.reading.adapters import (
     tools,
 )
 from beam_prep.core.reading.blocks import RawBlock
-from beam_prep.core.reading.records import parse
+from beam_prep.core.reading.records import MostLines, Records, parse
 from beam_prep.core.shards.report import ConfigView
 from beam_prep.errors import ConfigError
 from tests.conftest import shared
@@ -532,3 +534,116 @@ def test_every_adapter_says_what_it_reads_for_the_report_of_a_run(name: str) -> 
 )
 def test_an_adapter_reads_the_fields_that_its_options_name(options: dict[str, Any], fields: tuple[str, ...]) -> None:
     assert fields_read(**options) == fields
+
+
+# Records that are parsed as columns stay columns
+
+
+def adapted(data: bytes, adapt: ShareGPT | Alpaca, in_columns: bool) -> Records:
+    raw = RawBlock(0, len(data), 0, data, b"")
+    records = parse(
+        raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), adapt.wanted if in_columns else None
+    )
+    return adapt_records(records, adapt)
+
+
+def assert_same(rows: list[Any], adapt: ShareGPT | Alpaca) -> int:
+    """Compares records that were adapted as columns with those that were adapted one by one.
+
+    Returns how many are columns.
+    """
+    data = b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
+    found, wanted = adapted(data, adapt, True), adapted(data, adapt, False)
+    assert found.line.tolist() == wanted.line.tolist()
+    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
+    assert found.ledger.messages == wanted.ledger.messages
+    assert [json.dumps(row) for row in found.rows] == [json.dumps(row) for row in wanted.rows]
+    assert [json.dumps(found.rows[place]) for place in range(len(found))] == [json.dumps(row) for row in wanted.rows]
+    half = np.arange(0, len(found), 2)
+    assert [*found.keep(half, found.ledger).rows] == wanted.rows[::2]
+    columns = found.rows.columns if isinstance(found.rows, MostLines) else found.columns
+    if columns is None:
+        return 0
+    assert (columns.kind, columns.field, len(columns)) == ("chats", "messages", len(found))
+    names, texts = columns.role_names(), columns.text.array.to_pylist()
+    for row, record in enumerate(wanted.rows):
+        if columns.plain[row] and record.get("messages"):
+            places = range(*columns.offsets[row : row + 2].tolist())
+            assert says(*((names[columns.role[place]], texts[place]) for place in places)) == record["messages"]
+            assert record.get("tools") is None
+    return int(columns.plain.sum())
+
+
+ODD_TEXTS = st.one_of(st.sampled_from(["", " ", "\u2003x", "\x1c", None]), st.text(max_size=4))
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.integers(),
+        "system": ODD_TEXTS,
+        "tools": st.sampled_from([None, "[]"]),
+        "messages": st.none(),
+    },
+)
+ITEMS = st.builds(
+    lambda name, value, more: {"from": name, "value": value} | more,
+    st.sampled_from(["human", "gpt", "human", "gpt", "user", "system", "function_call", "bing", "", None]),
+    ODD_TEXTS,
+    st.sampled_from([{}, {}, {}, {}, {}, {}, {"weight": 0}]),
+)
+
+
+@given(
+    rows=st.lists(
+        st.builds(lambda items, more: {"conversations": items} | more, st.none() | st.lists(ITEMS, max_size=3), FIELDS),
+        max_size=6,
+    ),
+    roles=st.sampled_from([None, "keep", {"bing": "assistant"}]),
+)
+def test_sharegpt_as_columns_is_the_same(rows: list[Row], roles: Any) -> None:
+    assert_same(rows, ShareGPT(roles=roles))
+
+
+@given(
+    rows=st.lists(
+        st.builds(
+            lambda texts, more: (
+                {
+                    name: text
+                    for name, text in zip(("instruction", "input", "output"), texts, strict=True)
+                    if text != "left out"
+                }
+                | more
+            ),
+            st.tuples(*[ODD_TEXTS | st.just("left out")] * 3),
+            FIELDS,
+        ),
+        max_size=6,
+    ),
+    separator=st.sampled_from(["\n", "", " - "]),
+)
+def test_alpaca_as_columns_is_the_same(rows: list[Row], separator: str) -> None:
+    assert_same(rows, Alpaca(separator=separator))
+
+
+@pytest.mark.parametrize(
+    ("adapt", "row", "odd"),
+    [
+        (ShareGPT(), {"id": 1, "conversations": talk(("human", "q"), ("gpt", "\u00e4"))}, {"conversations": 3}),
+        (Alpaca(), {"instruction": "q", "input": "", "output": "a", "id": 1}, {"instruction": [], "output": "a"}),
+    ],
+)
+def test_plain_records_are_columns_though_others_beside_them_are_not(
+    adapt: ShareGPT | Alpaca, row: Row, odd: Row
+) -> None:
+    rows: list[Any] = [dict(row, id=number) for number in range(2000)]
+    assert assert_same(rows, adapt) == 2000
+    rows[1500] = odd
+    rows[1600] = b"{"
+    assert 1700 < assert_same(rows, adapt) < 2000
+
+
+def test_records_that_leave_are_no_columns() -> None:
+    rows = [{"conversations": talk(("human", "q"), ("gpt", "a"))} for _ in range(10)]
+    rows[3] = {"conversations": talk(("nobody", "q"))}
+    rows[5] = {"conversations": talk(("function_call", '{"name": "f", "arguments": {}}'))}
+    assert assert_same(rows, ShareGPT()) == 8
