@@ -9,6 +9,7 @@ Each is sealed (`formats.sealed`), with its name: no byte of it is used unproven
 rows proves only what it covers.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -78,10 +79,14 @@ _OF = b"of"
 
 
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
-    columns = SpooledRows({name: batch[name] for name in batch.schema})
+    columns = {name: batch[name] for name in batch.schema}
+    if len(receipt.domains) > 1:
+        order = np.argsort(domain, kind="stable")  # a mask a domain would look at all values for each of them
+        columns = {name: rows.take(order) for name, rows in columns.items()}
+    borders = offsets_of(np.bincount(domain, minlength=len(receipt.domains)))
+    parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
     footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
-    parts = [domain == index for index in range(len(receipt.domains))]
-    return encode_rows(columns, batch.schema.values(), parts, footer, block + ROWS)
+    return encode_rows(SpooledRows(columns), batch.schema.values(), parts, footer, block + ROWS)
 
 
 def encode_rows(
@@ -244,15 +249,17 @@ def read_receipt(source: pa.NativeFile, name: str, entire: bool = False) -> Bloc
     return BlockReceipt(**found)
 
 
-def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
+def read_rows(
+    source: pa.NativeFile, name: str, domain: int, start: int, stop: int, proven: Proven = None
+) -> tuple[dict[str, Ragged], bool]:
     """Rows [start, stop) of a domain, and True if the block has no others.
 
-    They are views of the source's memory where it is mapped, except for bits.
+    They are views of the source's memory where it is mapped, except for bits. For `proven` see `Sealed`.
 
     Raises:
         FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
     """
-    sealed = Sealed(source, name + ROWS)
+    sealed = Sealed(source, name + ROWS, proven)
     reader = sealed.open()
     if domain >= reader.num_record_batches or stop > len(rows_of_domain := reader.get_batch(domain)):
         raise FormatError(f"the spool file {name} does not have the rows that its receipt names")

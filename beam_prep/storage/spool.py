@@ -51,7 +51,8 @@ _PROVEN: dict[tuple[str, int, int, int], Proven] = {}
 def _proven(path: str) -> Proven:
     """Which parts of a block on this disk this process has proven, since the file was written: see `Sealed`.
 
-    A shuffle reads each block for every few rows that it needs; their bytes are proven once, not each time.
+    A shuffle reads each block for every few rows that it needs, and a job of many domains for each of them; their bytes
+    are proven once, not each time.
     """
     if not is_local(path):
         return None
@@ -174,7 +175,7 @@ class Spool:
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
-            rows, are_all = read_rows(read_file(path), name, domain, start, stop)
+            rows, are_all = read_rows(read_file(path), name, domain, start, stop, _proven(path))
         if last and are_all:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
