@@ -539,12 +539,16 @@ def test_an_adapter_reads_the_fields_that_its_options_name(options: dict[str, An
 # Records that are parsed as columns stay columns
 
 
-def adapted(data: bytes, adapt: ShareGPT | Alpaca, in_columns: bool) -> Records:
+def adapted(data: bytes, adapt: ShareGPT | Alpaca, in_columns: bool, every: int = 1) -> Records:
+    """`every`: an earlier step has left one of so many records; 0: none."""
     raw = RawBlock(0, len(data), 0, data, b"")
     records = parse(
         raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), adapt.wanted if in_columns else None
     )
-    return adapt_records(records, adapt)
+    kept = np.arange(0, len(records), every) if every else np.zeros(0, np.int64)
+    ledger = records.ledger.copy()
+    ledger.drop(np.delete(records.line, kept), "filtered")
+    return adapt_records(records.keep(kept, ledger), adapt)
 
 
 def assert_same(rows: list[Any], adapt: ShareGPT | Alpaca) -> int:
@@ -559,6 +563,10 @@ def assert_same(rows: list[Any], adapt: ShareGPT | Alpaca) -> int:
     assert found.ledger.messages == wanted.ledger.messages
     assert [json.dumps(row) for row in found.rows] == [json.dumps(row) for row in wanted.rows]
     assert [json.dumps(found.rows[place]) for place in range(len(found))] == [json.dumps(row) for row in wanted.rows]
+    for every in (0, 3):
+        some, others = (adapted(data, adapt, in_columns, every) for in_columns in (True, False))
+        assert (some.line.tolist(), [*some.rows]) == (others.line.tolist(), others.rows)
+        assert some.ledger.messages == others.ledger.messages
     half = np.arange(0, len(found), 2)
     assert [*found.keep(half, found.ledger).rows] == wanted.rows[::2]
     columns = found.rows.columns if isinstance(found.rows, MostLines) else found.columns
