@@ -165,7 +165,7 @@ class Columns:
     def role_names(self) -> dict[int, str]:
         """Code of `role` -> the role."""
         codes, first = np.unique(self.role, return_index=True)
-        roles = self.table[self.field].chunk(0).flatten().field(self.keys[0])
+        roles = self.table[self.field].combine_chunks().flatten().field(self.keys[0])
         return dict(zip(codes.tolist(), roles.take(pa.array(first)).to_pylist(), strict=True))
 
     def take(self, rows: Array) -> "Columns":

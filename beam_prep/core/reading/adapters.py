@@ -313,7 +313,7 @@ def _optional(table: pa.Table, name: str) -> pa.StringArray:
     """The texts of a field that a record may lack; null is ""."""
     if name not in table.column_names:
         return pa.array([""] * len(table), pa.string())  # of no rows it would be an array of nulls
-    return pc.fill_null(table[name].cast(pa.string()).chunk(0), "")
+    return pc.fill_null(table[name].cast(pa.string()).combine_chunks(), "")
 
 
 def _are_there(texts: pa.StringArray) -> tuple[Array, Array]:
