@@ -175,8 +175,11 @@ def test_nothing_of_a_forked_worker_is_left(source: Path, tokenizer: Path, tmp_p
 
 
 def without_gigatoken(*options: str) -> "subprocess.CompletedProcess[str]":
-    """The command line, forked workers, where gigatoken is not installed."""
-    code = "import sys; sys.modules['gigatoken'] = None; from beam_prep import cli; sys.exit(cli.main())"
+    """The command line, forked workers, where gigatoken is not installed. No input is small."""
+    code = (
+        "import sys; sys.modules['gigatoken'] = None; from beam_prep import cli; cli._import_beam(); "
+        "from beam_prep import pipeline; pipeline.SMALL_INPUT = 0; sys.exit(cli.main())"
+    )
     return subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, cwd=ROOT)
 
 
@@ -215,6 +218,7 @@ def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
 ) -> None:
     code = (
         "import os, signal, sys; from beam_prep import cli; cli._import_beam(); from beam_prep import recipe; "
+        "from beam_prep import pipeline; pipeline.SMALL_INPUT = 0; "
         "recipe.first_texts = lambda *given: os.kill(os.getpid(), signal.SIGKILL); sys.exit(cli.main())"
     )
     config = tmp_path / "config.json"
