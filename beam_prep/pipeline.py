@@ -76,7 +76,7 @@ log = logging.getLogger("beam_prep")
 MIN_LEASE = 60.0
 _UNTIL_WORKERS_START = 3600.0
 """Seconds."""
-SMALL_INPUT = 2_000_000
+REFERENCE_ALONE = 2_000_000
 """Bytes of input that the reference encodes sooner than another backend is loaded and compared with it."""
 _GROUPS_PROBED = 16
 """Groups of inputs whose first records are tried before a run: each is a file to open. In the run, blocks of all are
@@ -477,7 +477,7 @@ class Pipeline:
         spans = any(each is None or each.kind != "texts" for each in columns)
         firsts = {file.group or 0: file for file in reversed(self.inputs)}
         wanted = self.tokenizer_backend
-        if wanted == "auto" and plain_size(self.inputs) <= SMALL_INPUT:
+        if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
             wanted = "transformers"
         with single_threaded_tokenizers():
             probed = [] if wanted == "transformers" else [*parts.items()][:_GROUPS_PROBED]

@@ -65,7 +65,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     from beam_prep.pipeline import Pipeline
 
     backend, render = request.param
-    monkeypatch.setattr("beam_prep.pipeline.SMALL_INPUT", 0)
+    monkeypatch.setattr("beam_prep.pipeline.REFERENCE_ALONE", 0)
     defaults = Pipeline.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "tokenizer_backend", backend)

@@ -69,7 +69,7 @@ def test_a_run_says_which_way_did_how_many_records(
 def test_the_first_backend_that_takes_a_tokenizer_encodes_and_else_the_run_says_why(
     run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "SMALL_INPUT", 0)
+    monkeypatch.setattr(pipeline, "REFERENCE_ALONE", 0)
     unigram = shared("tokenizers", "t5-small")
     text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
     rows = [{"text": f"number {number}"} for number in range(5)] + [{"text": "left to the reference </s> \n"}]
@@ -94,10 +94,10 @@ def test_the_first_backend_that_takes_a_tokenizer_encodes_and_else_the_run_says_
 def test_small_inputs_are_encoded_by_the_reference_unless_another_is_asked_for(
     run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(CHAT) <= pipeline.SMALL_INPUT
+    assert len(CHAT) <= pipeline.REFERENCE_ALONE
     small = run(config(), CHAT, "small")
     asked = run(config(), CHAT, "asked", tokenizer_backend="gigatoken")
-    monkeypatch.setattr(pipeline, "SMALL_INPUT", len(CHAT) - 1)
+    monkeypatch.setattr(pipeline, "REFERENCE_ALONE", len(CHAT) - 1)
     large = run(config(), CHAT, "large")
     assert "encoded_by_gigatoken" not in told(small.output)
     assert "encoded_by_transformers" not in {**told(asked.output), **told(large.output)}

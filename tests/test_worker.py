@@ -178,7 +178,7 @@ def without_gigatoken(*options: str) -> "subprocess.CompletedProcess[str]":
     """The command line, forked workers, where gigatoken is not installed. No input is small."""
     code = (
         "import sys; sys.modules['gigatoken'] = None; from beam_prep import cli; cli._import_beam(); "
-        "from beam_prep import pipeline; pipeline.SMALL_INPUT = 0; sys.exit(cli.main())"
+        "from beam_prep import pipeline; pipeline.REFERENCE_ALONE = 0; sys.exit(cli.main())"
     )
     return subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, cwd=ROOT)
 
@@ -218,7 +218,7 @@ def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
 ) -> None:
     code = (
         "import os, signal, sys; from beam_prep import cli; cli._import_beam(); from beam_prep import recipe; "
-        "from beam_prep import pipeline; pipeline.SMALL_INPUT = 0; "
+        "from beam_prep import pipeline; pipeline.REFERENCE_ALONE = 0; "
         "recipe.first_texts = lambda *given: os.kill(os.getpid(), signal.SIGKILL); sys.exit(cli.main())"
     )
     config = tmp_path / "config.json"
