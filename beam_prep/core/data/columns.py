@@ -308,14 +308,13 @@ def _columns(table: pa.Table, wanted: Wanted) -> Columns:
     values = table[wanted.field].chunk(0)
     if wanted.kind == "texts":
         rows = len(table)
-        return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~nulls(values))
+        return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~_nulls(values))
     messages = values.flatten()
     roles, contents = map(messages.field, wanted.keys)
     offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64))
-    missing = nulls(roles) | nulls(contents)
+    missing = _nulls(roles) | _nulls(contents)
     plain = rows_without(missing, offsets) & have_none(table, _SEEN_BY_TEMPLATES)
-    codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
-    return Columns(*wanted, table, offsets, Texts(contents), codes, plain)
+    return Columns(*wanted, table, offsets, Texts(contents), _codes(roles), plain)
 
 
 def chats(table: pa.Table, field: str, offsets: Array, roles: pa.StringArray, texts: Texts, plain: Array) -> Columns:
@@ -330,9 +329,13 @@ def chats(table: pa.Table, field: str, offsets: Array, roles: pa.StringArray, te
     """
     messages = pa.StructArray.from_arrays([roles, texts.array], list(KEYS))
     lists = pa.ListArray.from_arrays(pa.array(narrow(offsets)), messages)
-    codes = np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
     plain = plain & have_none(table, _SEEN_BY_TEMPLATES)
-    return Columns("chats", field, KEYS, table.append_column(field, lists), offsets, texts, codes, plain)
+    return Columns("chats", field, KEYS, table.append_column(field, lists), offsets, texts, _codes(roles), plain)
+
+
+def _codes(roles: pa.StringArray) -> Array:
+    """int32 [messages]: see `Columns.role`; -1: null."""
+    return np.asarray(pc.fill_null(roles.dictionary_encode().indices, -1)).astype(np.int32)
 
 
 def rows_without(marked: Array, offsets: Array) -> Array:
@@ -345,11 +348,11 @@ def have_none(table: pa.Table, names: Iterable[str]) -> Array:
     """bool [rows]: none of these fields is set."""
     found = np.ones(len(table), bool)
     for name in set(names) & set(table.column_names):
-        found &= nulls(table[name])
+        found &= _nulls(table[name])
     return found
 
 
-def nulls(values: pa.Array | pa.ChunkedArray) -> Array:
+def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
     return np.asarray(values.is_null())
 
 
