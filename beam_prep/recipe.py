@@ -17,9 +17,9 @@ import apache_beam as beam
 from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
-from beam_prep.core.data.columns import Wanted
+from beam_prep.core.data.columns import RecordKind, Wanted
 from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.data.schema import CUTTING, Output, TextRules
+from beam_prep.core.data.schema import CUTTING, Output, Section, TextRules
 from beam_prep.core.encoding.backends import BACKENDS, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.rendered import Rendered
@@ -285,18 +285,35 @@ def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     """The records of a config that are parsed as columns; None if a step needs every record as an object."""
     if config.input.tokenized or config.output.loss_weights:
         return None
-    outputs = outputs_of(config)
-    sections = outputs[0].sections
-    if len(outputs) > 1 or len(sections) > 1:
-        return None
     if config.output.fim is not None or config.mask_options is not None:
         return None
-    if outputs[0].kind != "ids" or (outputs[0].has_template and not (outputs[0].conversation and render == "auto")):
+    outputs = outputs_of(config)
+    if any(output.has_template for output in outputs) and render != "auto":
         return None
     if config.input.adapter is not None:
-        fits = outputs[0].conversation and sections[0].field == "messages"
-        return config.input.adapter.build().wanted if fits else None
-    return Wanted("chats" if outputs[0].conversation else "texts", sections[0].field)
+        chat = len(outputs) == len(outputs[0].sections) == 1 and outputs[0].conversation
+        return config.input.adapter.build().wanted if chat and outputs[0].sections[0].field == "messages" else None
+    kinds: dict[str, RecordKind] = {}
+    for output in outputs:
+        if output.joint and len(output.sections) > 1:
+            return None
+        # A prompt that is what both sides begin with is no field.
+        for section in output.sections[1 if config.input.implicit_prompt and output.kind == "ids" else 0 :]:
+            kind = _kind_of(output, section)
+            if kind is None or kinds.setdefault(section.field, kind) != kind:
+                return None
+    numbers_last = sorted(kinds.items(), key=lambda pair: pair[1] == "numbers")
+    first, *others = (Wanted(kind, field) for field, kind in numbers_last)
+    return None if first.kind == "numbers" else first._replace(others=tuple(others))
+
+
+def _kind_of(output: Output, section: Section) -> RecordKind | None:
+    """The kind of what a section reads; None: it is never read as columns."""
+    if output.kind == "value":
+        return "numbers"
+    if output.kind == "list":
+        return "lists" if section.template is None else None
+    return "texts" if section.template is None else "chats"
 
 
 def inputs_of(

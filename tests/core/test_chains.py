@@ -19,8 +19,8 @@ from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Output, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces import bulk
-from beam_prep.core.pieces.apply import apply_template, in_order
+from beam_prep.core.pieces import bulk_chats
+from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
 from beam_prep.core.reading.blocks import RawBlock
@@ -67,7 +67,7 @@ def at_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(bulk, "_FEW", 1)
+        patch.setattr(bulk_chats, "_FEW", 1)
         yield
 
 
@@ -347,16 +347,6 @@ def test_rows_that_are_taken_of_chats_are_those_of_the_chats_alone(chats: list[A
     assert taken.text.data[1][-1] - taken.text.data[1][0] == sum(len(text.encode()) for text in alone.text if text)
     assert (taken.offsets.tolist(), taken.plain.tolist()) == (alone.offsets.tolist(), alone.plain.tolist())
     assert list(map(np.ndarray.tolist, taken.patterns())) == list(map(np.ndarray.tolist, alone.patterns()))
-
-
-@pytest.mark.parametrize("output", [EACH, BOTH, replace(TEXT, kind="list")])
-def test_only_rows_of_one_piece_are_put_in_order(output: Output) -> None:
-    lines = [b'{"text": ["a", "b"], "messages": [{"role": "user", "content": "a"}]}'] * 2
-    if output is BOTH:
-        lines = [line.replace(b'["a", "b"]', b'"a"') for line in lines]
-    rendered = apply_template(read(lines, None), (output,), VOICES[0])
-    with pytest.raises(ValueError, match="cannot be put in order"):
-        in_order(replace(rendered, line=rendered.line[::-1]))
 
 
 def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

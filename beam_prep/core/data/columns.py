@@ -1,9 +1,9 @@
 """Records of a block as columns: parsed by Arrow, rendered without an object a record or a message.
 
-This is for plain records: one text, or one list of messages with a role and a content each (or `from` and `value`);
-all other fields hold plain values. A block with anything else, or with anything that Arrow's parser might read in
-another way than `records.parse`, is parsed by `records.parse`; parts of it without such a record are columns all the
-same.
+This is for plain records: the fields that make the rows are texts, lists of messages with a role and a content each (or
+`from` and `value`), lists of texts, or numbers; all other fields hold plain values. A block with anything else, or with
+anything that Arrow's parser might read in another way than `records.parse`, is parsed by `records.parse`; parts of it
+without such a record are columns all the same.
 """
 
 import functools
@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -35,18 +35,29 @@ _SPACES = np.frombuffer(b" \t\r", np.uint8)
 _SPACE_BEGINS = ((0xC2, 0x85), (0xC2, 0xA0), (0xE1, 0x9A), (0xE2, 0x80), (0xE2, 0x81), (0xE3, 0x80))
 _SPACE_ENDS = (0xC2, 0x9A, 0x80, 0x81)
 
-RecordKind = Literal["texts", "chats"]
+RecordKind = Literal["texts", "chats", "lists", "numbers"]
 
 
 class Wanted(NamedTuple):
-    """The records to parse as columns: those whose `field` is a text, or a list of messages.
+    """The records to parse as columns, by the kind of a field.
 
-    `keys` are those of a message: of its role and of its content.
+    Attributes:
+        kind: `texts`: it holds a text; `chats`: a list of messages; `lists`: a list of texts; `numbers`: a number, or a
+            list of numbers.
+        field: the name of the field.
+        keys: of a message: of its role and of its content.
+        others: the same of other fields.
     """
 
     kind: RecordKind
     field: str
     keys: tuple[str, str] = KEYS
+    others: tuple["Wanted", ...] = ()
+
+    @property
+    def each(self) -> tuple["Wanted", ...]:
+        """This field, and the others."""
+        return (self, *self.others)
 
 
 class Texts(OnDemand[str]):
@@ -112,6 +123,14 @@ def sizes(texts: Sequence[str]) -> Array:
     return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
 
 
+def utf8(texts: Sequence[str]) -> tuple[Array, Array]:
+    """(UTF-8 of all texts, uint8 [bytes]; their borders in it, int64 [texts + 1])."""
+    if isinstance(texts, Texts):
+        data, borders = texts.data
+        return data[borders[0] : borders[-1]], borders - borders[0]
+    return np.frombuffer("".join(texts).encode(), np.uint8), offsets_of(sizes(texts))
+
+
 def measure(texts: Sequence[str]) -> Array:
     """int64: lengths of texts, in bytes or in characters, whichever is faster."""
     return sizes(texts) if isinstance(texts, Texts) else characters(texts)
@@ -124,16 +143,15 @@ def take(texts: Sequence[str], places: Array) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The records of a block.
+    """The records of a block, and the texts of one of their fields.
 
     Attributes:
-        kind, keys: see `Wanted`.
-        field: the field of each record that holds its text or its messages.
+        kind, field, keys: see `Wanted`; never `numbers`.
         table: the records as Arrow parsed them.
         offsets: int64 [rows + 1], borders of rows, in texts.
-        text: the text of each record, or the contents of its messages.
+        text: the text of each record, the contents of its messages, or the texts of its list.
         role: int32 [texts], codes of the messages' roles.
-        plain: bool [rows]: no text is missing, and no other field that chat templates use is set.
+        plain: bool [rows]: no text is missing, and of chats, no other field that chat templates use is set.
     """
 
     kind: RecordKind
@@ -147,6 +165,18 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.plain)
+
+    def are(self, wanted: Wanted | None) -> bool:
+        """True if these are the texts of the wanted field."""
+        return wanted is not None and (self.kind, self.field, self.keys) == wanted[:3]
+
+    def of(self, kind: RecordKind, field: str) -> "Columns | None":
+        """The same records, with the texts of another field; None where it is no field of that kind."""
+        if (kind, field) == (self.kind, self.field):
+            return self
+        wanted = Wanted(kind, field)
+        fits = field in self.table.column_names and _fits(self.table[field].type, wanted)
+        return _columns(self.table, wanted) if fits else None
 
     def strings(self, field: str) -> list[str | None] | None:
         """A field's texts; None where it is no field of texts."""
@@ -165,8 +195,12 @@ class Columns:
     def role_names(self) -> dict[int, str]:
         """Code of `role` -> the role."""
         codes, first = np.unique(self.role, return_index=True)
-        roles = self.table[self.field].combine_chunks().flatten().field(self.keys[0])
-        return dict(zip(codes.tolist(), roles.take(pa.array(first)).to_pylist(), strict=True))
+        return dict(zip(codes.tolist(), self.role_array.take(pa.array(first)).to_pylist(), strict=True))
+
+    @property
+    def role_array(self) -> pa.StringArray:
+        """The roles of all messages."""
+        return array_of(self.table[self.field]).flatten().field(self.keys[0])
 
     def take(self, rows: Array) -> "Columns":
         """Rows by number."""
@@ -193,13 +227,25 @@ class Columns:
         text, role = Texts(table[self.field].chunk(0)), np.zeros(count, np.int32)
         return replace(self, table=table, offsets=np.arange(count + 1), text=text, role=role, plain=plain)
 
-    def patterns(self) -> list[Array]:
-        """The rows (ascending) of each sequence of roles in the block, of rows that are `plain` and have messages."""
-        found: dict[bytes, list[int]] = {}
+    def patterns(self, rows: Array | None = None, counts: Array | None = None) -> list[Array]:
+        """The rows (ascending) of each sequence of roles in the block, of rows that are `plain` and have messages.
+
+        Args:
+            rows: bool [rows]: those that are looked at; None: all.
+            counts: int64 [rows, n]: rows of one pattern have the same.
+        """
+        found: dict[tuple[bytes, bytes], list[int]] = {}
         codes, borders = self.role.tobytes(), (self.offsets * self.role.itemsize).tolist()
-        for row in np.flatnonzero(self.plain & (np.diff(self.offsets) > 0)).tolist():
-            found.setdefault(codes[borders[row] : borders[row + 1]], []).append(row)
-        return [np.array(rows, np.int64) for rows in found.values()]
+        numbers, width = (b"", 0) if counts is None else (counts.tobytes(), counts.shape[1] * counts.itemsize)
+        wanted = self.plain & (np.diff(self.offsets) > 0)
+        for row in np.flatnonzero(wanted if rows is None else wanted & rows).tolist():
+            key = numbers[row * width : (row + 1) * width], codes[borders[row] : borders[row + 1]]
+            found.setdefault(key, []).append(row)
+        return [np.array(each, np.int64) for each in found.values()]
+
+    def alone(self) -> "Columns":
+        """Each of the messages as a row."""
+        return replace(self, offsets=np.arange(len(self.text) + 1), plain=np.ones(len(self.text), bool))
 
     def ends(self) -> tuple[Array, Array]:
         """See `ends_of`."""
@@ -296,25 +342,44 @@ def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Sc
     table = table.combine_chunks()
     if len(table) != len(starts) or not _finite(table):
         return None
-    if wanted.kind == "chats":
-        messages = table[wanted.field].chunk(0).flatten()
-        first = schema.field(wanted.field).type.value_type.field(0).name
-        if messages.null_count or _objects_with(view, first) != len(messages):
-            return None  # the order of the keys, too, must be that of the first messages
+    begin: dict[str, int] = {}  # first key of messages -> how many there are
+    for each in wanted.each:
+        if each.kind == "chats":
+            messages = table[each.field].chunk(0).flatten()
+            if messages.null_count:
+                return None
+            first = schema.field(each.field).type.value_type.field(0).name
+            begin[first] = begin.get(first, 0) + len(messages)
+    if any(_objects_with(view, first) != count for first, count in begin.items()):
+        return None  # the order of the keys, too, must be that of the first messages
     return table
 
 
 def _columns(table: pa.Table, wanted: Wanted) -> Columns:
-    values = table[wanted.field].chunk(0)
-    if wanted.kind == "texts":
-        rows = len(table)
-        return Columns(*wanted, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~_nulls(values))
-    messages = values.flatten()
-    roles, contents = map(messages.field, wanted.keys)
-    offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64))
+    kind, field, keys, _ = wanted
+    values, rows = array_of(table[field]), len(table)
+    if kind == "texts":
+        return Columns(
+            kind, field, keys, table, np.arange(rows + 1), Texts(values), np.zeros(rows, np.int32), ~_nulls(values)
+        )
+    items, offsets = values.flatten(), lists_of(values)
+    if kind == "lists":
+        plain = rows_without(_nulls(items), offsets)
+        return Columns(kind, field, keys, table, offsets, Texts(items), np.zeros(len(items), np.int32), plain)
+    roles, contents = map(items.field, keys)
     missing = _nulls(roles) | _nulls(contents)
     plain = rows_without(missing, offsets) & have_none(table, _SEEN_BY_TEMPLATES)
-    return Columns(*wanted, table, offsets, Texts(contents), _codes(roles), plain)
+    return Columns(kind, field, keys, table, offsets, Texts(contents), _codes(roles), plain)
+
+
+def array_of(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a table of one chunk; one of no rows may have none."""
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def lists_of(values: pa.ListArray) -> Array:
+    """int64 [rows + 1]: the borders of lists in `values.flatten()`; a null has nothing."""
+    return offsets_of(np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64))
 
 
 def chats(table: pa.Table, field: str, offsets: Array, roles: pa.StringArray, texts: Texts, plain: Array) -> Columns:
@@ -374,16 +439,20 @@ def _objects_with(view: Array, first: str) -> int:
     return len(places)
 
 
+_TYPES = {str: pa.string(), int: pa.float64(), float: pa.float64(), bool: pa.bool_(), type(None): pa.null()}
+_NUMBERS = (pa.float64(), pa.list_(pa.float64()))
+
+
 def _finite(table: pa.Table) -> bool:
     """False if a number is NaN or Infinity, which Arrow reads and JSON does not have."""
-    numbers = [column for column in table.columns if pa.types.is_floating(column.type)]
-    return all(pc.all(pc.is_finite(column)).as_py() is not False for column in numbers)
+    numbers = [column.chunk(0).flatten() if column.type == _NUMBERS[1] else column for column in table.columns]
+    return all(pc.all(pc.is_finite(each)).as_py() is not False for each in numbers if pa.types.is_floating(each.type))
 
 
 def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
-    """The fields of these records: the wanted one, and others with plain values. None if there are more."""
+    """The fields of these records: the wanted ones, and others with plain values. None if there are more."""
     fields: dict[str, pa.DataType] = {}
-    orders: set[tuple[str, ...]] = set()
+    kinds = {each.field: each for each in wanted.each}
     for line in lines:
         try:
             record = orjson.loads(line)
@@ -391,28 +460,46 @@ def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
             return None
         if type(record) is not dict:
             return None
-        messages = record.pop(wanted.field, None) if wanted.kind == "chats" else None
-        if messages is not None and type(messages) is not list:
-            return None
-        for message in messages or ():
-            if type(message) is not dict or not message.keys() <= set(wanted.keys):
-                return None
-            if len(message) == 2:
-                orders.add(tuple(message))
         for name, value in record.items():
-            known, found = fields.get(name, pa.null()), _TYPES.get(type(value))
+            kind = kinds.get(name)
+            found = _TYPES.get(type(value)) if kind is None or kind.kind == "texts" else _type_in(value, kind)
+            known = fields.get(name, pa.null())
             if found is None or (known not in (found, pa.null()) and found != pa.null()):
                 return None
             fields[name] = known if found == pa.null() else found
-    if wanted.kind == "texts":
-        return pa.schema(fields) if fields.get(wanted.field) == pa.string() else None
-    if len(orders) != 1:
+    return pa.schema(fields) if all(_fits(fields.get(name), each) for name, each in kinds.items()) else None
+
+
+def _type_in(value: Any, wanted: Wanted) -> pa.DataType | None:
+    """The type of a field that is to be of that kind, from a record; null where it does not tell, None: of no kind."""
+    if value is None or value == []:
+        return pa.null()
+    if wanted.kind == "numbers":
+        found = value if type(value) is list else [value]
+        if not set(map(type, found)) <= {int, float}:
+            return None
+        return pa.list_(pa.float64()) if type(value) is list else pa.float64()
+    if type(value) is not list:
         return None
-    (order,) = orders
-    return pa.schema([*fields.items(), (wanted.field, pa.list_(pa.struct([(key, pa.string()) for key in order])))])
+    if wanted.kind == "lists":
+        return pa.list_(pa.string()) if set(map(type, value)) <= {str, type(None)} else None
+    if any(type(message) is not dict or not message.keys() <= set(wanted.keys) for message in value):
+        return None
+    orders = {tuple(message) for message in value if len(message) == 2}
+    return pa.null() if not orders else _messages(orders.pop()) if len(orders) == 1 else None
 
 
-_TYPES = {str: pa.string(), int: pa.float64(), float: pa.float64(), bool: pa.bool_(), type(None): pa.null()}
+def _messages(keys: Iterable[str]) -> pa.DataType:
+    return pa.list_(pa.struct([(key, pa.string()) for key in keys]))
+
+
+def _fits(found: pa.DataType | None, wanted: Wanted) -> bool:
+    """True if a field of this type is of that kind."""
+    if wanted.kind == "chats":
+        return found in (_messages(wanted.keys), _messages(reversed(wanted.keys)))
+    if wanted.kind == "numbers":
+        return found in _NUMBERS
+    return bool(found == (pa.string() if wanted.kind == "texts" else pa.list_(pa.string())))
 
 
 def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Array) -> Texts:
@@ -436,16 +523,61 @@ def join(texts: Texts, constants: Sequence[str], pieces: Ragged, characters: Arr
     return Texts(pc.binary_join(lists, ""), characters)
 
 
-def concat(texts: Sequence[str], others: Texts) -> Texts:
-    """Texts, then others.
+_MOST_SLICES = 256
+
+
+def merge(texts: Sequence[str], others: Texts, order: Array | None = None) -> Texts:
+    """Texts and others as one array.
+
+    Args:
+        texts, others: the texts.
+        order: int64: the number of each, those of `others` counted after those of `texts`; None: first the ones, then
+            the others.
 
     Raises:
         RunError: they take more bytes than an array of texts holds.
     """
+    if not texts and order is None:
+        return others
     check_narrow(int(sizes(texts).sum()) + int(sizes(others).sum()), "bytes of text")
-    array = pa.concat_arrays([pa.array(texts, pa.string()), others.array])
-    known = "characters" in vars(others)
-    return Texts(array, np.concatenate([characters(texts), others.characters]) if known else None)
+    lengths = np.concatenate([characters(texts), others.characters]) if "characters" in vars(others) else None
+    arrays, first = [pa.array(texts, pa.string()), others.array], len(texts)
+    if order is None:
+        return Texts(pa.concat_arrays(arrays), lengths)
+    lengths = None if lengths is None else lengths[order]
+    # Runs of texts that stay beside each other, none of both arrays.
+    breaks = np.flatnonzero((np.diff(order) != 1) | (order[1:] == first)) + 1
+    if len(breaks) >= _MOST_SLICES:
+        return Texts(pa.concat_arrays(arrays).take(pa.array(order)), lengths)
+    slices = []
+    for start, stop in itertools.pairwise([0, *breaks.tolist(), len(order)]):
+        at = int(order[start]) if stop > start else 0
+        slices.append(arrays[at >= first].slice(at - first if at >= first else at, stop - start))
+    return Texts(pa.concat_arrays(slices), lengths)
+
+
+def _places(counts: Array) -> Array:
+    """int64: of each item of rows, its number among those of the first column, then the second, and so on."""
+    before = offsets_of(counts.ravel())[:-1].reshape(counts.shape)
+    found: Array = np.empty(int(counts.sum()), np.int64)
+    first = 0
+    for starts, lengths in zip(before.T, counts.T, strict=True):
+        inside = np.arange(first, first := first + int(lengths.sum()))
+        found[np.repeat(starts - offsets_of(lengths)[:-1] - (first - len(inside)), lengths) + inside] = inside
+    return found
+
+
+def chained(columns: Sequence["Columns"]) -> tuple["Columns", Array]:
+    """The messages of several fields as one conversation a row; and int64 [rows, columns], how many each has."""
+    counts = np.column_stack([np.diff(each.offsets) for each in columns])
+    if len(columns) == 1:
+        return columns[0], counts
+    places = pa.array(_places(counts))
+    text = Texts(pa.concat_arrays([each.text.array for each in columns]).take(places))
+    roles = pa.concat_arrays([each.role_array for each in columns]).take(places)
+    plain = np.logical_and.reduce([each.plain for each in columns])
+    offsets = offsets_of(counts.sum(axis=1))
+    return replace(columns[0], offsets=offsets, text=text, role=_codes(roles), plain=plain), counts
 
 
 def end_with(texts: Texts, end: str, always: bool) -> Texts:

@@ -19,7 +19,7 @@ from typing import Literal, cast
 
 import numpy as np
 
-from beam_prep.core.data.columns import characters, sizes, take
+from beam_prep.core.data.columns import characters, sizes, take, utf8
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.encoding import with_gigatoken, with_tokie
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
@@ -121,7 +121,7 @@ class FastEncoder:
         totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
         lossless = np.diff(totals) == in_bytes
         lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
-        tokens = _overlapping(ids, lengths, ends, totals, spans.text, *_in_bytes(others, wide, spans))
+        tokens = _overlapping(ids, lengths, ends, totals, spans.text, *_in_bytes(texts, wide, spans))
         if add_special_tokens:
             ids = self._with_special_tokens(ids)
             before = len((_around_text(self.tokenizer) or ([], []))[0])
@@ -171,21 +171,40 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     """First byte (UTF-8) and one past the last of spans of characters.
 
     Args:
-        texts: those that are not ASCII.
-        places: int64, ascending: their numbers in `spans.text`.
+        texts: the texts.
+        places: int64, ascending: the numbers of those that are not ASCII.
         spans: of all texts.
     """
-    mine = np.flatnonzero(np.isin(spans.text, places))
+    is_wide = np.zeros(len(texts), bool)
+    is_wide[places] = True
+    mine = np.flatnonzero(is_wide[spans.text])
     if not len(mine):
         return spans.start, spans.stop
-    data = np.frombuffer("".join(texts).encode(), np.uint8)
-    # Where each character begins, and the last one ends.
-    begins = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
-    first = offsets_of(characters(texts))[np.searchsorted(places, spans.text[mine])]
+    data, borders = utf8(texts)
+    first = offsets_of(characters(texts))
+    text = spans.text[mine]
     start, stop = spans.start.copy(), spans.stop.copy()
-    for borders in (start, stop):
-        borders[mine] = begins[first + borders[mine]] - begins[first]
+    for border in (start, stop):
+        border[mine] = _bytes_before(data, first[text] + border[mine]) - borders[text]
     return start, stop
+
+
+_WORD = 64
+
+
+def _bytes_before(data: Array, characters: Array) -> Array:
+    """int64: the bytes (UTF-8) of so many characters from the first on; uint8 [bytes] -> of each number."""
+    # Characters are counted by words of bytes, so that no place is kept for each of them.
+    bits = np.packbits((data & 0xC0) != 0x80)
+    words = np.concatenate([bits, np.zeros(-len(bits) % (_WORD // 8), np.uint8)])
+    until = offsets_of(np.bitwise_count(words.view(np.uint64)))
+    word = np.searchsorted(until, characters, side="right") - 1
+    found = np.full(len(characters), len(data), np.int64)
+    inside = np.flatnonzero(characters < until[-1])
+    word = word[inside]
+    begun = np.cumsum(np.unpackbits(words.reshape(-1, _WORD // 8)[word], axis=1), axis=1, dtype=np.uint8)
+    found[inside] = word * _WORD + (begun > (characters[inside] - until[word])[:, None]).argmax(axis=1)
+    return found
 
 
 def _overlapping(

@@ -86,36 +86,19 @@ def apply_template(
             made["rendered_as_columns"] += len(lines)
         kept += lines
         domain += bulk.domains(domain_key)
+    order = None
+    if bulk is not None and (np.diff(kept) < 0).any():
+        order = np.argsort(kept)
+        kept, domain = sorted(kept), [domain[row] for row in order.tolist()]
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     rendered.made = dict(made)
     rendered.weights = np.array(weights) if weighted else None
     for output, collector in zip(outputs, collectors, strict=True):
         if isinstance(collector, TextCollector):
-            rendered.pieces[output.name] = collector.build()
+            rendered.pieces[output.name] = collector.build(order)
         else:
-            rendered.values[output.name] = collector.build()
-    return rendered if bulk is None else in_order(rendered)
-
-
-def in_order(rendered: Rendered) -> Rendered:
-    """The same with its rows in the order of their lines.
-
-    Raises:
-        ValueError: a row is not one piece, without a BOS of its own, of every output; `Pieces.take` gives no other.
-    """
-    order = np.argsort(rendered.line)
-    if (order[1:] > order[:-1]).all():
-        return rendered
-    each = np.arange(len(order) + 1)
-    for name, found in rendered.pieces.items():
-        plain = len(found.texts) == len(order) and not found.bos.any()
-        if not (plain and np.array_equal(found.rows, each) and np.array_equal(found.sequences, each)):
-            raise ValueError(f"the rows of {name!r} are not a piece each: they cannot be put in order")
-    if rendered.values:
-        raise ValueError(f"rows with values ({', '.join(rendered.values)}) cannot be put in order")
-    pieces = {name: pieces.take(order) for name, pieces in rendered.pieces.items()}
-    domain = [rendered.domain[place] for place in order.tolist()]
-    return replace(rendered, line=rendered.line[order], domain=domain, pieces=pieces)
+            rendered.values[output.name] = collector.build(order)
+    return rendered
 
 
 _SAMPLED = 16

@@ -1,14 +1,38 @@
 """Builds the `Pieces` of one output, row by row or many rows at once."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from beam_prep.core.data.columns import Texts, concat
+from beam_prep.core.data.columns import Texts, merge
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.pieces.checks import check_characters
 from beam_prep.core.pieces.layout_segments import LayoutSegments
-from beam_prep.core.pieces.rendered import TRAIN, WHOLE, Pieces, Segment, as_segments
+from beam_prep.core.pieces.rendered import Pieces, Segment, as_segments
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPieces:
+    """The pieces of many rows.
+
+    Attributes:
+        texts: to encode.
+        special: bool [pieces]: with the tokenizer's own special tokens.
+        message_roles: the roles of the messages of each piece.
+        segments: int64 [pieces, fields of `Segment`]: one a piece; None: those of `groups`.
+        groups: (table, numbers of its pieces, lengths of what each consists of, characters cut from the front of each).
+        sequences: int64 [sequences]: pieces of each; None: each piece is one.
+        rows: int64 [rows]: sequences of each; None: each sequence is one.
+    """
+
+    texts: Texts
+    special: Array
+    message_roles: Ragged
+    segments: Array | None = None
+    groups: "list[tuple[LayoutSegments, Array, Array, Array]]" = field(default_factory=list)
+    sequences: Array | None = None
+    rows: Array | None = None
 
 
 class PiecesBuilder:
@@ -31,11 +55,9 @@ class PiecesBuilder:
         self._sequences = [0]
         # piece -> its segments, lengths of what it consists of, characters cut from its front
         self._measured: dict[int, tuple[LayoutSegments, tuple[int, ...], int]] = {}
-        self._in_bulk: list[tuple[LayoutSegments, Array, Array, Array]] = []  # the same of many pieces: see `_by_table`
-        self._bulk: Texts | None = None  # texts after all others
+        self._bulk: BulkPieces | None = None  # after all others
         self._message_roles: list[int] = []
         self._message_roles_borders = [0]
-        self._message_roles_in_bulk: list[Ragged] = []
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -101,64 +123,51 @@ class PiecesBuilder:
         del self._message_roles_borders[pieces + 1 :]
         del self._message_roles[self._message_roles_borders[-1] :]
 
-    def add_in_bulk(
-        self, texts: Texts, special: bool, cuts: Array, groups: "list[tuple[LayoutSegments, Array]]"
-    ) -> None:
-        """Adds texts, a row each, after all others.
+    def add_in_bulk(self, bulk: BulkPieces) -> None:
+        """Adds pieces after all others, once."""
+        self._bulk = bulk
 
-        Args:
-            texts: to encode.
-            special: with the tokenizer's own special tokens.
-            cuts: int64 [texts]: how many characters were cut from the front of each.
-            groups: for so many of them as its array has rows, in order: (table, lengths of what each consists of).
-                Empty: each text is one segment, trained.
-        """
-        at = first = len(self._texts)
-        count = len(texts)
-        for table, lengths in groups:
-            pieces = np.arange(at, at := at + len(lengths))
-            self._in_bulk.append((table, pieces, lengths, cuts[pieces - first]))
-            message_roles = np.tile(np.array(table.message_roles, np.int64), len(lengths))
-            self._message_roles_in_bulk.append(
-                Ragged.from_lengths(message_roles, np.full(len(lengths), len(table.message_roles)))
-            )
-        if not groups:
-            self._message_roles_in_bulk.append(Ragged(np.zeros(0, np.int64), np.zeros(count + 1, np.int64)))
-        self._bulk = texts
-        self._special += [special] * count
-        segments = [] if groups else [Segment(*WHOLE, TRAIN)] * count
-        self._segments += segments
-        borders = range(self._borders[-1] + 1, len(self._segments) + 1) if segments else [self._borders[-1]] * count
-        self._borders += borders
-        self._sequences += range(first + 1, first + count + 1)
-        self.rows += range(len(self.rows), len(self.rows) + count)
-
-    def build(self, roles: tuple[str, ...], bos: bool, weights: Array) -> Pieces:
+    def build(self, roles: tuple[str, ...], bos: bool, weights: Array, order: Array | None = None) -> Pieces:
         """The pieces; `bos`: each sequence begins with the BOS token, unless the first rendering brings it.
 
-        For `roles` and `weights` see `Pieces`.
+        For `roles` and `weights` see `Pieces`. `order`: int64 [rows], the numbers of the rows, those in bulk after the
+        others; None: as they were added.
         """
-        sequences = np.asarray(self._sequences, np.int64)
-        by_table = self._by_table()
-        segments, borders = self._all_segments(by_table)
         texts: Sequence[str] = self._texts
-        if self._bulk is not None:
-            texts = concat(texts, self._bulk) if texts else self._bulk
+        special = np.asarray(self._special, bool)
+        sequences, rows = np.diff(np.asarray(self._sequences, np.int64)), np.diff(np.asarray(self.rows, np.int64))
         message_roles = Ragged(
             np.asarray(self._message_roles, np.int64), np.asarray(self._message_roles_borders, np.int64)
         )
+        places: Array | None = None  # the number that each piece had when it was added
+        if (bulk := self._bulk) is not None:
+            of_bulk = np.ones(len(bulk.texts), np.int64) if bulk.sequences is None else bulk.sequences
+            sequences = np.concatenate([sequences, of_bulk])
+            rows = np.concatenate([rows, np.ones(len(of_bulk), np.int64) if bulk.rows is None else bulk.rows])
+            if order is not None:
+                moved = Ragged(np.arange(len(sequences)), offsets_of(rows)).take(order).flat
+                places = Ragged(np.arange(len(texts) + len(bulk.texts)), offsets_of(sequences)).take(moved).flat
+                sequences, rows = sequences[moved], rows[order]
+            texts = merge(self._texts, bulk.texts, places)
+            special = np.concatenate([special, bulk.special])
+            message_roles = Ragged.concat([message_roles, bulk.message_roles])
+        by_table = self._by_table()
+        ends = self._prompt_ends(by_table, len(special))
+        segments, borders = self._all_segments(by_table, len(special), places)
+        if places is not None:
+            special, ends, message_roles = special[places], ends[places], message_roles.take(places)
         return Pieces(
             texts,
-            np.asarray(self._special, bool),
-            self._prompts,
-            self._prompt_ends(by_table),
+            special,
+            self._prompts if places is None else _moved(self._prompts, places),
+            ends,
             segments,
             borders,
             roles,
-            sequences,
-            np.asarray(self.rows, np.int64),
-            np.full(len(sequences) - 1, bos),
-            Ragged.concat([message_roles, *self._message_roles_in_bulk]),
+            offsets_of(sequences),
+            offsets_of(rows),
+            np.full(len(sequences), bos),
+            message_roles,
             weights,
         )
 
@@ -167,8 +176,9 @@ class PiecesBuilder:
         by_table: dict[LayoutSegments, list[int]] = {}
         for piece, (table, _, _) in self._measured.items():
             by_table.setdefault(table, []).append(piece)
+        first, groups = len(self._texts), [] if self._bulk is None else self._bulk.groups
         return [
-            *self._in_bulk,
+            *((table, pieces + first, lengths, cuts) for table, pieces, lengths, cuts in groups),
             *(
                 (
                     table,
@@ -180,9 +190,9 @@ class PiecesBuilder:
             ),
         ]
 
-    def _prompt_ends(self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]") -> Array:
+    def _prompt_ends(self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]", count: int) -> Array:
         """`prompt_end` of `Pieces`."""
-        ends = np.full(len(self._special), -2)
+        ends = np.full(count, -2)
         ends[list(self._prompt_end)] = list(self._prompt_end.values())
         for table, pieces, lengths, cuts in by_table:
             if table.prompt is not None:
@@ -190,21 +200,39 @@ class PiecesBuilder:
                 ends[pieces] = np.maximum(end, 0)
         return ends
 
-    def _all_segments(self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]") -> tuple[Array, Array]:
+    def _all_segments(
+        self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]", count: int, places: Array | None
+    ) -> tuple[Array, Array]:
         """(`SEGMENT` [segments], their borders), those of plans put between the others."""
         listed = np.asarray(self._segments, np.int64).reshape(-1, len(Segment._fields))
-        counts: Array = np.diff(np.asarray(self._borders, np.int64))
-        if not by_table:
+        counts = np.zeros(count, np.int64)
+        counts[: len(self._texts)] = np.diff(np.asarray(self._borders, np.int64))
+        if self._bulk is not None and self._bulk.segments is not None:
+            listed = np.concatenate([listed, self._bulk.segments])
+            counts[len(self._texts) :] = 1
+        if not by_table and places is None:
             return as_segments(listed), offsets_of(counts)
+        alone = counts.copy()
         for table, pieces, _, _ in by_table:
             counts[pieces] = len(table)
-        borders = offsets_of(counts)
+        if places is None:
+            borders = offsets_of(counts)
+            starts = borders[:-1]
+        else:
+            borders = offsets_of(counts[places])
+            starts = np.empty(count, np.int64)
+            starts[places] = borders[:-1]
         segments = np.empty((borders[-1], len(Segment._fields)), np.int64)
-        planned = np.zeros(len(counts), bool)
-        for _, pieces, _, _ in by_table:
-            planned[pieces] = True
-        segments[np.repeat(~planned, counts)] = listed
+        segments[np.repeat(starts - offsets_of(alone)[:-1], alone) + np.arange(len(listed))] = listed
         for table, pieces, lengths, cuts in by_table:
-            rows = (borders[pieces][:, None] + np.arange(len(table))).ravel()
+            rows = (starts[pieces][:, None] + np.arange(len(table))).ravel()
             segments[rows] = table.segments(lengths, cuts)
         return as_segments(segments), borders
+
+
+def _moved(prompts: dict[int, str], places: Array) -> dict[int, str]:
+    """The prompts by the new numbers of their pieces; `places` are the old ones."""
+    if not prompts:
+        return prompts
+    number = {old: new for new, old in enumerate(places.tolist()) if old in prompts}
+    return {number[old]: prompt for old, prompt in prompts.items()}

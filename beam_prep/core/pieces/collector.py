@@ -3,17 +3,12 @@
 from collections import Counter
 from typing import Any
 
-import numpy as np
-import pyarrow.compute as pc
-
 from beam_prep.core.data.block import Reject
-from beam_prep.core.data.columns import Texts
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.pieces.builder import PiecesBuilder
+from beam_prep.core.pieces.builder import BulkPieces, PiecesBuilder
 from beam_prep.core.pieces.checks import guarded_messages, list_of, text_of
 from beam_prep.core.pieces.conversations import ConversationCollector
-from beam_prep.core.pieces.layout_segments import LayoutSegments
 from beam_prep.core.pieces.message_weights import MessageWeights
 from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, WHOLE, Pieces, Segment
 from beam_prep.core.pieces.renderer import Renderer
@@ -21,7 +16,7 @@ from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Record
 
-_ACTIONS = {"mask": MASK, "train": TRAIN, "$role": BY_ROLE, "$last": TRAIN}
+ACTIONS = {"mask": MASK, "train": TRAIN, "$role": BY_ROLE, "$last": TRAIN}
 
 
 class TextCollector:
@@ -80,23 +75,9 @@ class TextCollector:
         self._builder.end_row()
         return len(self._builder) > before
 
-    def add_in_bulk(self, texts: Texts, groups: "list[tuple[LayoutSegments, Array]]") -> None:
-        """Adds texts, a row each, after all others.
-
-        Args:
-            texts: as a template writes them, or as they are to be encoded.
-            groups: see `PiecesBuilder.add_in_bulk`.
-        """
-        cuts = np.zeros(len(texts), np.int64)
-        special = self.output.sections[0].add_special_tokens is not False
-        if self.output.has_template:
-            special = self.voice.rules.bos == "tokenizer"
-            if self.voice.rules.bos != "keep" and self.voice.bos:
-                begin = pc.starts_with(texts.array, self.voice.bos)
-                cuts = np.asarray(begin).astype(np.int64) * len(self.voice.bos)
-                cut = pc.utf8_slice_codeunits(texts.array, len(self.voice.bos))
-                texts = Texts(pc.if_else(begin, cut, texts.array), texts.characters - cuts)
-        self._builder.add_in_bulk(texts, special, cuts, groups)
+    def add_in_bulk(self, pieces: BulkPieces) -> None:
+        """Adds pieces after all others, once."""
+        self._builder.add_in_bulk(pieces)
 
     @property
     def characters(self) -> int:
@@ -107,10 +88,10 @@ class TextCollector:
         """Back to the first `rows` rows."""
         self._builder.undo(rows)
 
-    def build(self) -> Pieces:
-        """The pieces of all rows."""
+    def build(self, order: Array | None = None) -> Pieces:
+        """The pieces of all rows; for `order` see `PiecesBuilder.build`."""
         bos = self.output.kind == "ids" and self.output.has_template and not self.output.conversation
-        return self._builder.build(tuple(self.roles), bos, self._weights.values())
+        return self._builder.build(tuple(self.roles), bos, self._weights.values(), order)
 
     def _list_row(self, record: Record) -> None:
         for section in self.output.sections:
@@ -123,7 +104,7 @@ class TextCollector:
                     self._messages(section, element, where)
                 elif text := self.guard(text_of(element, where)):
                     special = bool(section.add_special_tokens)
-                    self._builder.add_piece(text, special, Segment(*WHOLE, _ACTIONS[section.action]))
+                    self._builder.add_piece(text, special, Segment(*WHOLE, ACTIONS[section.action]))
                 self._builder.end_sequence()
 
     def _sections(self, record: Record) -> None:
@@ -140,7 +121,7 @@ class TextCollector:
                 yielded = self._messages(section, record.get(section.field), section.field)
             elif text:
                 special = first if section.add_special_tokens is None else section.add_special_tokens
-                self._builder.add_piece(text, special, Segment(*WHOLE, _ACTIONS[section.action]))
+                self._builder.add_piece(text, special, Segment(*WHOLE, ACTIONS[section.action]))
                 yielded = True
             else:
                 yielded = False
@@ -190,6 +171,6 @@ class TextCollector:
                 lacks = " has no content" if message.get("content") is None else ""
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
             code = self.roles.setdefault(role, len(self.roles))
-            segment = Segment(*WHOLE, _ACTIONS[section.action], code, turn, self._weights.code(message))
+            segment = Segment(*WHOLE, ACTIONS[section.action], code, turn, self._weights.code(message))
             self._builder.add_piece(text, False, segment, message_roles=(code,))
         return bool(messages)

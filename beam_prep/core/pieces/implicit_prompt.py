@@ -8,6 +8,16 @@ from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Record
 
 
+def prompt_field(outputs: Sequence[Output]) -> str:
+    """The field of the prompt."""
+    return outputs[0].sections[0].field
+
+
+def sides_of(outputs: Sequence[Output]) -> list[str]:
+    """The fields of both sides."""
+    return [output.sections[-1].field for output in outputs[:2]]
+
+
 def with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
     """The longest common beginning of both sides of a preference row, messages or characters, as its prompt.
 
@@ -15,8 +25,7 @@ def with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
     prompt; a prompt of characters steps back over a final space. A prompt that is text beside sides that are messages
     (UltraFeedback has these) only repeats what the sides begin with, and is not read.
     """
-    prompt = outputs[0].sections[0].field
-    names = [output.sections[-1].field for output in outputs[:2]]
+    prompt, names = prompt_field(outputs), sides_of(outputs)
     one, other = (record.get(name) for name in names)
     if not one or not other or not isinstance(one, str | list) or not isinstance(other, str | list):
         return record  # the checks of the sections reject it

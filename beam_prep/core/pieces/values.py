@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Output
 from beam_prep.core.reading.records import Record
 from beam_prep.core.reading.rollouts import exact_double
@@ -18,6 +18,7 @@ class ValueCollector:
         self.numbers: list[float] = []
         self.rows = [0]
         self.listed = False
+        self._bulk: Ragged | None = None
 
     def add(self, record: Record) -> bool:
         value = record.get(self.field)
@@ -35,5 +36,13 @@ class ValueCollector:
         del self.rows[rows + 1 :]
         del self.numbers[self.rows[-1] :]
 
-    def build(self) -> Ragged:
-        return Ragged(np.asarray(self.numbers, np.float64), np.asarray(self.rows, np.int64))
+    def add_in_bulk(self, numbers: Ragged) -> None:
+        """Adds rows after all others, once."""
+        self._bulk = numbers
+
+    def build(self, order: Array | None = None) -> Ragged:
+        """The numbers of all rows; for `order` see `PiecesBuilder.build`."""
+        found = Ragged(np.asarray(self.numbers, np.float64), np.asarray(self.rows, np.int64))
+        if self._bulk is not None:
+            found = Ragged.concat([found, self._bulk])
+        return found if order is None else found.take(order)

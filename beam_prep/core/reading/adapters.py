@@ -91,7 +91,7 @@ class ShareGPT:
     def columns(self, columns: Columns) -> Columns | None:
         """What a call gives for the records that are `plain` in it; None where these are no such columns."""
         table = columns.table.drop_columns([columns.field])
-        if (columns.kind, columns.field, columns.keys) != self.wanted or "messages" in table.column_names:
+        if not columns.are(self.wanted) or "messages" in table.column_names:
             return None
         mapping, names = self._mapping(), columns.role_names()
         # One more than a code: that of null is -1.
@@ -243,7 +243,7 @@ class Alpaca:
         names = [name for name in self._fields().values() if name in table.column_names]
         others = table.drop_columns(names)
         texts = all(table[name].type in (pa.string(), pa.null()) for name in names)
-        if (columns.kind, columns.field, columns.keys) != self.wanted or "messages" in others.column_names or not texts:
+        if not columns.are(self.wanted) or "messages" in others.column_names or not texts:
             return None
         first, second = (_optional(table, name) for name in (self.instruction, self.input))
         (has_first, sure), (has_second, also_sure) = map(_are_there, (first, second))

@@ -18,9 +18,7 @@ from beam_prep.core.data.columns import Columns, Texts
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Records
-
-_EXACT = 1 << 53
-"""Below it, a double is an integer if it looks like one."""
+from beam_prep.core.reading.rollouts import LARGEST_EXACT
 
 
 @step
@@ -93,7 +91,7 @@ def _of_columns(columns: Columns | None, name: str, kind: CarryType) -> _Found |
                 numbers = doubles.astype(kind) + np.dtype(kind).type(0)  # of -0, which is the integer 0 as an object
             exact = bool(np.isfinite(numbers).all())
         else:
-            exact = bool((np.abs(doubles) < min(_EXACT, np.iinfo(kind).max)).all() and (doubles % 1 == 0).all())
+            exact = bool((np.abs(doubles) < min(LARGEST_EXACT, np.iinfo(kind).max)).all() and (doubles % 1 == 0).all())
             numbers = doubles.astype(kind) if exact else doubles
         if exact:
             return one_each(numbers), _NONE, {}

@@ -202,6 +202,10 @@ def _check_count(record: Record, fields: RolloutFields, column: str, key: str, r
         raise Reject("count_mismatch", f"{found}: wanted as many of each")
 
 
+LARGEST_EXACT = 2**53
+"""All integers that are smaller, with either sign, are doubles."""
+
+
 def exact_double(number: Any, where: str) -> float:
     """A number of a record as a double.
 

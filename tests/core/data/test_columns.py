@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep.core.data.block import InputFile
-from beam_prep.core.data.columns import Texts, Wanted, concat, join
+from beam_prep.core.data.columns import Texts, Wanted, join, merge
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.encoding.backends import FastEncoder
 from beam_prep.core.encoding.spans import CharSpans
@@ -260,6 +260,6 @@ def test_texts_that_no_array_holds_are_refused_before_they_are_made() -> None:
 
 def test_texts_behind_others_are_refused_where_no_array_holds_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("beam_prep.core.data.ragged.MAX_NARROW", 5)
-    assert list(concat(["ab"], Texts(pa.array(["\u00e9", "d"])))) == ["ab", "\u00e9", "d"]
+    assert list(merge(["ab"], Texts(pa.array(["\u00e9", "d"])))) == ["ab", "\u00e9", "d"]
     with pytest.raises(RunError, match="6 bytes of text"):
-        concat(["ab"], Texts(pa.array(["\u00e9", "de"])))
+        merge(["ab"], Texts(pa.array(["\u00e9", "de"])))

@@ -14,7 +14,7 @@ from hypothesis import given
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Action, Output, Section, TextRules
-from beam_prep.core.pieces import bulk, collector
+from beam_prep.core.pieces import bulk_chats, collector
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Pieces, Rendered
 from beam_prep.core.pieces.voice import Voice
@@ -49,7 +49,7 @@ def at_once() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
         patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(bulk, "_FEW", 1)
+        patch.setattr(bulk_chats, "_FEW", 1)
         yield
 
 
