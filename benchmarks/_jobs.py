@@ -19,7 +19,8 @@ TRL = (
     *("tokenizers==0.23.3", "pyarrow==26.0.1", "jinja2==3.1.6"),
 )
 # Of a run.json: what is not about how the records were worked on.
-_EVERY_RUN = ("how", "block_bytes", "check", "started", "finished", "host", "blocks", "blocks_reused")
+_HOW_MADE = ("encoded_by_", "rendered_")
+"""How the names of counts begin that say how records were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def ours(config: str, *options: str, cores: Collection[int] = ()) -> Tool:
             sum(totals["trained"].values()) if totals["trained"] else tokens,
             sum(ledger["dropped"].values()) + sum(ledger["rejected"].values()),
         )
-        notes = {key: value for key, value in run.items() if key not in _EVERY_RUN}
+        notes = {key: value for key, value in run.items() if key.startswith(_HOW_MADE)}
         return Done(usage, written, run["how"].removeprefix("runner: "), notes)
 
     return run

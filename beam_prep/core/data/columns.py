@@ -418,7 +418,8 @@ def have_none(table: pa.Table, names: Iterable[str]) -> Array:
 
 
 def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
-    return np.asarray(values.is_null())
+    # Arrow gives booleans one by one.
+    return np.asarray(values.is_null()) if values.null_count else np.zeros(len(values), bool)
 
 
 def _null_between(view: Array, raw: bytes) -> bool:
