@@ -130,16 +130,16 @@ FLAT = 1.05
 def bounds() -> Iterator[Bound]:
     """Every bound of the speed and memory table."""
     for job, megabytes, least, peer in (
-        ("chat_last", 200, 12, MAP),
-        ("chat_last", 800, 16, MAP),
-        ("chat_trl", 200, 15, PACKED),
+        ("chat_last", 200, 17, MAP),
+        ("chat_last", 800, 28, MAP),
+        ("chat_trl", 200, 18, PACKED),
         ("text", 200, 12, TEXT_MAP),
         ("text", 800, 12, TEXT_MAP),
     ):
         tool = JOBS[job].tools[0]
         text = f"{job}, {megabytes} MB: time of `{peer}` / ours"
         yield Bound(text, least, Value(job, megabytes, peer), Value(job, megabytes, tool))
-    for megabytes, share in ((200, 0.3), (800, 0.5)):
+    for megabytes, share in ((200, 0.45), (800, 0.65)):
         call = Value("text_limit", megabytes, LIMIT, "encode_files_s")
         text = f"text, {megabytes} MB: time of the call `encode_files` / ours, whole process"
         yield Bound(text, share, call, Value("text_limit", megabytes, "beam-prep text"))

@@ -108,7 +108,7 @@ def _part_of(records: Records, columns: Columns, texts: TextCollector, outputs: 
     if output.has_template:
         alone = columns.of("chats", output.sections[0].field)
         plain = output.kind == "ids" and len(output.sections) == 1 and alone is not None
-        return Messages(records, alone, texts) if plain and alone is not None else None
+        return Messages(records, texts, alone) if plain and alone is not None else None
     kind: RecordKind = "lists" if output.kind == "list" else "texts"
     found = [each for section in output.sections if (each := columns.of(kind, section.field)) is not None]
     if len(found) < len(output.sections):

@@ -1,7 +1,7 @@
 """Rows that are given as columns, and that a template renders."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow.compute as pc
@@ -50,23 +50,30 @@ class _Rendered:
         """int64 [messages + 1]: characters before each."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._chats.text.characters)])
 
-    def _text(self, chats: Columns, groups: Sequence[tuple[PieceLayout, Array, Array]], count: int) -> Texts:
-        """Renders conversations.
+    def _text(self, wanted: Array) -> tuple[Texts, list[tuple[LayoutSegments | None, Array, Array]]]:
+        """Renders some rows of those that are in groups.
 
         Args:
-            chats: whose messages they have.
-            groups: (layout, its rows in `chats`, numbers of these among the results).
-            count: how many there are.
+            wanted: int64, ascending: the rows. Another output may have left out the others.
+
+        Returns:
+            their texts; and for each group its table, the places of its rows among these texts, and int64 [rows,
+            pieces], the lengths of what each text consists of.
         """
-        self.lengths: list[Array] = []
+        chats, groups = self._chats, []
+        for layout, table, members in self._groups:
+            places = np.searchsorted(wanted, members)
+            places[places == len(wanted)] = 0
+            there = wanted[places] == members
+            groups.append((layout, table, members[there], places[there]))
         constants: dict[str, int] = {}
         characters = chats.text.characters
-        widths, totals = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for layout, _, places in groups:
+        widths, totals = np.zeros((2, len(wanted)), np.int64)
+        for layout, _, _, places in groups:
             widths[places] = len(layout.constants)
         borders = offsets_of(widths)
-        pieces = np.empty(borders[-1], np.int64)
-        for layout, rows, places in groups:
+        pieces, found = np.empty(borders[-1], np.int64), []
+        for layout, table, rows, places in groups:
             index = np.zeros((len(rows), len(layout.constants)), np.int64)
             lengths = np.zeros_like(index)
             for piece, (text, message) in enumerate(zip(layout.constants, layout.plain_content, strict=True)):
@@ -78,8 +85,8 @@ class _Rendered:
                     lengths[:, piece] = len(text)
             pieces[borders[places][:, None] + np.arange(index.shape[1])] = index
             totals[places] = lengths.sum(axis=1)
-            self.lengths.append(lengths)
-        return join(chats.text, list(constants), Ragged(pieces, borders), totals)
+            found.append((table, places, lengths))
+        return join(chats.text, list(constants), Ragged(pieces, borders), totals), found
 
 
 class Conversations(_Rendered):
@@ -147,37 +154,24 @@ class Conversations(_Rendered):
 
     def add(self, rows: Array) -> int:
         voice = self._texts.voice
-        groups = []
-        for layout, table, members in self._groups:
-            places = np.searchsorted(rows, members)
-            places[places == len(rows)] = 0
-            there = rows[places] == members  # no other output has left it out
-            groups.append((layout, table, members[there], places[there]))
-        text = self._text(self._chats, [(layout, mine, places) for layout, _, mine, places in groups], len(rows))
+        text, rendered = self._text(rows)
         characters = int(text.characters.sum())
-        special, cuts = self._texts.output.sections[0].add_special_tokens is not False, np.zeros(len(rows), np.int64)
-        if self._texts.output.has_template:
-            special = voice.rules.bos == "tokenizer"
-            if voice.rules.bos != "keep" and voice.bos:
-                begin = pc.starts_with(text.array, voice.bos)
-                cuts = np.asarray(begin).astype(np.int64) * len(voice.bos)
-                cut = pc.utf8_slice_codeunits(text.array, len(voice.bos))
-                text = Texts(pc.if_else(begin, cut, text.array), text.characters - cuts)
+        cuts = np.zeros(len(rows), np.int64)
+        if voice.rules.bos != "keep" and voice.bos:
+            begin = pc.starts_with(text.array, voice.bos)
+            cuts = np.asarray(begin).astype(np.int64) * len(voice.bos)
+            cut = pc.utf8_slice_codeunits(text.array, len(voice.bos))
+            text = Texts(pc.if_else(begin, cut, text.array), text.characters - cuts)
+        groups = [(table, places, lengths, cuts[places]) for table, places, lengths in rendered if table is not None]
         roles = np.zeros(len(rows), np.int64)
-        for _, table, _, places in groups:
-            assert table is not None
+        for table, places, _, _ in groups:
             roles[places] = len(table.message_roles)
         borders = offsets_of(roles)
         codes = np.empty(borders[-1], np.int64)
-        for _, table, _, places in groups:
-            assert table is not None
+        for table, places, _, _ in groups:
             codes[borders[places][:, None] + np.arange(len(table.message_roles))] = table.message_roles
-        by_table = [
-            (table, places, lengths, cuts[places])
-            for (_, table, _, places), lengths in zip(groups, self.lengths, strict=True)
-            if table is not None
-        ]
-        self._texts.add_in_bulk(BulkPieces(text, np.full(len(rows), special), Ragged(codes, borders), groups=by_table))
+        special = np.full(len(rows), voice.rules.bos == "tokenizer")
+        self._texts.add_in_bulk(BulkPieces(text, special, Ragged(codes, borders), groups=groups))
         return characters
 
 
@@ -186,10 +180,8 @@ class Messages(_Rendered):
 
     counts: Array | None = None
 
-    def __init__(self, records: Records, chats: Columns, texts: TextCollector) -> None:
-        # Each message is a conversation.
-        each = chats.alone()
-        super().__init__(records, texts, each)
+    def __init__(self, records: Records, texts: TextCollector, chats: Columns) -> None:
+        super().__init__(records, texts, chats.alone())
         self._all = chats
 
     def takes(self, rows: Array) -> Array:
@@ -227,13 +219,7 @@ class Messages(_Rendered):
         wanted = np.zeros(len(chats), bool)
         wanted[rows] = True
         picked = np.flatnonzero(np.repeat(wanted, np.diff(chats.offsets)))
-        groups = []
-        for layout, _, members in self._groups:
-            places = np.searchsorted(picked, members)
-            places[places == len(picked)] = 0
-            there = picked[places] == members
-            groups.append((layout, members[there], places[there]))
-        text = self._text(self._chats, groups, len(picked))
+        text, _ = self._text(picked)
         names = chats.role_names()
         codes = np.zeros(max(names, default=-1) + 1, np.int64)
         lengths = np.diff(chats.offsets)[rows]
