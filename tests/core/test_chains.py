@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import ALIVE, Block, InputFile
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Output, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces import bulk_chats
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
@@ -52,6 +50,8 @@ SOURCE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+pytestmark = pytest.mark.usefixtures("at_once")
+
 # Plans are learnt from what was rendered, so each way has its own.
 VOICES = [Voice(ChatTemplate(SOURCE, TOKENS, True), CONTROLS) for _ in range(2)]
 
@@ -59,16 +59,6 @@ TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
 CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
 EACH = Output("sequence", "ids", (Section("messages", "$role", "message"),), "loss_mask")
 BOTH = Output("sequence", "ids", (Section("text", "mask"), Section("messages", "$role", "message")), "loss_mask")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def at_once() -> Iterator[None]:
-    """Layouts are known from the second conversation of a pattern on, and used for every one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
-        patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(bulk_chats, "_FEW", 1)
-        yield
 
 
 def read(lines: list[bytes], wanted: Wanted | None) -> Records:

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Action, Output, Section, TextRules
-from beam_prep.core.pieces import bulk_chats, collector
+from beam_prep.core.pieces import collector
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Pieces, Rendered
 from beam_prep.core.pieces.voice import Voice
@@ -24,7 +23,7 @@ from tests.core.chat.test_conversation import CONTROLS, TOKENS
 from tests.core.chat.test_fixed_spans import ROLES, SOURCES
 from tests.core.data.test_columns import CHATS, SPACED, TEXTS, USER, lines, read
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("at_once")]
 
 STRIPS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -41,16 +40,6 @@ VOICES = {
     name: Voice(ChatTemplate(source, TOKENS, True, "2026-11-22"), CONTROLS, "<s>", "</s>")
     for name, source in TEMPLATES.items()
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def at_once() -> Any:
-    """Layouts are known from the second conversation of a pattern on, and used for every one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
-        patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(bulk_chats, "_FEW", 1)
-        yield
 
 
 def render(records: Records, voice: Voice, action: Action, domain: str | None = None) -> Rendered:

@@ -1,7 +1,6 @@
 """Rows of several fields that are given as columns: the same pieces and numbers as one by one."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,27 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core.chat.recorded import plans
 from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.schema import Output, Section, TextRules
-from beam_prep.core.pieces import bulk_chats
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.records import MostLines
 from tests.core.data.test_columns import SPACED, lines, read
 from tests.core.pieces.test_bulk import VOICES, with_names
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(autouse=True, scope="module")
-def at_once() -> Iterator[None]:
-    """Layouts are known from the second conversation of a pattern on, and used for every one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
-        patch.setattr(plans, "COMPARED_USES", 1)
-        patch.setattr(bulk_chats, "_FEW", 1)
-        yield
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("at_once")]
 
 
 def conversation(*fields: str, last: Any = "train") -> tuple[Section, ...]:
