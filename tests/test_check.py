@@ -17,7 +17,7 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
 from beam_prep.core.encoding.backends import BACKENDS, FastEncoder
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
-from beam_prep.core.pieces import bulk
+from beam_prep.core.pieces import bulk_chats
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import first_difference
 from beam_prep.errors import ConfigError, OutputError, RunError
@@ -247,18 +247,17 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
         texts = whole(*given)
         return columns.Texts(pc.replace_substring(texts.array, "Say 123!", "Say 321!"), texts.characters)
 
-    monkeypatch.setattr(bulk, "join", other)
+    monkeypatch.setattr(bulk_chats, "join", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'sequence': found")
 
 
 def test_one_line_that_is_parsed_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here: a key that stands twice, in a block that is taken as columns all the same."""
-    from beam_prep.core.data import columns
-    from beam_prep.core.reading import records
+    from beam_prep.core.reading import parse_columns, records
 
     data, offset = needle(TEXTS, "number 123,")
     doubled = data.replace(b'{"text": "Text number 123,', b'{"text": "", "text": "Text number 123,')
-    whole = columns.read_columns
+    whole = parse_columns.read_columns
     monkeypatch.setattr(
         records,
         "read_columns",

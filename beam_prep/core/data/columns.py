@@ -11,13 +11,11 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
 
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array, Ragged, check_narrow, narrow, offsets_of
@@ -25,12 +23,6 @@ from beam_prep.core.data.ragged import Array, Ragged, check_narrow, narrow, offs
 KEYS = ("role", "content")
 """Keys of a message as chat templates want it."""
 _SEEN_BY_TEMPLATES = ("tools", "chat_template_kwargs")
-_SAMPLED = 64
-"""The fields and types of these lines are expected of the entire block. If a line differs, `parse` takes the block."""
-
-_NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
-_SPACES = np.frombuffer(b" \t\r", np.uint8)
-
 # White space beyond ASCII: its first two bytes, and its last byte but one.
 _SPACE_BEGINS = ((0xC2, 0x85), (0xC2, 0xA0), (0xE1, 0x9A), (0xE2, 0x80), (0xE2, 0x81), (0xE3, 0x80))
 _SPACE_ENDS = (0xC2, 0x9A, 0x80, 0x81)
@@ -175,8 +167,8 @@ class Columns:
         if (kind, field) == (self.kind, self.field):
             return self
         wanted = Wanted(kind, field)
-        fits = field in self.table.column_names and _fits(self.table[field].type, wanted)
-        return _columns(self.table, wanted) if fits else None
+        known = field in self.table.column_names and fits(self.table[field].type, wanted)
+        return columns_of(self.table, wanted) if known else None
 
     def strings(self, field: str) -> list[str | None] | None:
         """A field's texts; None where it is no field of texts."""
@@ -222,7 +214,7 @@ class Columns:
         lengths, plain = np.zeros(count, np.int64), np.zeros(count, bool)
         lengths[places], plain[places] = np.diff(self.offsets), self.plain
         table = self.table.take(pa.array(of_row, mask=of_row < 0)).combine_chunks()
-        if self.kind == "chats":
+        if self.kind != "texts":
             return replace(self, table=table, offsets=offsets_of(lengths), plain=plain)
         text, role = Texts(table[self.field].chunk(0)), np.zeros(count, np.int32)
         return replace(self, table=table, offsets=np.arange(count + 1), text=text, role=role, plain=plain)
@@ -278,84 +270,8 @@ def ends_of(texts: Texts) -> tuple[Array, Array]:
     return begins, ends
 
 
-_PARTS = 16
-"""Parts of a block that are read one by one: an odd record is one of the part in which it is, and of no other."""
-_ALL_ODD = 4
-"""Parts with an odd record, from the first on, after which no other is tried."""
-
-
-def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> tuple[Columns, Array] | None:
-    """The lines of a block as columns, but for the parts of it in which a line is odd.
-
-    Args:
-        raw: the block.
-        starts, ends: int64 [lines], borders of its lines, without those that are blank.
-        wanted: the kind of the records.
-
-    Returns:
-        the columns, an entry a line; and bool [lines]: those of the other parts, of which there is nothing in any
-        column. None if there are no others: each part has a line that is, or may be, something else or invalid.
-    """
-    borders = np.linspace(0, len(starts), max(1, min(_PARTS, len(starts) // _SAMPLED)) + 1).astype(np.int64)
-    parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
-    schemas = (_schema(_first_lines(raw, starts[part], ends[part]), wanted) for part in parts[:_ALL_ODD])
-    schema = next((found for found in schemas if found is not None), None)
-    if schema is None or not len(starts) or len(raw) >= 1 << 27:
-        return None
-    tables: list[pa.Table] = []
-    odd = np.ones(len(starts), bool)
-    for tried, part in enumerate(parts):
-        if tried == _ALL_ODD and not tables:
-            return None
-        begin, end = int(starts[part.start]), int(ends[part.stop - 1])
-        table = _table(raw[begin:end], starts[part] - begin, ends[part] - begin, wanted, schema)
-        if table is not None:
-            tables.append(table)
-            odd[part] = False
-    if not tables:
-        return None
-    found = _columns(pa.concat_tables(tables).combine_chunks(), wanted)
-    return (found.spread(np.flatnonzero(~odd), len(starts)) if odd.any() else found), odd
-
-
-def _first_lines(raw: bytes, starts: Array, ends: Array) -> list[bytes]:
-    return [raw[start:end] for start, end in zip(starts[:_SAMPLED], ends[:_SAMPLED], strict=True)]
-
-
-def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Schema) -> pa.Table | None:
-    """The lines of a block as a table; None if a line is, or may be, something else or invalid."""
-    view = np.frombuffer(raw, np.uint8)
-    # So each object ends in its line: after "}" only another object can begin with "{".
-    if not len(starts) or (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
-        return None
-    if _null_between(view, raw):
-        return None
-    try:
-        table = pj.read_json(
-            pa.BufferReader(raw),
-            pj.ReadOptions(use_threads=False, block_size=len(raw) + 1),
-            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
-        )
-        table.validate(full=True)  # UTF-8
-    except pa.ArrowInvalid:
-        return None
-    table = table.combine_chunks()
-    if len(table) != len(starts) or not _finite(table):
-        return None
-    begin: dict[str, int] = {}  # first key of messages -> how many there are
-    for each in wanted.each:
-        if each.kind == "chats":
-            messages = table[each.field].chunk(0).flatten()
-            if messages.null_count:
-                return None
-            first = schema.field(each.field).type.value_type.field(0).name
-            begin[first] = begin.get(first, 0) + len(messages)
-    if any(_objects_with(view, first) != count for first, count in begin.items()):
-        return None  # the order of the keys, too, must be that of the first messages
-    return table
-
-
-def _columns(table: pa.Table, wanted: Wanted) -> Columns:
+def columns_of(table: pa.Table, wanted: Wanted) -> Columns:
+    """A table of one chunk, with the texts of the wanted field."""
     kind, field, keys, _ = wanted
     values, rows = array_of(table[field]), len(table)
     if kind == "texts":
@@ -422,84 +338,20 @@ def _nulls(values: pa.Array | pa.ChunkedArray) -> Array:
     return np.asarray(values.is_null()) if values.null_count else np.zeros(len(values), bool)
 
 
-def _null_between(view: Array, raw: bytes) -> bool:
-    """True if a null may follow a record in its line: Arrow's parser would crash the process."""
-    closed = np.flatnonzero(view[:-2] == ord("}"))
-    one, two = view[closed + 1], view[closed + 2]
-    maybe = (one == ord("n")) | (np.isin(one, _SPACES) & ((two == ord("n")) | np.isin(two, _SPACES)))
-    return any(_NULL_AFTER.match(raw, place) for place in closed[maybe].tolist())
+NUMBERS = (pa.float64(), pa.list_(pa.float64()))
 
 
-def _objects_with(view: Array, first: str) -> int:
-    """The number of objects that begin with a key. Nothing in a string looks like one: its quotes are escaped."""
-    wanted = np.frombuffer(b'"%b"' % first.encode(), np.uint8)
-    places = np.flatnonzero(view[: max(0, len(view) - len(wanted) - 1)] == ord("{")) + 1
-    places += view[places] == ord(" ")
-    for step, byte in enumerate(wanted.tolist()):
-        places = places[view[places + step] == byte]
-    return len(places)
-
-
-_TYPES = {str: pa.string(), int: pa.float64(), float: pa.float64(), bool: pa.bool_(), type(None): pa.null()}
-_NUMBERS = (pa.float64(), pa.list_(pa.float64()))
-
-
-def _finite(table: pa.Table) -> bool:
-    """False if a number is NaN or Infinity, which Arrow reads and JSON does not have."""
-    numbers = [column.chunk(0).flatten() if column.type == _NUMBERS[1] else column for column in table.columns]
-    return all(pc.all(pc.is_finite(each)).as_py() is not False for each in numbers if pa.types.is_floating(each.type))
-
-
-def _schema(lines: Sequence[bytes], wanted: Wanted) -> pa.Schema | None:
-    """The fields of these records: the wanted ones, and others with plain values. None if there are more."""
-    fields: dict[str, pa.DataType] = {}
-    kinds = {each.field: each for each in wanted.each}
-    for line in lines:
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            return None
-        if type(record) is not dict:
-            return None
-        for name, value in record.items():
-            kind = kinds.get(name)
-            found = _TYPES.get(type(value)) if kind is None or kind.kind == "texts" else _type_in(value, kind)
-            known = fields.get(name, pa.null())
-            if found is None or (known not in (found, pa.null()) and found != pa.null()):
-                return None
-            fields[name] = known if found == pa.null() else found
-    return pa.schema(fields) if all(_fits(fields.get(name), each) for name, each in kinds.items()) else None
-
-
-def _type_in(value: Any, wanted: Wanted) -> pa.DataType | None:
-    """The type of a field that is to be of that kind, from a record; null where it does not tell, None: of no kind."""
-    if value is None or value == []:
-        return pa.null()
-    if wanted.kind == "numbers":
-        found = value if type(value) is list else [value]
-        if not set(map(type, found)) <= {int, float}:
-            return None
-        return pa.list_(pa.float64()) if type(value) is list else pa.float64()
-    if type(value) is not list:
-        return None
-    if wanted.kind == "lists":
-        return pa.list_(pa.string()) if set(map(type, value)) <= {str, type(None)} else None
-    if any(type(message) is not dict or not message.keys() <= set(wanted.keys) for message in value):
-        return None
-    orders = {tuple(message) for message in value if len(message) == 2}
-    return pa.null() if not orders else _messages(orders.pop()) if len(orders) == 1 else None
-
-
-def _messages(keys: Iterable[str]) -> pa.DataType:
+def messages_of(keys: Iterable[str]) -> pa.DataType:
+    """The type of a field of messages with these keys, in this order."""
     return pa.list_(pa.struct([(key, pa.string()) for key in keys]))
 
 
-def _fits(found: pa.DataType | None, wanted: Wanted) -> bool:
+def fits(found: pa.DataType | None, wanted: Wanted) -> bool:
     """True if a field of this type is of that kind."""
     if wanted.kind == "chats":
-        return found in (_messages(wanted.keys), _messages(reversed(wanted.keys)))
+        return found in (messages_of(wanted.keys), messages_of(reversed(wanted.keys)))
     if wanted.kind == "numbers":
-        return found in _NUMBERS
+        return found in NUMBERS
     return bool(found == (pa.string() if wanted.kind == "texts" else pa.list_(pa.string())))
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import ALIVE, Block, Ledger, Origin, Reject
-from beam_prep.core.data.columns import Columns, Wanted, read_columns
+from beam_prep.core.data.columns import Columns, Wanted
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.core.reading.json_line import describe, parse_carefully
+from beam_prep.core.reading.parse_columns import read_columns
 
 Record = dict[str, Any]
 

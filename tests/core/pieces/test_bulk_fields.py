@@ -56,6 +56,7 @@ SHAPES: dict[str, tuple[tuple[Output, ...], Wanted, bool]] = {
     "a pair": (SIDES, wanted(prompt="chats", chosen="chats", rejected="chats"), False),
     "a pair without a prompt": (SIDES, wanted(chosen="chats", rejected="chats"), True),
     "rollouts": (ROLLOUTS, wanted(prompt="chats", responses="lists", rewards="numbers"), False),
+    "responses": (ROLLOUTS[1:], wanted(responses="lists", rewards="numbers"), False),
 }
 
 TEXT = st.sampled_from(["a", "b", "c c", *SPACED, "", "a</s>", "</s>"])
@@ -154,6 +155,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "a pair": {"prompt": [USER], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "no"}]},
     "a pair without a prompt": {"chosen": [USER, ANSWER], "rejected": [USER, {**ANSWER, "content": "no"}]},
     "rollouts": {"prompt": [USER], "responses": ["one", "two"], "rewards": [0.5, 1]},
+    "responses": {"responses": ["one", "two"], "rewards": [0.5, 1]},
 }
 
 
