@@ -293,6 +293,8 @@ def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
     if config.input.adapter is not None:
         chat = len(outputs) == len(outputs[0].sections) == 1 and outputs[0].conversation
         return config.input.adapter.build().wanted if chat and outputs[0].sections[0].field == "messages" else None
+    if config.input.implicit_prompt and sum(output.kind != "value" for output in outputs) > 2:
+        return None  # another output would read what the pair leaves of the record
     kinds: dict[str, RecordKind] = {}
     for output in outputs:
         if output.joint and len(output.sections) > 1:

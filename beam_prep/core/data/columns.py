@@ -164,9 +164,9 @@ class Columns:
 
     def of(self, kind: RecordKind, field: str) -> "Columns | None":
         """The same records, with the texts of another field; None where it is no field of that kind."""
-        if (kind, field) == (self.kind, self.field):
-            return self
         wanted = Wanted(kind, field)
+        if self.are(wanted):
+            return self
         known = field in self.table.column_names and fits(self.table[field].type, wanted)
         return columns_of(self.table, wanted) if known else None
 
@@ -216,7 +216,7 @@ class Columns:
         table = self.table.take(pa.array(of_row, mask=of_row < 0)).combine_chunks()
         if self.kind != "texts":
             return replace(self, table=table, offsets=offsets_of(lengths), plain=plain)
-        text, role = Texts(table[self.field].chunk(0)), np.zeros(count, np.int32)
+        text, role = Texts(array_of(table[self.field])), np.zeros(count, np.int32)
         return replace(self, table=table, offsets=np.arange(count + 1), text=text, role=role, plain=plain)
 
     def patterns(self, rows: Array | None = None, counts: Array | None = None) -> list[Array]:

@@ -11,6 +11,9 @@ from beam_prep.core.pieces.checks import check_characters
 from beam_prep.core.pieces.layout_segments import LayoutSegments
 from beam_prep.core.pieces.rendered import Pieces, Segment, as_segments
 
+Groups = list[tuple[LayoutSegments, Array, Array, Array]]
+"""(table, its pieces, lengths of what each consists of, characters cut from the front of each)."""
+
 
 @dataclass(frozen=True, slots=True)
 class BulkPieces:
@@ -21,7 +24,7 @@ class BulkPieces:
         special: bool [pieces]: with the tokenizer's own special tokens.
         message_roles: the roles of the messages of each piece.
         segments: int64 [pieces, fields of `Segment`]: one a piece; None: those of `groups`.
-        groups: (table, numbers of its pieces, lengths of what each consists of, characters cut from the front of each).
+        groups: pieces by table, by their numbers here.
         sequences: int64 [sequences]: pieces of each; None: each piece is one.
         rows: int64 [rows]: sequences of each; None: each sequence is one.
     """
@@ -30,7 +33,7 @@ class BulkPieces:
     special: Array
     message_roles: Ragged
     segments: Array | None = None
-    groups: "list[tuple[LayoutSegments, Array, Array, Array]]" = field(default_factory=list)
+    groups: Groups = field(default_factory=list)
     sequences: Array | None = None
     rows: Array | None = None
 
@@ -171,8 +174,8 @@ class PiecesBuilder:
             weights,
         )
 
-    def _by_table(self) -> "list[tuple[LayoutSegments, Array, Array, Array]]":
-        """(table, its pieces, lengths of what each consists of, characters cut from the front of each)."""
+    def _by_table(self) -> Groups:
+        """The pieces by table."""
         by_table: dict[LayoutSegments, list[int]] = {}
         for piece, (table, _, _) in self._measured.items():
             by_table.setdefault(table, []).append(piece)
@@ -190,7 +193,7 @@ class PiecesBuilder:
             ),
         ]
 
-    def _prompt_ends(self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]", count: int) -> Array:
+    def _prompt_ends(self, by_table: Groups, count: int) -> Array:
         """`prompt_end` of `Pieces`."""
         ends = np.full(count, -2)
         ends[list(self._prompt_end)] = list(self._prompt_end.values())
@@ -200,9 +203,7 @@ class PiecesBuilder:
                 ends[pieces] = np.maximum(end, 0)
         return ends
 
-    def _all_segments(
-        self, by_table: "list[tuple[LayoutSegments, Array, Array, Array]]", count: int, places: Array | None
-    ) -> tuple[Array, Array]:
+    def _all_segments(self, by_table: Groups, count: int, places: Array | None) -> tuple[Array, Array]:
         """(`SEGMENT` [segments], their borders), those of plans put between the others."""
         listed = np.asarray(self._segments, np.int64).reshape(-1, len(Segment._fields))
         counts = np.zeros(count, np.int64)

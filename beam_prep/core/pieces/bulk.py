@@ -1,7 +1,7 @@
 """Rows that are given as columns: most are rendered all at once."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from beam_prep.core.data.columns import Columns, RecordKind, chained, have_none
 from beam_prep.core.data.ragged import Array, offsets_of
-from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.bulk_chats import Conversations, Messages
 from beam_prep.core.pieces.bulk_plain import Lists, Sections, values_of
 from beam_prep.core.pieces.checks import check_size
@@ -81,36 +80,38 @@ def bulk_of(records: Records, collectors: Sequence[TextCollector | ValueCollecto
     columns = records.rows.columns if isinstance(records.rows, MostLines) else records.columns
     if columns is None:
         return None
-    outputs = [collector.output for collector in collectors if isinstance(collector, TextCollector)]
-    parts: list[Part] = []
-    for collector in collectors:
-        part = (
-            _part_of(records, columns, collector, outputs)
-            if isinstance(collector, TextCollector)
-            else values_of(columns, collector)
-        )
-        if part is None:
-            return None
-        parts.append(part)
-    return Bulk(records, columns, parts)
+    of_texts = [collector for collector in collectors if isinstance(collector, TextCollector)]
+    parts: list[Part | None]
+    if of_texts and of_texts[0].voice.rules.implicit_prompt:
+        parts = [*_sides(records, columns, of_texts)]
+    else:
+        of = functools.cache(columns.of)  # both sides of a pair have the same prompt
+        parts = [_part_of(records, of, texts) for texts in of_texts]
+    parts += [values_of(columns, each) for each in collectors if not isinstance(each, TextCollector)]
+    known = [part for part in parts if part is not None]
+    return Bulk(records, columns, known) if len(known) == len(collectors) else None
 
 
-def _part_of(records: Records, columns: Columns, texts: TextCollector, outputs: Sequence[Output]) -> Part | None:
-    output, rules = texts.output, texts.voice.rules
-    if texts.voice.fim is not None or rules.mask_options is not None or output.weights_name is not None:
+def _is_special(texts: TextCollector) -> bool:
+    """True if the rules of an output want each record by itself."""
+    voice = texts.voice
+    return voice.fim is not None or voice.rules.mask_options is not None or texts.output.weights_name is not None
+
+
+def _part_of(records: Records, of: Callable[[RecordKind, str], Columns | None], texts: TextCollector) -> Part | None:
+    output = texts.output
+    if _is_special(texts):
         return None
-    if rules.implicit_prompt:
-        return _sides(records, columns, texts, outputs)
     if output.conversation:
-        fields = [columns.of("chats", section.field) for section in output.sections]
+        fields = [of("chats", section.field) for section in output.sections]
         chats = [each for each in fields if each is not None]
         return None if len(chats) < len(fields) else Conversations(records, texts, *chained(chats))
     if output.has_template:
-        alone = columns.of("chats", output.sections[0].field)
+        alone = of("chats", output.sections[0].field)
         plain = output.kind == "ids" and len(output.sections) == 1 and alone is not None
         return Messages(records, texts, alone) if plain and alone is not None else None
     kind: RecordKind = "lists" if output.kind == "list" else "texts"
-    found = [each for section in output.sections if (each := columns.of(kind, section.field)) is not None]
+    found = [each for section in output.sections if (each := of(kind, section.field)) is not None]
     if len(found) < len(output.sections):
         return None
     if len(found) == 1 and kind == "lists":
@@ -118,21 +119,25 @@ def _part_of(records: Records, columns: Columns, texts: TextCollector, outputs: 
     return None if output.kind != "ids" or (output.joint and len(found) > 1) else Sections(found, texts)
 
 
-def _sides(records: Records, columns: Columns, texts: TextCollector, outputs: Sequence[Output]) -> Part | None:
-    """The conversations of one side of preference pairs, whose prompt is what both sides begin with."""
-    names = sides_of(outputs)
-    sides = [columns.of("chats", name) for name in names]
+def _sides(records: Records, columns: Columns, of_texts: Sequence[TextCollector]) -> list[Part]:
+    """The conversations of both sides of preference pairs, whose prompt is what both begin with; []: one by one."""
+    outputs = [texts.output for texts in of_texts]
+    # Another output of texts would read what the pair leaves of the record.
+    if len(outputs) != 2 or any(_is_special(texts) or not texts.output.conversation for texts in of_texts):
+        return []
     prompt = prompt_field(outputs)
-    at = names.index(texts.output.sections[-1].field)
-    one, other, mine = sides[0], sides[1], sides[at]
-    if not texts.output.conversation or one is None or other is None or mine is None:
-        return None
+    one, other = (columns.of("chats", name) for name in sides_of(outputs))
+    if one is None or other is None:
+        return []
     if columns.strings(prompt) is None and not have_none(columns.table, [prompt]).all():
-        return None  # the prompt is given
+        return []  # the prompt is given
     shared, differ = _shared(one, other)
-    counts = np.column_stack([shared, np.diff(mine.offsets) - shared])
-    render = functools.partial(with_prompt, outputs=outputs)
-    return Conversations(records, texts, mine, counts, ~differ, render)
+    change = functools.partial(with_prompt, outputs=outputs)
+    parts: list[Part] = []
+    for texts, side in zip(of_texts, (one, other), strict=True):
+        counts = np.column_stack([shared, np.diff(side.offsets) - shared])
+        parts.append(Conversations(records, texts, side, counts, ~differ, change))
+    return parts
 
 
 def _shared(one: Columns, other: Columns) -> tuple[Array, Array]:

@@ -84,16 +84,14 @@ def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Sc
     table = table.combine_chunks()
     if len(table) != len(starts) or not _finite(table):
         return None
-    begin: dict[str, int] = {}  # first key of messages -> how many there are
-    for each in wanted.each:
-        if each.kind == "chats":
-            messages = table[each.field].chunk(0).flatten()
-            if messages.null_count:
-                return None
-            first = schema.field(each.field).type.value_type.field(0).name
-            begin[first] = begin.get(first, 0) + len(messages)
-    if any(_objects_with(view, first) != count for first, count in begin.items()):
-        return None  # the order of the keys, too, must be that of the first messages
+    names = [each.field for each in wanted.each if each.kind == "chats"]
+    messages = [table[name].chunk(0).flatten() for name in names]
+    if any(each.null_count for each in messages):
+        return None
+    # The order of the keys, too, must be that of the first messages, and one for all fields: objects are only counted.
+    first = {schema.field(name).type.value_type.field(0).name for name in names}
+    if len(first) > 1 or any(_objects_with(view, key) != sum(map(len, messages)) for key in first):
+        return None
     return table
 
 

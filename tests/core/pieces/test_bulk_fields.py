@@ -213,3 +213,33 @@ def test_lists_of_texts_are_read_as_they_are(rows: list[list[str]]) -> None:
         assert json.dumps(mine) == json.dumps(rows)
     else:
         assert not any(rows)
+
+
+EXTRA = (*SIDES, Output("extra", "ids", (Section("extra", "train"),)))
+
+
+@pytest.mark.parametrize("field", ["extra", "prompt", "chosen"])
+def test_beside_a_pair_another_output_reads_what_the_pair_leaves(field: str) -> None:
+    template = None if field == "extra" else "conversation"
+    outputs = (*SIDES, replace(EXTRA[2], sections=(Section(field, "train", template),)))  # type: ignore[arg-type]
+    data = lines(*[{**GOOD["a pair without a prompt"], "extra": "more"}] * 20)
+    kinds = wanted(chosen="chats", rejected="chats", extra="texts")
+    voice = replace(VOICES["bos"], rules=TextRules(implicit_prompt=True))
+    for _ in range(3):
+        found, expected = (apply_template(read(data, each), outputs, voice) for each in (kinds, None))
+        assert content(found) == content(expected)
+    assert len(found) == 20
+
+
+def test_messages_whose_keys_are_in_another_order_are_not_taken_for_others() -> None:
+    """Two fields, each in its own order, and a row in which both are the other way round."""
+    turned = {key: [dict(reversed(m.items())) for m in GOOD["by role"][key]] for key in ("prompt", "completion")}
+    one = {**GOOD["by role"], "completion": turned["completion"]}
+    data = lines(*[one] * 99, {**GOOD["by role"], "prompt": turned["prompt"]})
+    outputs, kinds, _ = SHAPES["by role"]
+    block = read(data, kinds)
+    assert block.columns is None
+    assert not isinstance(block.rows, MostLines)
+    for _ in range(3):
+        found, expected = (apply_template(read(data, each), outputs, VOICES["keys"]) for each in (kinds, None))
+        assert content(found) == content(expected)

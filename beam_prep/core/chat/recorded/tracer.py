@@ -423,22 +423,24 @@ class Trace:
 
     def pay(self, *values: Any) -> None:
         """Counts a step of the template, and the values that it takes and gives."""
-        charge(STEP + sum(map(self._work, values)))
+        charge(STEP)
+        for value in values:
+            self._pay(value)
 
-    def _work(self, value: Any) -> int:
-        """What a value costs, without what it holds of the conversation."""
+    def _pay(self, value: Any) -> None:
         kind = type(value)
-        if kind is str:
-            return len(value)
         if kind is Tracer:
-            parts = value.parts
-            if not parts and (name := value.name):
-                self._weights[self._within.get(name, name)] += 1
-            return ITEM * len(parts) + sum(map(self._work, parts))
-        if kind in (list, tuple, dict):
-            items = value if kind is not dict else chain(value, value.values())
-            return ITEM * (len(value) + 4) + sum(map(self._work, items))
-        return 0
+            charge(ITEM * len(value.parts))
+            for part in value.parts:
+                self._pay(part)
+            if not value.parts and value.name:
+                self._weights[self._within.get(value.name, value.name)] += 1
+        elif kind is str:
+            charge(len(value))
+        elif kind in (list, tuple, dict):
+            charge(ITEM * (len(value) + 4))
+            for item in value if kind is not dict else chain(value, value.values()):
+                self._pay(item)
 
     def largest(self, work: int) -> int:
         """The characters that a plan may read and compute: with no more, jinja is certain to be within its limits.
