@@ -1,7 +1,6 @@
 """Rules and functions of the user that keep, change, drop or reject records."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.columns import Columns, sizes
 from beam_prep.core.reading.json_line import describe
-from beam_prep.core.reading.records import Lines, Record, Records
+from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import UserFunctionError
 
 
@@ -35,25 +34,26 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
 
     columns = records.columns
     if columns is not None and columns.kind == "texts" and fields == (columns.field,):
-        return _each_outside(records, columns, min_chars, max_chars, work)
+        return _each_outside(records, columns, min_chars, max_chars)
     return work_on_each(records, work)
 
 
-def _each_outside(
-    records: Records, columns: Columns, min_chars: int, max_chars: int, work: Callable[[Record], Any]
-) -> Records:
-    """`work_on_each` of the rows whose one text is too short or too long: each of them is dropped."""
-    assert isinstance(records.rows, Lines)
+def _each_outside(records: Records, columns: Columns, min_chars: int, max_chars: int) -> Records:
+    """Drops the rows whose one text is too short or too long."""
     # A character takes one to four bytes, so most need not be counted.
     in_bytes = sizes(columns.text)
     unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.plain)
-    lengths = columns.text.take(unsure).characters
-    places = unsure[(lengths < min_chars) | (lengths > max_chars)]
-    if len(places):
-        rows = [records.rows[place] for place in places.tolist()]
-        ledger = work_on_each(replace(records, line=records.line[places], rows=rows, columns=None), work).ledger
-        records = records.keep(np.delete(np.arange(len(in_bytes)), places), ledger)
-    return records
+    texts = columns.text.take(unsure)
+    outside = np.flatnonzero((texts.characters < min_chars) | (texts.characters > max_chars))
+    if not len(outside):
+        return records
+    texts, rows = texts.take(outside), unsure[outside]
+    blank = np.fromiter((not text or text.isspace() for text in texts), bool, len(texts))
+    why = np.where(blank, "empty", np.where(texts.characters < min_chars, "too_short", "too_long"))
+    ledger = records.ledger.copy()
+    for reason in dict.fromkeys(why.tolist()):  # as they come first, like one by one
+        ledger.drop(records.line[rows[why == reason]], reason)
+    return records.keep(np.delete(np.arange(len(in_bytes)), rows), ledger)
 
 
 class _Drop(Exception):
