@@ -481,7 +481,11 @@ class Pipeline:
             wanted = "transformers"
         with single_threaded_tokenizers():
             probed = [] if wanted == "transformers" else [*parts.items()][:_GROUPS_PROBED]
-            texts = [text for group, part in probed for text in recipe.first_texts(part, self.tokenizer, firsts[group])]
+            texts = [
+                text
+                for group, part in probed
+                for text in recipe.first_texts(part, self.tokenizer, firsts[group], self.render)
+            ]
             chosen = choose(self.tokenizer, wanted, texts, spans)
         worker.give_back_memory()
         return chosen

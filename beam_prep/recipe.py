@@ -375,8 +375,11 @@ _PROBES = 64
 _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
 
 
-def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile) -> list[str]:
-    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
+def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile, render: Render) -> list[str]:
+    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report.
+
+    The plans that render them stay with the template, so processes that are forked after this have them.
+    """
     if config.input.tokenized:
         return []
     try:
@@ -386,7 +389,7 @@ def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile)
     if records is None:
         return []
     records = records.part(range(min(len(records), _PROBES)))
-    pieces = rendered(records, config, tokenizer).pieces.values()
+    pieces = rendered(records, config, tokenizer, render).pieces.values()
     return [text[:_PROBE_CHARACTERS] for each in pieces for text in each.texts[:_PROBES]]
 
 
