@@ -84,10 +84,7 @@ class Sealed:
         self._proven = np.zeros(chunks, bool) if proven is None else proven[:chunks]
         self._bodies = np.frombuffer(sums, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
         if self._mapped is not None:
-            at = 0
-            for first, last in [*self._bodies.tolist(), (self.size, self.size)]:
-                self.check(at, first)
-                at = last
+            self._check_ranges(np.append(0, self._bodies[:, 1]), np.append(self._bodies[:, 0], self.size))
 
     def open(self) -> pa.ipc.RecordBatchFileReader:
         """The content as an Arrow file."""
@@ -126,12 +123,14 @@ class Sealed:
         if data is None:
             return
         base, filled = (data.address - self._mapped.address) * 8 + values.offset * bits, starts < stops
-        first = (base + starts[filled] * bits) // 8 // CHUNK
-        last = (base + stops[filled] * bits - 1) // 8 // CHUNK
-        # A row is seldom longer than a chunk: what is between its first and its last one is proven with the others.
+        self._check_ranges((base + starts[filled] * bits) // 8, (base + stops[filled] * bits + 7) // 8)
+
+    def _check_ranges(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
+        """`check` of many ranges, of which some may be empty."""
+        filled = starts < stops
         edges = np.zeros(len(self._proven) + 1, np.int64)
-        np.add.at(edges, first, 1)
-        np.add.at(edges, last + 1, -1)
+        np.add.at(edges, starts[filled] // CHUNK, 1)
+        np.add.at(edges, (stops[filled] - 1) // CHUNK + 1, -1)
         for chunk in np.flatnonzero((np.cumsum(edges[:-1]) > 0) & ~self._proven).tolist():
             self.check(chunk * CHUNK, min((chunk + 1) * CHUNK, self.size))
 
