@@ -20,7 +20,7 @@ from beam_prep.core.chat.fences import FENCES, NUMBERED_FENCE, content_ranges, g
 from beam_prep.core.chat.limits import TemplateLimit, limited
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
-from beam_prep.core.chat.recorded.plans import Plans
+from beam_prep.core.chat.recorded.plans import Plans, Shape
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.regions import regions_of
 from beam_prep.core.chat.tracker import Tracker, ignore, pass_on, pay
@@ -144,9 +144,19 @@ class ChatTemplate:
         return self._run([for_template(message) for message in messages], None, variables)
 
     def planned(
-        self, messages: list[Message], /, add_generation_prompt: bool = False, **variables: Any
+        self,
+        messages: list[Message],
+        shape: Shape | None = None,
+        /,
+        add_generation_prompt: bool = False,
+        **variables: Any,
     ) -> RenderedPieces | None:
         """The conversation in pieces, where there is a plan for it.
+
+        Args:
+            messages: see `render`.
+            shape: of these messages, if it is known.
+            add_generation_prompt, variables: see `render`.
 
         Returns:
             None where plans are switched off, or none fits: then `render` and `render_chat` use jinja. `generations`
@@ -154,7 +164,7 @@ class ChatTemplate:
         """
         if self._plans is None:
             return None
-        planned = self._plans.render(messages, {**variables, "add_generation_prompt": add_generation_prompt})
+        planned = self._plans.render(messages, {**variables, "add_generation_prompt": add_generation_prompt}, shape)
         self.rendered_by_plan += planned is not None
         return planned
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from beam_prep.core.chat.conversation import Conversation, MessageSpan, likeness
 from beam_prep.core.chat.fixed_spans import place_answer, place_spans
 from beam_prep.core.chat.kinds import Kinds, without_history_reasoning
-from beam_prep.core.chat.message import for_template
+from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.places import DependsOnContent, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
+from beam_prep.core.chat.recorded.plans import Shape, shape_of
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.builder import PiecesBuilder
@@ -57,6 +59,8 @@ class ConversationCollector:
         self._parts = TrainedParts(output, roles, weights)
         self._tables: dict[tuple[PieceLayout, tuple[int, ...]], LayoutSegments | None] = {}
         self._alike: dict[Hashable, LayoutSegments | None] = {}
+        # What messages of a shape say about their own training; such messages need no check.
+        self._sound: dict[Hashable, tuple[int, ...]] = {}
         self.made: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
@@ -65,26 +69,23 @@ class ConversationCollector:
         Raises:
             Reject: see `check_messages`, `Renderer` and `TrainedParts`.
         """
-        if self._add_plain(record):
+        listed = self._listed(record)
+        if listed is not None and self._add_plain(record, *listed):
             return
-        messages: list[dict[str, Any]] = []
-        actions: list[str] = []
-        counts: list[int] = []
-        for section in self._output.sections:
-            weighted = self._output.weights_name is not None
-            found, _ = guarded_messages(self._guard, record.get(section.field), section.field, weighted)
-            messages += found
-            actions += [section.action] * len(found)
-            counts.append(len(found))
+        messages, counts, shape, own = self._checked(record, listed)
         if not messages:
             return
         if (rules := self._voice.rules.mask_options) is not None and rules.reasoning == "drop_history":
             messages, dropped = without_history_reasoning(messages)
             self.made["reasoning_dropped"] += dropped
+            shape = None
         variables = self._guard(variables_of(record))
-        planned = self._renderer.template.planned(messages, **variables)
-        if planned is not None and self._add_alike(planned, messages, variables, tuple(counts)):
-            return
+        planned = self._renderer.template.planned(messages, shape, **variables)
+        if planned is not None:
+            seen = shape.messages if shape is not None else list(map(for_template, messages))
+            if self._add_alike(planned, messages, seen, variables, counts, own):
+                return
+        actions = self._parts.actions(counts)
         chat = self._renderer.chat(messages, variables, planned)
         conversation = Conversation(self._renderer.template, self._voice.controls, chat, messages, variables)
         text, cut, special = self._voice.cut_bos(chat.text)
@@ -108,8 +109,40 @@ class ConversationCollector:
             text, special, *segments, prompt_end=prompt_end, message_roles=self._parts.codes(messages)
         )
 
-    def _add_plain(self, record: Record) -> bool:
-        """The same for messages of only a role and a content that a plan renders; gives True if it did.
+    def _listed(self, record: Record) -> tuple[list[Any], tuple[int, ...]] | None:
+        """What the lists of all sections hold, unchecked, and how many each; None where one is no list."""
+        found = (record.get(section.field) for section in self._output.sections)
+        lists = [[] if value is None else value for value in found]
+        if not {list}.issuperset(map(type, lists)):
+            return None
+        return lists[0] if len(lists) == 1 else list(chain.from_iterable(lists)), tuple(map(len, lists))
+
+    def _checked(
+        self, record: Record, listed: tuple[list[Any], tuple[int, ...]] | None
+    ) -> tuple[list[Message], tuple[int, ...], Shape | None, tuple[int, ...]]:
+        """The messages of all sections, and how many each has; their shape, if it is known; see `TrainedParts.own`.
+
+        Of messages whose keys and types have passed once, nothing is checked again, unless it depends on values.
+
+        Raises:
+            Reject: see `check_messages`.
+        """
+        shape = None if listed is None or self._guard.rule != "keep" else shape_of(listed[0])
+        if listed is not None and shape is not None and (own := self._sound.get(shape.key)) is not None:
+            return *listed, shape, own
+        weighted = self._output.weights_name is not None
+        names = [section.field for section in self._output.sections]
+        lists = [guarded_messages(self._guard, record.get(name), name, weighted)[0] for name in names]
+        messages = list(chain.from_iterable(lists))
+        own = self._parts.own(messages)
+        if shape is not None and all(map(_says_the_same, shape.messages)):
+            self._sound[shape.key] = own
+        else:
+            shape = None  # the messages may be others now
+        return messages, tuple(map(len, lists)), shape, own
+
+    def _add_plain(self, record: Record, messages: list[Any], counts: tuple[int, ...]) -> bool:
+        """Adds messages of only a role and a content that a plan renders; gives True if it did.
 
         The span of each message is then known from the layout: see `core.chat.fixed_spans`.
         """
@@ -117,10 +150,6 @@ class ConversationCollector:
             return False
         if self._voice.rules.mask_options is not None:
             return False
-        lists = [record.get(section.field) or [] for section in self._output.sections]
-        if not {list}.issuperset(map(type, lists)):
-            return False
-        messages = lists[0] if len(lists) == 1 else [message for each in lists for message in each]
         if not messages or (self._guard.rule != "keep" and not are_plain(messages)):
             return False
         messages = self._guard(messages)
@@ -128,7 +157,6 @@ class ConversationCollector:
         if planned is None:
             return False
         pieces, layout = planned
-        counts = tuple(map(len, lists))
         table = self.table_of(layout, messages, counts)
         if table is None:
             return False
@@ -139,25 +167,33 @@ class ConversationCollector:
         self,
         planned: RenderedPieces,
         messages: list[dict[str, Any]],
+        seen: list[dict[str, Any]],
         variables: dict[str, Any],
         counts: tuple[int, ...],
+        own: tuple[int, ...],
     ) -> bool:
         """Adds a conversation with the segments of another one that is like it; gives True if it did.
 
         Spans are then not looked for message by message: see `core.chat.span_memo`.
+
+        Args:
+            planned: its rendering.
+            messages: of it; `seen`: as the template sees them.
+            variables: of the template.
+            counts: how many messages each section has.
+            own: see `TrainedParts.own`.
         """
         prompts = self._parts.prompt_length(messages, self._parts.actions(counts)) is not None
         if prompts or self._voice.rules.mask_options is not None:
             return False
         template, controls = self._renderer.template, self._voice.controls
-        given = [for_template(message) for message in messages]
         try:
-            alike = likeness(template, controls, planned, given, variables)
+            alike = likeness(template, controls, planned, seen, variables)
         except Reject:  # of the generation prompt, which is not always needed
             return False
         if alike is None:
             return False
-        key = alike, counts, self._parts.own(messages)
+        key = alike, counts, own
         table: LayoutSegments | None = self._alike.get(key, NOT_MADE)
         if table is NOT_MADE:
             chat = template.chat_of(planned)
@@ -267,6 +303,11 @@ class ConversationCollector:
             prompt,
             tuple(self._parts.codes(messages)),
         )
+
+
+def _says_the_same(message: Message) -> bool:
+    """True if for all messages of its keys and types the checks, and what they say about training, come out alike."""
+    return type(message.get("content")) is not list and message.keys().isdisjoint(("train", "weight"))
 
 
 def _moved(segment: Segment, cut: int) -> Segment:

@@ -9,12 +9,13 @@ reference: it also renders the first conversations of every plan, and one differ
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
-from beam_prep.core.chat.message import Message, for_template
+from beam_prep.core.chat.message import REASONING, Message, for_template
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces, RenderedText, in_characters
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.recorded.recording import RenderPlan
@@ -43,7 +44,46 @@ class _Pattern:
 _DICTS, _TEXTS, _CONSTANTS = {dict}, {str}, {str, bool, int}
 _VALUES = dict.values
 _PLAIN_KEYS = [["role", "content"] * messages for messages in range(65)]
-_JSON = frozenset((str, int, float, bool, list, dict, type(None)))
+_JSON = frozenset((str, int, float, bool, list, dict, NoneType))
+
+
+class Shape(NamedTuple):
+    """What of the messages of a conversation a plan relies on. Deeper values are guarded where the template reads them.
+
+    Attributes:
+        key: their keys, types and roles, and the lengths of lists. It is the same for conversations of one pattern.
+        messages: as the template sees them.
+    """
+
+    key: Hashable
+    messages: list[Message]
+
+
+def shape_of(messages: list[Message]) -> Shape | None:
+    """The shape of messages; None: they are not plain data."""
+    count = len(messages)
+    if {*map(type, messages)} == _DICTS and count < len(_PLAIN_KEYS):
+        keys = [*chain.from_iterable(messages)]
+        if keys == _PLAIN_KEYS[count]:
+            values = [*chain.from_iterable(map(_VALUES, messages))]
+            if {*map(type, keys), *map(type, values)} == _TEXTS:
+                return Shape(tuple(values[::2]), messages)
+    found = []
+    seen = []
+    for message in messages:
+        if type(message) is not dict:
+            return None
+        kinds = tuple(map(type, message.values()))
+        if NoneType in kinds or not REASONING.isdisjoint(message):
+            message = for_template(message)
+            kinds = tuple(map(type, message.values()))
+        if {*map(type, message)} - _TEXTS or not _JSON.issuperset(kinds):
+            return None
+        role = message.get("role")
+        sizes = tuple(len(value) for value in message.values() if type(value) is list) if list in kinds else ()
+        found.append((tuple(message), kinds, role if type(role) is str else None, sizes))
+        seen.append(message)
+    return Shape(tuple(found), seen)
 
 
 class Plans:
@@ -65,12 +105,15 @@ class Plans:
         self._traces = self._hits = 0
         self._lock = threading.Lock()
 
-    def render(self, messages: list[Message], variables: Mapping[str, Any]) -> RenderedPieces | None:
+    def render(
+        self, messages: list[Message], variables: Mapping[str, Any], shape: "Shape | None" = None
+    ) -> RenderedPieces | None:
         """A conversation by its plan.
 
         Args:
             messages: as the data has them, or as the template is to see them.
             variables: `add_generation_prompt`, `tools`, and constants of the template.
+            shape: of these messages, if it is known.
 
         Returns:
             None where jinja has to render: no plan fits, or none yet, or the template raises.
@@ -80,11 +123,12 @@ class Plans:
             return None
         if self._is_off():
             return None
-        shape, plain = self._shape(messages)
+        shape = shape or shape_of(messages)
         if shape is None:
             return None
+        plain = shape.messages
         tools = variables.get("tools")
-        key = options, shape
+        key = options, shape.key
         pattern = self._patterns.get(key)
         if pattern is None:
             if not self._often(key):
@@ -115,10 +159,10 @@ class Plans:
         """
         if self._is_off() or len(messages) > MAX_MESSAGES:
             return None
-        shape, _ = self._shape(messages)
-        pattern = self._patterns.get((False, shape))
+        shape = shape_of(messages)
+        pattern = None if shape is None else self._patterns.get((False, shape.key))
         # Without a guard, the first plan fits all.
-        if shape is None or pattern is None or not pattern.plans:
+        if pattern is None or not pattern.plans:
             return None
         plan = pattern.plans[0]
         if not plan.layout.simple or plan.compared < COMPARED_USES:
@@ -129,33 +173,6 @@ class Plans:
 
     def _is_off(self) -> bool:
         return self._recorder.possible is False or self._compiled.source in DISAGREEING_TEMPLATES
-
-    def _shape(self, messages: list[Message]) -> tuple[Any, list[Message]]:
-        """The shape of messages, which a plan relies on: their keys, types and roles. None: not plain data.
-
-        Deeper values are guarded where the template reads them.
-        """
-        count = len(messages)
-        if {*map(type, messages)} == _DICTS and count < len(_PLAIN_KEYS):
-            keys = [*chain.from_iterable(messages)]
-            if keys == _PLAIN_KEYS[count]:
-                values = [*chain.from_iterable(map(_VALUES, messages))]
-                if {*map(type, keys), *map(type, values)} == _TEXTS:
-                    return tuple(values[::2]), messages
-        shape = []
-        plain = []
-        for message in messages:
-            if type(message) is not dict or {*map(type, message)} - _TEXTS:
-                return None, messages
-            message = for_template(message)
-            kinds = tuple(map(type, message.values()))
-            if not _JSON.issuperset(kinds):
-                return None, messages
-            role = message.get("role")
-            sizes = tuple(len(value) for value in message.values() if type(value) is list)
-            shape.append((tuple(message), kinds, role if type(role) is str else None, sizes))
-            plain.append(message)
-        return tuple(shape), plain
 
     def _often(self, key: Any) -> bool:
         """Counts sightings of patterns, roughly: two may share a count."""
