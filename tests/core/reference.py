@@ -1,10 +1,13 @@
-"""Tokenizers, each loaded once for all tests: ours, and transformers', which are right by definition."""
+"""Tokenizers, each loaded once for all tests: ours, and transformers', which are right by definition; equal pieces."""
 
 import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.pieces.rendered import Pieces
 
 
 @functools.cache
@@ -19,3 +22,11 @@ def auto(folder: Path) -> Any:
 def ours(folder: Path) -> Tokenizer:
     """Our tokenizer of a folder."""
     return Tokenizer.load(folder)
+
+
+def same_pieces(one: Pieces, other: Pieces) -> bool:
+    """True if both are equal, the roles of messages aside."""
+    if (one.texts, one.roles, one.prompts) != (other.texts, other.roles, other.prompts):
+        return False
+    names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)

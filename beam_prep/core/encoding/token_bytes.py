@@ -88,17 +88,23 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
 
 def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     backend = tokenizer.reference
-    normaliser, steps = _state(backend.normalizer), _steps(backend.pre_tokenizer, "pretokenizers")
+    model: Any = backend.model
+    normaliser, steps = _state(backend.normalizer), steps_of(backend.pre_tokenizer, "pretokenizers")
     if normaliser not in (None, {"type": "NFC"}) or not any(step["type"] == "ByteLevel" for step in steps):
         return None
-    if any(step.get("add_prefix_space") for step in steps):
+    if any(step["type"] not in ("Split", "Digits", "Punctuation", "ByteLevel") for step in steps):
+        return None
+    if any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps):
+        return None
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
     # Each character of a byte-level token represents one byte; an added token is its own text.
     # One by one: a dict of all of them takes longer, and 20 MB.
     tokens = map(backend.id_to_token, range(tokenizer.max_id + 1))
     lengths = np.fromiter((len(token or "") for token in tokens), np.int32, tokenizer.max_id + 1)
     for number, token in backend.get_added_tokens_decoder().items():
-        lengths[number] = len(token.content.encode())
+        vague = token.normalized and normaliser is not None
+        lengths[number] = _NEVER if vague else len(token.content.encode())
     return TokenBytes(lengths, normaliser is not None)
 
 
@@ -106,7 +112,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
     """Of a vocabulary that SentencePiece made, or one like it."""
     backend = tokenizer.reference
     model: Any = backend.model
-    prefix = _prefix(_steps(backend.normalizer, "normalizers"), _steps(backend.pre_tokenizer, "pretokenizers"))
+    prefix = _prefix(steps_of(backend.normalizer, "normalizers"), steps_of(backend.pre_tokenizer, "pretokenizers"))
     if prefix is None or not model.byte_fallback or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
     vocabulary = backend.get_vocab(with_added_tokens=False)
@@ -152,7 +158,7 @@ def _state(part: Any) -> Any:
     return None if part is None else json.loads(part.__getstate__())
 
 
-def _steps(part: Any, name: str) -> list[dict[str, Any]]:
+def steps_of(part: Any, name: str) -> list[dict[str, Any]]:
     """The steps of a normaliser or splitter; [] of none."""
     state = _state(part)
     return [] if state is None else list(state.get(name, [state]))

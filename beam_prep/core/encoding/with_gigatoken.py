@@ -1,15 +1,23 @@
-"""gigatoken as a backend: BPE, byte-level or as SentencePiece's."""
+"""gigatoken as a backend: BPE, byte-level or as SentencePiece's.
+
+Its tables of characters are those of a newer Unicode than the reference's. Where its steps use them, each character
+that Unicode 3.2 did not have yet is tried once by both, and texts with one that they treat in another way are left to
+the reference. So are, with a normaliser, those with newer marks, as what these do depends on what is beside them.
+"""
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_prep.core.data.columns import Texts
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.columns import Texts, sizes, take
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.fast_backend import Encoded, Unsupported, first_line, wanted_version
+from beam_prep.core.encoding.token_bytes import steps_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.encoding.tried_characters import TriedCharacters
 
 if TYPE_CHECKING:
     import gigatoken
@@ -24,23 +32,82 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
     except ImportError as error:
         raise Unsupported(f"it is not installed here ({error}): pip install 'beam-prep[fast]'") from None
     wanted_version("gigatoken", VERSION)
+    reference = tokenizer.reference
+    added = reference.get_added_tokens_decoder().values()
+    if word := next((token.content for token in added if token.single_word), None):
+        raise Unsupported(f"the added token {word!r} is matched as a word")
+    normalisers = steps_of(reference.normalizer, "normalizers")
+    others = steps_of(reference.pre_tokenizer, "pretokenizers")
+    composes, vague = normalisers == [{"type": "NFC"}], any(token.normalized for token in added)
+    if normalisers and not composes and any(token.normalized and not token.special for token in added):
+        raise Unsupported("an added token is matched in normalised text")
     try:
-        return WithGigatoken(gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"]))
+        loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unsupported(f"it does not take this tokenizer ({first_line(error)})") from None
+    looks = any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in normalisers + others)
+    return WithGigatoken(tokenizer, loaded, looks, composes, vague and composes)
+
+
+_NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")
+"""Steps that know no kinds of characters, unless they have a regular expression."""
+_TRIED_AS = ("a{0}b 1{0}2 {0}{0} 's{0}\n{0} \n", "{0}'s {0}a", "a\u0300{0}\u0316x")
+_FIRST = unicodedata.ucd_3_2_0
+"""The same in every version of Python. What it has is in the tables of all."""
 
 
 class WithGigatoken:
-    """A loaded tokenizer."""
+    """A loaded tokenizer.
 
-    def __init__(self, loaded: "gigatoken.Tokenizer") -> None:
-        self._loaded = loaded
+    Args:
+        tokenizer: the reference.
+        loaded: the same in gigatoken.
+        looks: its steps look at the kinds of characters.
+        composes: it normalises to NFC.
+        vague: it finds added tokens in normalised text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, composes: bool, vague: bool
+    ) -> None:
+        self._tokenizer, self._loaded, self._composes, self._vague = tokenizer, loaded, composes, vague
+        self._tried = TriedCharacters(_TRIED_AS, self._agree, self._known) if looks else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Ids of each text; none is left to the reference."""
+        """Ids of each text, and which texts are the reference's."""
+        left = np.zeros(0, np.int64)
+        if self._tried is not None and len(wide := _wide(texts)):
+            some = take(texts, wide)
+            left = wide[self._tried.texts_with_others(some)]
+            if self._vague:
+                found = (not unicodedata.is_normalized("NFC", text) for text in some)
+                left = np.union1d(left, wide[np.fromiter(found, bool, len(wide))])
+        return self._encode(texts), left
+
+    def _encode(self, texts: Sequence[str]) -> Ragged:
         found = self._loaded.encode_batch(_inputs(texts), parallel=_parallel()).layout
-        ids = Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
-        return ids, np.zeros(0, np.int64)
+        return Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
+
+    def _agree(self, texts: list[str]) -> list[bool]:
+        mine, theirs = self._encode(texts).to_lists(), self._tokenizer.encode(texts, False).to_lists()
+        return [one == other for one, other in zip(mine, theirs, strict=True)]
+
+    def _known(self, points: Array) -> Array:
+        """See `TriedCharacters`."""
+        return np.fromiter((self._known_of(chr(point)) for point in points.tolist()), np.uint8, len(points))
+
+    def _known_of(self, character: str) -> int:
+        if _FIRST.category(character) != "Cn":
+            return 1
+        kind = unicodedata.category(character)
+        return 2 if self._composes and (kind[0] == "M" or kind == "Cn") else 0  # it may be a mark in a newer Unicode
+
+
+def _wide(texts: Sequence[str]) -> Array:
+    """int64: the texts that are not ASCII."""
+    if isinstance(texts, Texts):
+        return np.flatnonzero(sizes(texts) > texts.characters)
+    return np.flatnonzero(np.fromiter((not text.isascii() for text in texts), bool, len(texts)))
 
 
 def _inputs(texts: Sequence[str]) -> Any:

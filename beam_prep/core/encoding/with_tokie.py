@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_prep.core.data.columns import characters
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.fast_backend import Encoded, Unsupported, first_line, wanted_version
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.encoding.tried_characters import TriedCharacters
 
 if TYPE_CHECKING:
     import tokie
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 VERSION = "0.1.4"
 
 _BLANK = "\u2581"
-_TRIED_AS = ("{}", "a{}", "{}a", "a{}b", "a {} b")
-_SAME, _OTHER = 1, 2
+_TRIED_AS = ("{0}", "a{0}", "{0}a", "a{0}b", "a {0} b")
 _CHARACTERS = (range(0x21, 0xD800), range(0xF900, 0x10000), range(0x1F000, 0x1FB00))
 """Those that get a piece if they have none. The others are left to the reference where they are unknown."""
 _SCORE = "the score of an unknown character"
@@ -83,33 +82,25 @@ class WithTokie:
             raise Unsupported("an added token that begins with a blank, and is matched in normalised text or as a word")
         pieces = tokenizer.reference.get_vocab(with_added_tokens=False)
         self._left[[number for piece, number in pieces.items() if not self._first.isdisjoint(piece)]] = True
-        self._tried = np.zeros(0x110000, np.uint8)
-        """For each character: 0, or `_SAME`, or `_OTHER` where the two give other ids."""
+        self._tried = TriedCharacters(_TRIED_AS, self._agree)
 
     def check(self) -> None:
         """Raises `Unsupported` if characters of nearly every text would be left to the reference."""
-        points = np.arange(0x20, 0x7F)
-        self._try(points)
-        others = "".join(map(chr, points[self._tried[points] == _OTHER].tolist()))
-        if others:
+        if others := "".join(map(chr, self._tried.differ(np.arange(0x20, 0x7F)).tolist())):
             raise Unsupported(f"its ids differ from transformers' on {others!r}")
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text, and which texts are the reference's."""
-        points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-        self._try(np.unique(points[self._tried[points] == 0]))
+        others = self._tried.texts_with_others(texts)
         ids, left = self._encode(list(texts))
-        others = np.flatnonzero(self._tried[points] == _OTHER)
-        left[np.searchsorted(offsets_of(characters(texts)), others, side="right") - 1] = True
+        left[others] = True
         return ids, np.flatnonzero(left)
 
-    def _try(self, points: Array) -> None:
-        """Compares both on characters that are new."""
-        texts = [way.format(chr(point)) for point in points.tolist() for way in _TRIED_AS]
+    def _agree(self, texts: list[str]) -> list[bool]:
+        """Compares both."""
         ids, left = self._encode(texts)
         mine, theirs = ids.to_lists(), self._tokenizer.encode(texts, False).to_lists()
-        same = [one == two or passed for one, two, passed in zip(mine, theirs, left.tolist(), strict=True)]
-        self._tried[points] = np.where(np.reshape(same, (len(points), len(_TRIED_AS))).all(1), _SAME, _OTHER)
+        return [one == two or passed for one, two, passed in zip(mine, theirs, left.tolist(), strict=True)]
 
     def _encode(self, texts: list[str]) -> tuple[Ragged, Array]:
         """Ids of each text; and a bool for each: what its ids are says that it is the reference's."""

@@ -13,6 +13,7 @@ from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.bulk import bulk_of
 from beam_prep.core.pieces.checks import check_size
 from beam_prep.core.pieces.collector import TextCollector
+from beam_prep.core.pieces.compared import are_equal
 from beam_prep.core.pieces.implicit_prompt import with_prompt
 from beam_prep.core.pieces.rendered import DEFAULT_DOMAIN, Rendered
 from beam_prep.core.pieces.values import ValueCollector
@@ -30,9 +31,26 @@ def apply_template(
     A record that yields nothing is dropped (`empty`); one that yields only some of its outputs is rejected
     (`missing_source`), as is one whose lists and values differ in length (`count_mismatch`).
     """
-    compared, agreed = (0, True) if voice.reference is None else _agree(records, outputs, voice)
-    if not agreed:
-        voice = replace(voice, template=voice.reference)
+    rendered = _rendered(records, outputs, voice, domain_key)
+    if voice.reference is None:
+        return rendered
+    reference = replace(voice, template=voice.reference, reference=None)
+    places = np.sort(sample(records.origin.digest, len(records), _SAMPLED))
+    rows = [records.rows[place] for place in places.tolist()]
+    ledger = Ledger(b"", np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64))
+    few = replace(records, rows=rows, columns=None, line=np.arange(len(rows), dtype=np.int32), ledger=ledger)
+    theirs = _rendered(few, outputs, reference, domain_key)
+    if not are_equal(rendered, records.line[places].tolist(), theirs, range(len(rows))):
+        rendered = _rendered(replace(records, rows=[*records.rows], columns=None), outputs, reference, domain_key)
+        rendered.made["blocks_rendered_again"] = 1
+    rendered.made["compared_with_jinja"] = len(rows)
+    return rendered
+
+
+_SAMPLED = 16
+
+
+def _rendered(records: Records, outputs: Sequence[Output], voice: Voice, domain_key: str | None) -> Rendered:
     roles: dict[str, int] = {}
     collectors: list[TextCollector | ValueCollector] = [
         ValueCollector(output) if output.kind == "value" else TextCollector(output, voice, roles) for output in outputs
@@ -50,9 +68,8 @@ def apply_template(
     for line, record in rows:
         try:
             weight = record_weight(record) if weighted else 1.0
-            if voice.rules.implicit_prompt:
-                record = with_prompt(record, outputs)
-            yielded = [collector.add(record) for collector in collectors]
+            seen = with_prompt(record, outputs) if voice.rules.implicit_prompt else record
+            yielded = [collector.add(seen) for collector in collectors]
             if all(yielded):
                 if countable:
                     _check_counts(outputs, collectors)
@@ -77,10 +94,6 @@ def apply_template(
             collector.undo(len(kept))
     for texts in of_texts:
         made.update(texts.made)
-    if compared:
-        made["compared_with_jinja"] = compared
-    if not agreed:
-        made["blocks_rendered_again"] = 1
     if bulk is not None and (lines := bulk.add()):
         if voice.template is not None:
             made["rendered_as_columns"] += len(lines)
@@ -99,32 +112,6 @@ def apply_template(
         else:
             rendered.values[output.name] = collector.build(order)
     return rendered
-
-
-_SAMPLED = 16
-
-
-def _agree(records: Records, outputs: Sequence[Output], voice: Voice) -> tuple[int, bool]:
-    """How many records were drawn, and whether the reference renders them in the same way."""
-    places = np.sort(sample(records.origin.digest, len(records), _SAMPLED))
-    rows = [records.rows[place] for place in places.tolist()]
-    mine, theirs = (
-        apply_template(
-            replace(
-                records,
-                rows=rows,
-                columns=None,
-                line=np.arange(len(rows), dtype=np.int32),
-                ledger=Ledger(b"", np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)),
-            ),
-            outputs,
-            replace(voice, template=template, reference=None),
-        )
-        for template in (voice.template, voice.reference)
-    )
-    ledgers = [(made.ledger.status.tolist(), made.ledger.messages) for made in (mine, theirs)]
-    equal = all(pieces.equals(theirs.pieces[name]) for name, pieces in mine.pieces.items())
-    return len(rows), equal and ledgers[0] == ledgers[1]
 
 
 def _check_counts(outputs: Sequence[Output], collectors: list[Any]) -> None:

@@ -91,13 +91,6 @@ class Pieces:
         """int64, the role of every message of each row."""
         return Ragged(self.message_roles.values, self.message_roles.offsets[self.sequences[self.rows]])
 
-    def equals(self, other: "Pieces") -> bool:
-        """True if both are equal, the roles of messages aside."""
-        if (self.texts, self.roles, self.prompts) != (other.texts, other.roles, other.prompts):
-            return False
-        names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
-
     def take(self, places: Array) -> "Pieces":
         """A selection of the pieces, each a row of its own."""
         segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)

@@ -90,7 +90,10 @@ def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Sc
         return None
     # The order of the keys, too, must be that of the first messages, and one for all fields: objects are only counted.
     first = {schema.field(name).type.value_type.field(0).name for name in names}
-    if len(first) > 1 or any(_objects_with(view, key) != sum(map(len, messages)) for key in first):
+    braces = np.flatnonzero(view == ord("{"))
+    if len(first) > 1 or any(
+        _begin_with(view, braces, key) - _begin_with(view, starts, key) != sum(map(len, messages)) for key in first
+    ):
         return None
     return table
 
@@ -103,11 +106,14 @@ def _null_between(view: Array, raw: bytes) -> bool:
     return any(_NULL_AFTER.match(raw, place) for place in closed[maybe].tolist())
 
 
-def _objects_with(view: Array, first: str) -> int:
-    """The number of objects that begin with a key. Nothing in a string looks like one: its quotes are escaped."""
+def _begin_with(view: Array, braces: Array, first: str) -> int:
+    """How many objects, by the places of their braces, begin with a key.
+
+    A brace in a string is no object, and what follows it no key: quotes in strings are escaped.
+    """
     wanted = np.frombuffer(b'"%b"' % first.encode(), np.uint8)
-    places = np.flatnonzero(view[: max(0, len(view) - len(wanted) - 1)] == ord("{")) + 1
-    places += view[places] == ord(" ")
+    places = braces[braces < len(view) - len(wanted) - 1] + 1
+    places = places + (view[places] == ord(" "))
     for step, byte in enumerate(wanted.tolist()):
         places = places[view[places + step] == byte]
     return len(places)

@@ -20,6 +20,7 @@ from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chars import Chars
 from tests.core.chat.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk
+from tests.core.reference import same_pieces
 
 # A default system message; the system's own text before all others.
 DEFAULT = (
@@ -74,7 +75,7 @@ def assert_same(one: Rendered, other: Rendered) -> None:
     mine, theirs = one.pieces["sequence"], other.pieces["sequence"]
     assert mine.texts == theirs.texts
     assert mine.segments.tolist() == theirs.segments.tolist()
-    assert mine.equals(theirs)
+    assert same_pieces(mine, theirs)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -90,6 +90,18 @@ def test_plain_chats_are_taken(data: bytes) -> None:
     assert assert_same_records(data)
 
 
+SWAPPED = {"messages": [dict(reversed(message.items())) for message in CHAT["messages"]]}
+
+
+@pytest.mark.parametrize("spaces", [(", ", ": "), (",", ":")])
+def test_a_record_that_begins_like_a_message_is_not_counted_as_one(spaces: tuple[str, str]) -> None:
+    """Objects that begin with a message's first key are counted: so messages with swapped keys are found."""
+    rows = [{"role": "x", **CHAT}, {**CHAT, "role": "x"}]
+    assert assert_same_records(b"".join(json.dumps(row, separators=spaces).encode() + b"\n" for row in rows))
+    rows += [{"role": "x", "messages": [SWAPPED["messages"][0], CHAT["messages"][1]]}]
+    assert not assert_same_records(b"".join(json.dumps(row, separators=spaces).encode() + b"\n" for row in rows))
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
 from beam_prep import testing
 from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.columns import Texts
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding import backends as module
@@ -244,6 +247,82 @@ def test_sums_that_cancel_out_shift_no_mask() -> None:
     fast = FastEncoder(tokenizer, "gigatoken")
     assert same(tokenize(block, fast, None), tokenize(block, tokenizer, None))
     assert fast.fell_back == 1
+
+
+NFC_TOO = ("ours", "ours, NFC", "qwen2.5", "gpt2", "tekken-32k", "mistral-v1")
+
+
+@functools.cache
+def normalising(name: str) -> Tokenizer:
+    """A tokenizer of the test material, or ours with a normaliser."""
+    if not name.startswith("ours"):
+        return loaded(shared("tokenizers", name))
+    if name == "ours":
+        return ours()
+    return Tokenizer.load(changed_copy(OURS, Path(tempfile.mkdtemp(), "tokenizer"), normalizer={"type": "NFC"}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NFC_TOO)
+def test_every_character_has_the_references_ids(name: str) -> None:
+    """gigatoken knows more letters, more marks and more compositions than the reference."""
+    tokenizer = normalising(name)
+    assert choose(tokenizer, "auto")[0] == "gigatoken"
+    fast = FastEncoder(tokenizer, "gigatoken")
+    points = [*range(0x80, 0xD800), *range(0xE000, 0x33500), *range(0xE0000, 0xE0200)]
+    ways = ("x{0}'s {0}{0}1{0}\n{0} ", "a\u0301{0}\u0316\u05b0{0}\u0301", "{0}{1}")
+    for start in range(0, len(points), 20_000):
+        some = points[start : start + 20_000]
+        texts = [way.format(chr(point), chr(point + 5)) for point in some for way in ways if point + 5 != 0xD800]
+        texts = [text for text in texts if not any("\ud800" <= letter <= "\udfff" for letter in text)]
+        mine, theirs = fast.encode(texts, False), tokenizer.encode(texts, False)
+        assert np.array_equal(mine.offsets, theirs.offsets)
+        assert np.array_equal(mine.flat, theirs.flat)
+
+
+@pytest.mark.parametrize("name", NFC_TOO)
+@given(st.lists(st.text(st.characters(min_codepoint=0x80, exclude_categories=["Cs"]), max_size=8), max_size=4))
+@example(["\u0628\u08d3\u0651", "\u09b9\u09fe\u09cd", "\U00011935\U00011930", "\u0c5c's \U000323b0's"])
+def test_so_have_texts_of_any_characters(name: str, texts: list[str]) -> None:
+    tokenizer = normalising(name)
+    fast = FastEncoder(tokenizer, "gigatoken")
+    column = Texts(pa.array(texts, pa.string()))
+    wanted = tokenizer.encode(texts, True).to_lists()
+    assert fast.encode(texts, True).to_lists() == fast.encode(column, True).to_lists() == wanted
+
+
+def test_characters_that_both_know_are_not_left_to_the_reference() -> None:
+    fast = FastEncoder(normalising("ours, NFC"), "gigatoken")
+    fast.encode(["\u0416\u4f60\u597d \u00e9 \u0928\u094d \U0001f600\U0001f9d1\u200d\U0001f680 \u20bf"], False)
+    assert fast.fell_back == 0
+    fast.encode(["plain", "\u0628\u08d3\u0651", "plain \u4f60"], False)
+    assert fast.fell_back == 1
+
+
+def test_a_token_that_is_found_as_a_word_closes_gigatokens_gate(tmp_path: Path) -> None:
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    for special in (True, False):
+        token = {**source["added_tokens"][0], "id": 5000, "content": "[w]", "special": special, "single_word": True}
+        folder = changed_copy(OURS, tmp_path / str(special), added_tokens=[*source["added_tokens"], token])
+        backend, problem = choose(Tokenizer.load(folder), "auto")
+        assert backend == "transformers"
+        assert "'[w]' is matched as a word" in str(problem)
+
+
+def test_a_token_that_is_found_in_normalised_text_is_the_references(tmp_path: Path) -> None:
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    token = {**source["added_tokens"][0], "id": 5000, "content": "the", "special": False, "normalized": True}
+    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*source["added_tokens"], token]}
+    tokenizer = Tokenizer.load(changed_copy(OURS, tmp_path / "t", **changes))
+    assert choose(tokenizer, "auto")[0] == "gigatoken"
+    texts = ["the\u0301", "the \u4f60", "\u00e9the", "e\u0301the"]
+    fast = FastEncoder(tokenizer, "gigatoken")
+    assert fast.encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
+    assert fast.fell_back == 2
 
 
 def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: Path) -> None:

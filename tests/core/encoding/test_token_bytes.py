@@ -18,7 +18,10 @@ from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from tests.core.encoding.sentencepiece import BLANK, CONTROLS, KINDS, PREPEND, REPLACE, made
+from tests.core.encoding.test_tokenizer import OURS, copy_of
 
+BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
+REMOVES = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
 ODD = [" ", "  ", "\n", BLANK, "<0x0A>", "<0x41>", "\u00e9", "\u4f60\u597d", "\U0001f600", "word", " the", "\x00", "\t"]
 WORDS = st.lists(st.sampled_from([*ODD, *CONTROLS, "a", "x\u0344"]), max_size=8).map("".join)
 PREFIXES = {"llama-2": "parts", "first": "text", "first, split": "text", "always": None}
@@ -125,6 +128,38 @@ def test_what_changes_a_text_in_another_way_is_left_to_the_reference(changes: di
     other = Tokenizer.load(made(tmp_path / "tokenizer", "llama-2", **changes))
     assert token_bytes(other) is None
     assert compare(other, ["A text of \ufb01ve words", " a"], "transformers") == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, BYTES]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [REMOVES, BYTES]}},
+        {"pre_tokenizer": {**BYTES, "add_prefix_space": True}},
+        {"normalizer": {"type": "NFKC"}},
+    ],
+)
+def test_so_is_a_byte_level_one_whose_tokens_are_not_all_of_the_text(changes: dict[str, Any], tmp_path: Path) -> None:
+    other = Tokenizer.load(copy_of(OURS, tmp_path / "tokenizer", **changes))
+    assert token_bytes(other) is None
+    assert compare(other, ["A text of \ufb01ve words", " a"], "transformers") == 2
+
+
+@pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "single_word"])
+def test_added_tokens_of_byte_level_move_no_offset(flag: str, tmp_path: Path) -> None:
+    """With a normaliser, a token that is found in normalised text may stand for more or fewer bytes than its own."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    tokens = [
+        {**source["added_tokens"][0], "id": 5000 + at, "content": content, "special": False, flag: True}
+        for at, content in enumerate(("e\u0301", "[T]"))
+    ]
+    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*source["added_tokens"], *tokens]}
+    other = Tokenizer.load(copy_of(OURS, tmp_path / "tokenizer", **changes))
+    texts = ["-' \u00e9!", "e\u0301x [T] y", "a[T]b  [T]  ", "\u212b\u00e9\u2126"]
+    for backend in ("transformers", choose(other, "auto")[0]):
+        compare(other, texts, backend)
 
 
 def test_a_vocabulary_that_lacks_a_byte_is_left_to_the_reference(tmp_path: Path) -> None:

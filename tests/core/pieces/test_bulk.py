@@ -15,6 +15,7 @@ from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Action, Output, Section, TextRules
 from beam_prep.core.pieces import collector
 from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.bulk import Bulk
 from beam_prep.core.pieces.rendered import Pieces, Rendered
 from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.filters import filter_by_chars
@@ -170,6 +171,28 @@ def test_nor_of_texts(odd: list[tuple[int, Any]]) -> None:
     output = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
     found, wanted = (apply_template(read(data, kind), (output,), voice, "d") for kind in (TEXTS, None))
     assert_same_rendered(found, wanted)
+
+
+def test_a_block_whose_columns_give_something_else_is_rendered_again_from_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sample is taken of what was made, in whatever way."""
+    data = lines(*({**talk(f"question {at}", "yes"), "d": "xy"[at % 2]} for at in range(40)))
+    plain = ChatTemplate(TEMPLATES["strips"], TOKENS, date="2026-11-22")
+    voice = replace(VOICES["strips"], reference=plain)
+    wanted = render(read(data, None), replace(voice, template=plain, reference=None), "$role", "d")
+    found = render(read(data, CHATS), voice, "$role", "d")
+    assert (found.made["compared_with_jinja"], "blocks_rendered_again" in found.made) == (16, False)
+    whole: Any = Bulk.add
+    wrong: dict[str, Any] = {"domains": lambda self, _: ["x"] * 40, "add": lambda self: whole(self)[::-1]}
+    for name, function in wrong.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(Bulk, name, function)
+            found = render(read(data, CHATS), voice, "$role", "d")
+        assert found.made["blocks_rendered_again"] == 1
+        assert "rendered_as_columns" not in found.made
+        assert found.domain == wanted.domain
+        assert list(found.pieces["sequence"].texts) == list(wanted.pieces["sequence"].texts)
 
 
 def test_a_block_that_is_odd_from_the_beginning_is_objects() -> None:

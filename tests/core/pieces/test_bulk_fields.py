@@ -215,6 +215,17 @@ def test_lists_of_texts_are_read_as_they_are(rows: list[list[str]]) -> None:
         assert not any(rows)
 
 
+def test_the_domain_is_what_the_record_says_before_its_prompt_is_found() -> None:
+    """A prompt that is text beside sides that are messages is not read, but may name the domain."""
+    rows = [{**GOOD["a pair without a prompt"], "prompt": f"topic {at % 2}"} for at in range(20)]
+    kinds = wanted(chosen="chats", rejected="chats", prompt="texts")
+    voice = replace(VOICES["bos"], rules=TextRules(implicit_prompt=True))
+    for _ in range(3):
+        for each in (kinds, None):
+            found = apply_template(read(lines(*rows), each), SIDES, voice, "prompt")
+            assert found.domain == [f"topic {at % 2}" for at in range(20)]
+
+
 EXTRA = (*SIDES, Output("extra", "ids", (Section("extra", "train"),)))
 
 

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.compared import are_equal
 from beam_prep.core.pieces.conversations import ConversationCollector
 from beam_prep.core.pieces.rendered import Pieces
 from beam_prep.core.pieces.voice import Voice
@@ -19,6 +22,7 @@ from tests.core.chat.trained import CHATML
 from tests.core.generated_templates import Seeded, template
 from tests.core.generated_templates import conversations as drawn
 from tests.core.mask_judge import records
+from tests.core.reference import same_pieces
 
 
 def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +39,52 @@ def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one(m
     assert rendered.line.tolist() == [0, 2]
     assert rendered.pieces["sequence"].borders.tolist() == [0, 1, 3]  # the answer; it again for its weight
     assert rendered.ledger.outcomes == [("rejected", "bad_text")]
+
+
+@pytest.mark.parametrize("value", ["", 0, 0.0, False, {}, "x", 3, True, [[]], [None]])
+def test_a_section_that_is_no_list_of_messages_is_rejected_by_plans_too(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is false is not absent: only null is."""
+    monkeypatch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
+    plain = {"history": [], "messages": talk("q", "a")}
+    absent: list[Record] = [{**plain, "history": None}, {"messages": talk("q", "a")}]
+    rows = [*[plain] * 9, {**plain, "history": value}, *absent, {**plain, "messages": value}]
+    sections = (Section("history", "mask", "conversation"), Section("messages", "$role", "conversation"))
+    output = Output("sequence", "ids", sections, "loss_mask")
+    found = [
+        apply_template(records(rows), (output,), Voice(ChatTemplate(CHATML, TOKENS, by_plans), CONTROLS))
+        for by_plans in (True, False)
+    ]
+    for each in found:
+        assert each.line.tolist() == [*range(9), 10, 11]
+        assert each.ledger.outcomes == [("rejected", "wrong_type")]
+    assert found[0].ledger.messages == found[1].ledger.messages
+    assert found[0].made["rendered_by_plans"] == 11
+
+
+CHECKED: tuple[dict[str, Any], ...] = (
+    {}, {"train": True}, {"train": False}, {"train": None}, {"weight": 1}, {"weight": 0}, {"weight": 0.5}, {"train": 1},
+    {"content": None}, {"content": ["a"]}, {"content": [{"type": "text", "text": "b"}]}, 
+    {"content": [{"type": "image"}]},
+    {"content": 3}, {"role": None}, {"role": 3}, {"name": None}, {"thinking": "so"}, {"reasoning_content": None},
+    {"train": False, "weight": 1}, {"tool_calls": []},
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(CHECKED), st.sampled_from(CHECKED)), min_size=2, max_size=12))
+def test_what_was_checked_of_one_conversation_is_not_taken_for_checked_of_another(said: list[tuple[Any, Any]]) -> None:
+    """Checks run once for each shape of messages: whatever they look at, values too, must be in it."""
+    rows = [
+        {"messages": [{**say("user", "q"), **one}, {**say("assistant", "a"), **other}], "tools": []}
+        for one, other in said
+    ]
+    output = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+    voice = Voice(ChatTemplate(CHATML, TOKENS, plans=True), CONTROLS)
+    together = apply_template(records(rows), (output,), voice)
+    for place, row in enumerate(rows):
+        alone = apply_template(records([row]), (output,), voice)
+        assert are_equal(together, [place], alone, [0])
 
 
 def rendered(chat: ChatTemplate, controls: tuple[str, ...], rows: list[Record], bos: str = "") -> Pieces:
@@ -64,7 +114,7 @@ def compare_with_each_by_itself(
         alike = rendered(chats[0], *given)
         patch.setattr(ConversationCollector, "_add_alike", lambda *_: False)
         each = rendered(chats[1], *given)
-    assert alike.equals(each)
+    assert same_pieces(alike, each)
     assert alike.message_roles.to_lists() == each.message_roles.to_lists()
     return hits
 
