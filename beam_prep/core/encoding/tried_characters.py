@@ -1,13 +1,16 @@
 """Characters that two encoders may treat in another way: their tables may be those of another Unicode."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from beam_prep.core.data.columns import Texts, characters
+from beam_prep.core.data.columns import characters, utf8
 from beam_prep.core.data.ragged import Array, offsets_of
 
 _SAME, _OTHER = 1, 2
+_LOW = 6
+"""Bits of a character that are in the last byte of its UTF-8."""
 
 
 class TriedCharacters:
@@ -16,47 +19,84 @@ class TriedCharacters:
     Args:
         ways: texts with `{0}`, for which the character is put in.
         agree: says of each of some texts whether both encoders give the same ids.
-        known: says of characters what needs no trial: 1: both treat them alike, 2: perhaps not, 0: that has to be
-            tried. Without it all are tried.
+        trusted: true for characters that both treat alike, which are not tried. ASCII is among them.
+        doubtful: true for other characters that are not tried either, as what they do depends on what is beside them.
     """
 
     def __init__(
         self,
         ways: Sequence[str],
         agree: Callable[[list[str]], Sequence[bool]],
-        known: Callable[[Array], Array] | None = None,
+        trusted: Callable[[str], bool] | None = None,
+        doubtful: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        self._ways, self._agree, self._known = ways, agree, known
+        self._ways, self._agree, self._trusted, self._doubtful = ways, agree, trusted, doubtful
         self._tried = np.zeros(0x110000, np.uint8)
 
     def differ(self, points: Array) -> Array:
-        """Those of some characters, uint32 code points, that the two treat in another way."""
-        new = np.unique(points[self._tried[points] == 0])
-        if len(new) and self._known is not None:
-            self._tried[new] = self._known(new)
-            new = new[self._tried[new] == 0]
-        if len(new):
-            texts = [way.format(chr(point)) for point in new.tolist() for way in self._ways]
-            same = np.reshape(np.asarray(self._agree(texts), bool), (len(new), len(self._ways))).all(axis=1)
-            self._tried[new] = np.where(same, _SAME, _OTHER)
-        found: Array = points[self._tried[points] == _OTHER]
-        return found
+        """bool: which of these characters, uint32 code points, the two treat in another way."""
+        found = self._tried[points]
+        if len(new := np.unique(points[found == 0])):
+            known = (self._known(chr(point)) for point in new.tolist())
+            self._tried[new] = np.fromiter(known, np.uint8, len(new))
+            if len(new := new[self._tried[new] == 0]):
+                texts = [way.format(chr(point)) for point in new.tolist() for way in self._ways]
+                same = np.reshape(np.asarray(self._agree(texts), bool), (len(new), len(self._ways))).all(axis=1)
+                self._tried[new] = np.where(same, _SAME, _OTHER)
+            found = self._tried[points]
+        differ: Array = found == _OTHER
+        return differ
+
+    def _known(self, character: str) -> int:
+        if self._trusted is not None and self._trusted(character):
+            return _SAME
+        return _OTHER if self._doubtful(character) else 0
 
     def texts_with_others(self, texts: Sequence[str]) -> Array:
-        """int64, ascending: the texts with such a character."""
-        points = _points(texts)
-        if not len(self.differ(points)):
-            return np.zeros(0, np.int64)
-        places = np.flatnonzero(self._tried[points] == _OTHER)
-        found: Array = np.unique(np.searchsorted(offsets_of(characters(texts)), places, side="right") - 1)
+        """int64, ascending: the texts with a character that the two treat in another way."""
+        if self._trusted is None:
+            points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+            places, borders = np.flatnonzero(self.differ(points)), offsets_of(characters(texts))
+        else:
+            data, borders = utf8(texts)
+            places = self._places(data)
+            places = places[self.differ(_points(data, places))]
+        found: Array = np.unique(np.searchsorted(borders, places, side="right") - 1)
         return found
 
+    def _places(self, data: Array) -> Array:
+        """int64: where the characters begin that may not be trusted; uint8 [bytes], UTF-8."""
+        leads, pairs = self._looked_at
+        places = np.flatnonzero(np.frombuffer(data.tobytes().translate(leads), bool))
+        found: Array = places[pairs[data[places].astype(np.uint16) << 8 | data[places + 1]]]
+        return found
 
-def _points(texts: Sequence[str]) -> Array:
-    """uint32: the characters of all texts."""
-    if isinstance(texts, Texts):
-        data, borders = texts.data
-        text = data[borders[0] : borders[-1]].tobytes().decode()
-    else:
-        text = "".join(texts)
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    @functools.cached_property
+    def _looked_at(self) -> tuple[bytes, Array]:
+        """For each first byte of UTF-8, and bool [65,536] for both first ones, whether a character may not be trusted.
+
+        So most characters of a text, which stand together in Unicode, are not even decoded.
+        """
+        assert self._trusted is not None
+        trusted = np.fromiter(map(self._trusted, map(chr, range(1 << 16))), bool, 1 << 16)
+        entirely: Array = trusted.reshape(-1, 1 << _LOW).all(axis=1)
+        pairs: Array = np.ones((256, 256), bool)
+        pairs[:0xC0] = False
+        pairs[0xC0:0xE0] = ~entirely[:32, None]
+        pairs[0xE0:0xF0, 0x80:0xC0] = ~entirely.reshape(16, 64)
+        pairs[0xE0:0xF0, :0x80] = pairs[0xE0:0xF0, 0xC0:] = False
+        return pairs.any(axis=1).astype(np.uint8).tobytes(), pairs.ravel()
+
+
+def _points(data: Array, places: Array) -> Array:
+    """uint32: the characters of two bytes or more that begin at these places."""
+    first = data[places].astype(np.uint32)
+    found: Array = (first & 0x1F) << 6 | data[places + 1] & 0x3F
+    for lead, bits in ((0xE0, 0xF), (0xF0, 0x7)):
+        longer = np.flatnonzero(first >= lead)
+        mine = places[longer]
+        point = first[longer] & bits
+        for step in range(1, 3 if lead == 0xE0 else 4):
+            point = point << _LOW | data[np.minimum(mine + step, len(data) - 1)] & 0x3F
+        found[longer] = point
+    return found

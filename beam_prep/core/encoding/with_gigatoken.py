@@ -52,8 +52,6 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
 _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")
 """Steps that know no kinds of characters, unless they have a regular expression."""
 _TRIED_AS = ("a{0}b 1{0}2 {0}{0} 's{0}\n{0} \n", "{0}'s {0}a", "a\u0300{0}\u0316x")
-_FIRST = unicodedata.ucd_3_2_0
-"""The same in every version of Python. What it has is in the tables of all."""
 
 
 class WithGigatoken:
@@ -71,13 +69,14 @@ class WithGigatoken:
         self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, composes: bool, vague: bool
     ) -> None:
         self._tokenizer, self._loaded, self._composes, self._vague = tokenizer, loaded, composes, vague
-        self._tried = TriedCharacters(_TRIED_AS, self._agree, self._known) if looks else None
+        self._tried = TriedCharacters(_TRIED_AS, self._agree, _is_old, self._is_doubtful) if looks else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text, and which texts are the reference's."""
         left = np.zeros(0, np.int64)
         if self._tried is not None and len(wide := _wide(texts)):
-            some = take(texts, wide)
+            # Where nearly all are, they need not be copied.
+            some, wide = (texts, np.arange(len(texts))) if 2 * len(wide) > len(texts) else (take(texts, wide), wide)
             left = wide[self._tried.texts_with_others(some)]
             if self._vague:
                 found = (not unicodedata.is_normalized("NFC", text) for text in some)
@@ -92,15 +91,15 @@ class WithGigatoken:
         mine, theirs = self._encode(texts).to_lists(), self._tokenizer.encode(texts, False).to_lists()
         return [one == other for one, other in zip(mine, theirs, strict=True)]
 
-    def _known(self, points: Array) -> Array:
-        """See `TriedCharacters`."""
-        return np.fromiter((self._known_of(chr(point)) for point in points.tolist()), np.uint8, len(points))
-
-    def _known_of(self, character: str) -> int:
-        if _FIRST.category(character) != "Cn":
-            return 1
+    def _is_doubtful(self, character: str) -> bool:
+        """True for marks that are to be put in order or composed, and for what may be one in a newer Unicode."""
         kind = unicodedata.category(character)
-        return 2 if self._composes and (kind[0] == "M" or kind == "Cn") else 0  # it may be a mark in a newer Unicode
+        return self._composes and (kind[0] == "M" or kind == "Cn")
+
+
+def _is_old(character: str) -> bool:
+    """True for what Unicode 3.2 has, which is the same in every version of Python: it is in the tables of all."""
+    return unicodedata.ucd_3_2_0.category(character) != "Cn"
 
 
 def _wide(texts: Sequence[str]) -> Array:

@@ -86,7 +86,8 @@ class WithTokie:
 
     def check(self) -> None:
         """Raises `Unsupported` if characters of nearly every text would be left to the reference."""
-        if others := "".join(map(chr, self._tried.differ(np.arange(0x20, 0x7F)).tolist())):
+        points = np.arange(0x20, 0x7F)
+        if others := "".join(map(chr, points[self._tried.differ(points)].tolist())):
             raise Unsupported(f"its ids differ from transformers' on {others!r}")
 
     def encode(self, texts: Sequence[str]) -> Encoded:
