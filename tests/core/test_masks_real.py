@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from beam_prep import testing
 from beam_prep.core.chat.recorded import plans
@@ -220,7 +221,9 @@ def test_what_is_trained_is_what_the_assistant_says(name: str, file: str) -> Non
                     place = text.index(call["function"]["name"], place)
 
 
-# Where transformers is wrong
+# Where transformers is wrong, or was: 5.24 masks every token that overlaps a block, as we do.
+
+MENDED = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
 
 
 def two_turns(answer: str) -> list[tuple[str, str]]:
@@ -244,8 +247,8 @@ def trimming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_white_space_at_the_beginning_of_an_answer(trimming: tuple[str, str], answer: str) -> None:
     """With `trim_offsets: true`, a space at a token's edge belongs to no token.
 
-    transformers looks for the token of a block's first character, finds none, and masks nothing from there on: not
-    this answer, and no later one. Ours covers both, whether the spans are marked or derived.
+    Before 5.24 transformers looks for the token of a block's first character, finds none, and masks nothing from there
+    on: not this answer, and no later one. Ours covers both, whether the spans are marked or derived.
     """
     name, folder = trimming
     rows = [{"messages": [{"role": role, "content": content} for role, content in two_turns(answer)]}]
@@ -253,7 +256,7 @@ def test_white_space_at_the_beginning_of_an_answer(trimming: tuple[str, str], an
     untrimmed = theirs(name, rows, template(name, True))[0]
     assert reference[0] == untrimmed[0]
     assert 1 in untrimmed[1]
-    assert 1 not in reference[1]
+    assert reference == untrimmed if MENDED else 1 not in reference[1]
     for is_marked in (True, False):
         mine = ours(folder, rows, template(name, is_marked))[0]
         assert mine == untrimmed
@@ -261,22 +264,22 @@ def test_white_space_at_the_beginning_of_an_answer(trimming: tuple[str, str], an
         assert trained(folder, mine) == wanted
 
 
-def test_with_trimmed_offsets_gpt2s_template_never_trains_in_transformers(trimming: tuple[str, str]) -> None:
+def test_with_trimmed_offsets_gpt2s_template_never_trained_in_transformers(trimming: tuple[str, str]) -> None:
     """gpt2's block begins with a space, always; in qwen2.5's, nothing is lost where answers begin with a word."""
     name, folder = trimming
     rows = [{"messages": [{"role": role, "content": content} for role, content in two_turns("Hello.")]}]
     mine, reference = ours(folder, rows, template(name, True))[0], theirs(folder, rows, template(name, True))[0]
     assert mine == theirs(name, rows, template(name, True))[0]
-    assert (1 in reference[1]) == (name == "qwen2.5")
+    assert (1 in reference[1]) == (MENDED or name == "qwen2.5")
 
 
 def test_a_block_that_ends_within_a_character() -> None:
-    """The last character of a block may be several tokens: transformers masks the first of them, we mask all."""
+    """The last character of a block may be several tokens: before 5.24 transformers masks the first, we mask all."""
     source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
     rows = [{"messages": [{"role": "assistant", "content": "ok \U0001f9d1\u200d\U0001f680"}]}]
     mine, reference = ours("gpt2", rows, source)[0], theirs("gpt2", rows, source)[0]
     assert trained("gpt2", mine) == rows[0]["messages"][0]["content"]
-    assert trained("gpt2", reference).endswith("\ufffd")
+    assert reference == mine if MENDED else trained("gpt2", reference).endswith("\ufffd")
 
 
 def test_a_block_inside_a_capture() -> None:
@@ -292,10 +295,10 @@ def test_a_block_inside_a_capture() -> None:
 
 
 def test_a_block_at_the_very_beginning() -> None:
-    """transformers takes an end token of 0 for none, and masks to the end of the row (transformers#47325)."""
+    """Before 5.24 transformers takes an end token of 0 for none, and masks to the row's end (transformers#47325)."""
     source = "{% for m in messages %}{% if loop.first %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}"
     source += "{{ m.content }}{% endif %}{% endfor %}"
     messages = [{"role": "assistant", "content": "<|im_end|>"}, {"role": "user", "content": "secret"}]
     mine, reference = (made("qwen2.5", [{"messages": messages}], source)[0] for made in (ours, theirs))
     assert trained("qwen2.5", mine) == "<|im_end|>"
-    assert trained("qwen2.5", reference) == "<|im_end|>secret"
+    assert reference == mine if MENDED else trained("qwen2.5", reference) == "<|im_end|>secret"

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ class TriedCharacters:
         """
         assert self._trusted is not None
         trusted = np.fromiter(map(self._trusted, map(chr, range(1 << 16))), bool, 1 << 16)
-        entirely: Array = trusted.reshape(-1, 1 << _LOW).all(axis=1)
+        entirely: Any = trusted.reshape(-1, 1 << _LOW).all(axis=1)
         pairs: Array = np.ones((256, 256), bool)
         pairs[:0xC0] = False
         pairs[0xC0:0xE0] = ~entirely[:32, None]
