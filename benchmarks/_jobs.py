@@ -210,6 +210,7 @@ class Job:
         caption: what is compared, and in what the tools differ.
         marked: with a template that marks what the assistant says, where there is one.
         same_rows: our column -> that of the tool after the first: their rows are compared. Empty: they are not.
+        cold: the corpus is not in the page cache.
     """
 
     corpus: str
@@ -219,6 +220,7 @@ class Job:
     caption: str
     same_rows: dict[str, str] = field(default_factory=dict)
     marked: bool = False
+    cold: bool = False
 
 
 JOBS = {
@@ -231,6 +233,14 @@ JOBS = {
         "`datasets.map` and `save_to_disk`. Both write the same rows, which are compared; the peer writes an "
         "attention mask as well, ours a manifest with checksums.",
         {"input_ids": "input_ids", "labels": "labels"},
+    ),
+    "chat_cold": Job(
+        "chat",
+        (200, 800),
+        3,
+        ("beam-prep chat_last", MAP),
+        "The same, with the input on the disk alone: the page cache has none of it when a run begins.",
+        cold=True,
     ),
     "chat_growth": Job(
         "chat",
@@ -269,7 +279,7 @@ JOBS = {
     ),
     "text_limit": Job(
         "text",
-        (200, 800),
+        (200, 800, 4000),
         5,
         ("beam-prep text", LIMIT),
         "The same job beside a limit, not a peer: gigatoken's `encode_files`, from the same file to ids in memory, on "

@@ -147,10 +147,13 @@ def _bound_to(cores: Collection[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def prepare_disk(corpus: Path) -> None:
-    """What earlier runs wrote is on the disk, and the corpus is in the page cache: the same start for all."""
+def prepare_disk(corpus: Path, cold: bool = False) -> None:
+    """What earlier runs wrote is on the disk, and the corpus is in the page cache, or not: the same start for all."""
     os.sync()
     with open(corpus, "rb", buffering=0) as file:
+        if cold:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return
         while file.read(1 << 24):
             pass
 

@@ -139,7 +139,7 @@ def bounds() -> Iterator[Bound]:
         tool = JOBS[job].tools[0]
         text = f"{job}, {megabytes} MB: time of `{peer}` / ours"
         yield Bound(text, least, Value(job, megabytes, peer), Value(job, megabytes, tool))
-    for megabytes, share in ((200, 0.45), (800, 0.65)):
+    for megabytes, share in ((200, 0.45), (800, 0.65), (4000, 0.75)):
         call = Value("text_limit", megabytes, LIMIT, "encode_files_s")
         text = f"text, {megabytes} MB: time of the call `encode_files` / ours, whole process"
         yield Bound(text, share, call, Value("text_limit", megabytes, "beam-prep text"))

@@ -49,7 +49,7 @@ def run_job(name: str, given: argparse.Namespace, place: Place) -> None:
     for repeat, (megabytes, corpus) in itertools.product(range(repeats), corpora.items()):
         outputs = {tool: place.work / f"output_{number}" for number, tool in enumerate(tools)}
         for tool, output in outputs.items():
-            prepare_disk(corpus)
+            prepare_disk(corpus, job.cold)
             run = Run(name, megabytes, corpus.stat().st_size, tool, TOOLS[tool](corpus, output, place))
             runs.append(run)
             keep(given.log, run_line(run))

@@ -38,15 +38,18 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
         raise Unsupported(f"the added token {word!r} is matched as a word")
     normalisers = steps_of(reference.normalizer, "normalizers")
     others = steps_of(reference.pre_tokenizer, "pretokenizers")
-    composes, vague = normalisers == [{"type": "NFC"}], any(token.normalized for token in added)
-    if normalisers and not composes and any(token.normalized and not token.special for token in added):
+    is_nfc, vague = normalisers == [{"type": "NFC"}], any(token.normalized for token in added)
+    if normalisers and not is_nfc and any(token.normalized and not token.special for token in added):
         raise Unsupported("an added token is matched in normalised text")
     try:
         loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unsupported(f"it does not take this tokenizer ({first_line(error)})") from None
-    looks = any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in normalisers + others)
-    return WithGigatoken(tokenizer, loaded, looks, composes, vague and composes)
+    normalises, splits = (
+        any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
+        for steps in (normalisers, others)
+    )
+    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague and is_nfc)
 
 
 _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")
@@ -61,14 +64,14 @@ class WithGigatoken:
         tokenizer: the reference.
         loaded: the same in gigatoken.
         looks: its steps look at the kinds of characters.
-        composes: it normalises to NFC.
-        vague: it finds added tokens in normalised text.
+        normalises: so does its normaliser.
+        vague: it finds added tokens in text that was normalised to NFC.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, composes: bool, vague: bool
+        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
     ) -> None:
-        self._tokenizer, self._loaded, self._composes, self._vague = tokenizer, loaded, composes, vague
+        self._tokenizer, self._loaded, self._normalises, self._vague = tokenizer, loaded, normalises, vague
         self._tried = TriedCharacters(_TRIED_AS, self._agree, _is_old, self._is_doubtful) if looks else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
@@ -94,7 +97,7 @@ class WithGigatoken:
     def _is_doubtful(self, character: str) -> bool:
         """True for marks that are to be put in order or composed, and for what may be one in a newer Unicode."""
         kind = unicodedata.category(character)
-        return self._composes and (kind[0] == "M" or kind == "Cn")
+        return self._normalises and (kind[0] == "M" or kind == "Cn")
 
 
 def _is_old(character: str) -> bool:
