@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,14 +96,18 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
         return None
     if any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps):
         return None
-    if model.continuing_subword_prefix or model.end_of_word_suffix:
+    if model.continuing_subword_prefix or model.end_of_word_suffix or model.byte_fallback:
         return None
     # Each character of a byte-level token represents one byte; an added token is its own text.
     # One by one: a dict of all of them takes longer, and 20 MB.
     tokens = map(backend.id_to_token, range(tokenizer.max_id + 1))
     lengths = np.fromiter((len(token or "") for token in tokens), np.int32, tokenizer.max_id + 1)
-    for number, token in backend.get_added_tokens_decoder().items():
-        vague = token.normalized and normaliser is not None
+    if model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
+        lengths[unknown] = _NEVER
+    added = backend.get_added_tokens_decoder()
+    spaced = any(token.content != token.content.strip() for token in added.values())
+    for number, token in added.items():
+        vague = (token.normalized and normaliser is not None) or (spaced and (token.lstrip or token.rstrip))
         lengths[number] = _NEVER if vague else len(token.content.encode())
     return TokenBytes(lengths, normaliser is not None)
 
@@ -159,6 +163,13 @@ def _state(part: Any) -> Any:
 
 
 def steps_of(part: Any, name: str) -> list[dict[str, Any]]:
-    """The steps of a normaliser or splitter; [] of none."""
+    """The steps of a normaliser (`normalizers`) or splitter (`pretokenizers`); [] of none."""
     state = _state(part)
-    return [] if state is None else list(state.get(name, [state]))
+    return [] if state is None else [*_flat(state, name)]
+
+
+def _flat(state: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    if name not in state:
+        yield state
+    for step in state.get(name, ()):
+        yield from _flat(step, name)

@@ -33,14 +33,16 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
         raise Unsupported(f"it is not installed here ({error}): pip install 'beam-prep[fast]'") from None
     wanted_version("gigatoken", VERSION)
     reference = tokenizer.reference
-    added = reference.get_added_tokens_decoder().values()
-    if word := next((token.content for token in added if token.single_word), None):
-        raise Unsupported(f"the added token {word!r} is matched as a word")
+    added = [*reference.get_added_tokens_decoder().values()]
     normalisers = steps_of(reference.normalizer, "normalizers")
     others = steps_of(reference.pre_tokenizer, "pretokenizers")
-    is_nfc, vague = normalisers == [{"type": "NFC"}], any(token.normalized for token in added)
-    if normalisers and not is_nfc and any(token.normalized and not token.special for token in added):
-        raise Unsupported("an added token is matched in normalised text")
+    is_nfc = [step["type"] for step in normalisers] == ["NFC"]
+    _check_added(added, is_nfc, bool(normalisers))
+    if any(step.get("use_regex") is False for step in others) and not any(step["type"] == "Split" for step in others):
+        raise Unsupported("a byte-level tokenizer that splits no words")
+    model: Any = reference.model
+    if getattr(model, "ignore_merges", False) and getattr(model, "byte_fallback", False):
+        raise Unsupported("a model with ignore_merges and byte_fallback")
     try:
         loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
@@ -49,7 +51,35 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
         for steps in (normalisers, others)
     )
-    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague and is_nfc)
+    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in added)
+    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
+
+
+def _check_added(added: Sequence[Any], is_nfc: bool, normalises: bool) -> None:
+    """Raises `Unsupported` for added tokens that gigatoken finds elsewhere than the reference.
+
+    The reference looks for those that are not `normalized` first, in the text as it is, and then for the others in what
+    is between, normalised. gigatoken looks for all at once.
+    """
+    if word := next((token.content for token in added if token.single_word), None):
+        raise Unsupported(f"the added token {word!r} is matched as a word")
+    if normalises and not is_nfc and any(token.normalized and not token.special for token in added):
+        raise Unsupported("an added token is matched in normalised text")
+    if other := next((token.content for token in added if not unicodedata.is_normalized("NFC", token.content)), None):
+        raise Unsupported(f"the added token {other!r} is not NFC")
+    blank = next((token.content for token in added if token.content != token.content.strip()), None)
+    taking = next((token.content for token in added if token.lstrip or token.rstrip), None)
+    if blank is not None and taking is not None:
+        raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} is one that has blanks")
+    late = [token.content for token in added if token.normalized]
+    for one in (token.content for token in added if not token.normalized):
+        if other := next((other for other in late if _overlap(one, other) or _overlap(other, one)), None):
+            raise Unsupported(f"the added tokens {one!r} and {other!r} overlap, and one is matched in normalised text")
+
+
+def _overlap(one: str, other: str) -> bool:
+    """True if a text can have both, so that the first begins before the other ends."""
+    return other in one or any(one.endswith(other[:size]) for size in range(1, len(other)))
 
 
 _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")
@@ -65,7 +95,7 @@ class WithGigatoken:
         loaded: the same in gigatoken.
         looks: its steps look at the kinds of characters.
         normalises: so does its normaliser.
-        vague: it finds added tokens in text that was normalised to NFC.
+        vague: it may find added tokens in what a text becomes by NFC.
     """
 
     def __init__(
@@ -95,9 +125,9 @@ class WithGigatoken:
         return [one == other for one, other in zip(mine, theirs, strict=True)]
 
     def _is_doubtful(self, character: str) -> bool:
-        """True for marks that are to be put in order or composed, and for what may be one in a newer Unicode."""
+        """True for what may be put in order, or composed with what is beside it: marks, letters, what is newer yet."""
         kind = unicodedata.category(character)
-        return self._normalises and (kind[0] == "M" or kind == "Cn")
+        return self._normalises and (kind[0] in "LM" or kind == "Cn")
 
 
 def _is_old(character: str) -> bool:

@@ -37,7 +37,8 @@ def apply_template(
     reference = replace(voice, template=voice.reference, reference=None)
     places = np.sort(sample(records.origin.digest, len(records), _SAMPLED))
     rows = [records.rows[place] for place in places.tolist()]
-    ledger = Ledger(b"", np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64))
+    # With the block's bytes, which say how large its texts may be.
+    ledger = Ledger(records.ledger.raw, np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64))
     few = replace(records, rows=rows, columns=None, line=np.arange(len(rows), dtype=np.int32), ledger=ledger)
     theirs = _rendered(few, outputs, reference, domain_key)
     if not are_equal(rendered, records.line[places].tolist(), theirs, range(len(rows))):

@@ -299,6 +299,56 @@ def test_characters_that_both_know_are_not_left_to_the_reference() -> None:
     assert fast.fell_back == 1
 
 
+def with_added(folder: Path, *tokens: dict[str, Any], **changes: Any) -> Tokenizer:
+    """Ours, with more added tokens."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    plain = {**source["added_tokens"][0], "special": False}
+    added = [*source["added_tokens"], *({**plain, "id": 5000 + at, **each} for at, each in enumerate(tokens))]
+    return Tokenizer.load(changed_copy(OURS, folder, added_tokens=added, **changes))
+
+
+MASK: dict[str, Any] = {"content": "[MASK]", "lstrip": True, "special": True}
+NFC = {"type": "NFC"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes", "reason"),
+    [
+        ([MASK, {"content": "  ", "normalized": True}], {}, "takes blanks beside it"),
+        ([{**MASK, "lstrip": False, "rstrip": True}, {"content": "\t"}], {}, "takes blanks beside it"),
+        ([{"content": "ab", "normalized": True}, {"content": "b<x>"}], {}, "overlap"),
+        ([{"content": "b<x>", "normalized": True}, {"content": "ab"}], {}, "overlap"),
+        ([{"content": "\u2126", "normalized": True}], {"normalizer": NFC}, "is not NFC"),
+        ([{"content": "\u1fef", "normalized": True}], {}, "is not NFC"),
+        (
+            [],
+            {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}},
+            "splits no words",
+        ),
+    ],
+)
+def test_added_tokens_that_gigatoken_finds_elsewhere_close_its_gate(
+    tokens: list[dict[str, Any]], changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    changes = {name: {"trim_offsets": True, **value} for name, value in changes.items()}
+    backend, problem = choose(with_added(tmp_path / "t", *tokens, **changes), "auto")
+    assert backend == "transformers"
+    assert reason in str(problem)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_token_that_nfc_can_make_is_the_references(nested: bool, tmp_path: Path) -> None:
+    steps: Any = {"type": "Sequence", "normalizers": [NFC]} if nested else NFC
+    tokenizer = with_added(tmp_path / "t", {"content": "\u226e"}, normalizer=steps)
+    if choose(tokenizer, "auto")[0] == "gigatoken":
+        texts = ["<\u0338", "a \u226e b", "\u0628\u08d3\u0651", "\U000105d2\u0307"]
+        assert FastEncoder(tokenizer, "gigatoken").encode(texts, False).to_lists() == [
+            tokenizer.encode([text], False).to_lists()[0] for text in texts
+        ]
+
+
 def test_a_token_that_is_found_as_a_word_closes_gigatokens_gate(tmp_path: Path) -> None:
     import json
 

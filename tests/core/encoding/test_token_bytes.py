@@ -145,6 +145,26 @@ def test_so_is_a_byte_level_one_whose_tokens_are_not_all_of_the_text(changes: di
     assert compare(other, ["A text of \ufb01ve words", " a"], "transformers") == 2
 
 
+def test_unknown_bytes_and_blanks_that_a_token_takes_move_no_offset(tmp_path: Path) -> None:
+    """Sums of bytes may be right where two tokens are wrong: one is longer than its text, the other shorter."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    vocabulary = {token: number for token, number in source["model"]["vocab"].items() if "z" not in token}
+    merges = [pair for pair in source["model"]["merges"] if "z" not in "".join(pair)]
+    model = {**source["model"], "vocab": {**vocabulary, "<unk>": 5000}, "merges": merges}
+    unknown = Tokenizer.load(
+        copy_of(OURS, tmp_path / "unknown", model={**model, "unk_token": "<unk>", "fuse_unk": True})
+    )
+    assert compare(unknown, ["azzzbcdzzzzzzzend of it", "azzzzbzzzzzzthe end", "plain"], "transformers") == 2
+    tokens = [
+        {**source["added_tokens"][0], "id": 5001 + at, "content": content, "rstrip": at == 0}
+        for at, content in enumerate(("<t>", "  "))
+    ]
+    spaced = Tokenizer.load(copy_of(OURS, tmp_path / "spaced", added_tokens=[*source["added_tokens"], *tokens]))
+    assert compare(spaced, ["<t>  y", "<t>   y", "plain"], "transformers") == 2
+
+
 @pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "single_word"])
 def test_added_tokens_of_byte_level_move_no_offset(flag: str, tmp_path: Path) -> None:
     """With a normaliser, a token that is found in normalised text may stand for more or fewer bytes than its own."""

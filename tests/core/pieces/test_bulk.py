@@ -13,7 +13,7 @@ from hypothesis import given
 
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Action, Output, Section, TextRules
-from beam_prep.core.pieces import collector
+from beam_prep.core.pieces import checks, collector
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.bulk import Bulk
 from beam_prep.core.pieces.rendered import Pieces, Rendered
@@ -193,6 +193,14 @@ def test_a_block_whose_columns_give_something_else_is_rendered_again_from_object
         assert "rendered_as_columns" not in found.made
         assert found.domain == wanted.domain
         assert list(found.pieces["sequence"].texts) == list(wanted.pieces["sequence"].texts)
+
+
+def test_the_sample_may_be_as_large_as_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MAX_TEXT", 4000)
+    plain = ChatTemplate(TEMPLATES["strips"], TOKENS, date="2026-11-22")
+    voice = replace(VOICES["strips"], reference=plain)
+    found = render(read(lines(*[talk("word " * 300, "yes")] * 4), None), voice, "$role")
+    assert (len(found), found.made["compared_with_jinja"]) == (4, 4)
 
 
 def test_a_block_that_is_odd_from_the_beginning_is_objects() -> None:
