@@ -283,7 +283,7 @@ JOBS = {
         5,
         ("beam-prep text", LIMIT),
         "The same job beside a limit, not a peer: gigatoken's `encode_files`, from the same file to ids in memory, on "
-        "all cores, without EOS; nothing is written.",
+        "all cores, without EOS; nothing is written. For 4 GB it needs 12 GB of memory.",
     ),
     "chat_tfrecord": Job(
         "chat",

@@ -2,7 +2,8 @@
 
 Its tables of characters are those of a newer Unicode than the reference's. Where its steps use them, each character
 that Unicode 3.2 did not have yet is tried once by both, and texts with one that they treat in another way are left to
-the reference. So are, with a normaliser, those with newer marks, as what these do depends on what is beside them.
+the reference. So are, with a normaliser, those with newer letters and marks: what these do depends on what is beside
+them.
 """
 
 import os
@@ -72,14 +73,24 @@ def _check_added(added: Sequence[Any], is_nfc: bool, normalises: bool) -> None:
     if blank is not None and taking is not None:
         raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} is one that has blanks")
     late = [token.content for token in added if token.normalized]
-    for one in (token.content for token in added if not token.normalized):
-        if other := next((other for other in late if _overlap(one, other) or _overlap(other, one)), None):
-            raise Unsupported(f"the added tokens {one!r} and {other!r} overlap, and one is matched in normalised text")
+    early = [token.content for token in added if not token.normalized]
+    if (token := _overlapping(early, late)) is not None:
+        raise Unsupported(f"the added token {token!r} overlaps one that is matched in normalised text")
 
 
-def _overlap(one: str, other: str) -> bool:
-    """True if a text can have both, so that the first begins before the other ends."""
-    return other in one or any(one.endswith(other[:size]) for size in range(1, len(other)))
+def _overlapping(some: Sequence[str], others: Sequence[str]) -> str | None:
+    """The first of some texts that has a part in common with one of the others, where both can be in a text at once."""
+    # By the ends of all others, since there may be thousands of both.
+    first = {other[:size] for other in others for size in range(1, len(other) + 1)}
+    last = {other[-size:] for other in others for size in range(1, len(other) + 1)}
+    for text in some:
+        ends = (text[-size:] for size in range(1, len(text) + 1))
+        begins = (text[:size] for size in range(1, len(text) + 1))
+        if not first.isdisjoint(ends) or not last.isdisjoint(begins):
+            return text
+        if any(text in other or other in text for other in others):
+            return text
+    return None
 
 
 _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")

@@ -43,8 +43,5 @@ def _row(pieces: Pieces, row: int) -> list[Any]:
 
 def _named(pieces: Pieces, segment: Segment) -> Any:
     role = None if segment.role == UNSET else pieces.roles[segment.role]
-    return (
-        segment._replace(role=UNSET, own=UNSET),
-        role,
-        segment.own if segment.own < 0 else pieces.weights[segment.own],
-    )
+    weight = None if segment.own == UNSET else float(pieces.weights[segment.own])
+    return segment._replace(role=UNSET, own=UNSET), role, weight

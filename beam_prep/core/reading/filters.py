@@ -26,16 +26,21 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
         if not outside:
             return row
         if len(outside) == len(texts) and all(row.get(name) is None for name in fields if name not in texts):
-            short = any(len(texts[name]) < min_chars and texts[name].strip() for name in outside)
-            blank = not any(text.strip() for text in texts.values())
-            reason = "empty" if blank else "too_short" if short else "too_long"
-            raise _Drop(reason)
+            raise _Drop(_why([*texts.values()], min_chars))
         return {name: value for name, value in row.items() if name not in outside}
 
     columns = records.columns
     if columns is not None and columns.kind == "texts" and fields == (columns.field,):
         return _each_outside(records, columns, min_chars, max_chars)
     return work_on_each(records, work)
+
+
+def _why(texts: list[str], min_chars: int) -> str:
+    """Why a record is dropped, all of whose texts are too short or too long."""
+    filled = [text for text in texts if text.strip()]
+    if not filled:
+        return "empty"
+    return "too_short" if any(len(text) < min_chars for text in filled) else "too_long"
 
 
 def _each_outside(records: Records, columns: Columns, min_chars: int, max_chars: int) -> Records:
@@ -48,10 +53,9 @@ def _each_outside(records: Records, columns: Columns, min_chars: int, max_chars:
     if not len(outside):
         return records
     texts, rows = texts.take(outside), unsure[outside]
-    blank = np.fromiter((not text or text.isspace() for text in texts), bool, len(texts))
-    why = np.where(blank, "empty", np.where(texts.characters < min_chars, "too_short", "too_long"))
+    why = np.array([_why([text], min_chars) for text in texts])
     ledger = records.ledger.copy()
-    for reason in dict.fromkeys(why.tolist()):  # as they come first, like one by one
+    for reason in dict.fromkeys(why.tolist()):  # in the order in which they come, as one by one
         ledger.drop(records.line[rows[why == reason]], reason)
     return records.keep(np.delete(np.arange(len(in_bytes)), rows), ledger)
 

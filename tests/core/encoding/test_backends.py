@@ -342,11 +342,46 @@ def test_added_tokens_that_gigatoken_finds_elsewhere_close_its_gate(
 def test_a_token_that_nfc_can_make_is_the_references(nested: bool, tmp_path: Path) -> None:
     steps: Any = {"type": "Sequence", "normalizers": [NFC]} if nested else NFC
     tokenizer = with_added(tmp_path / "t", {"content": "\u226e"}, normalizer=steps)
-    if choose(tokenizer, "auto")[0] == "gigatoken":
-        texts = ["<\u0338", "a \u226e b", "\u0628\u08d3\u0651", "\U000105d2\u0307"]
-        assert FastEncoder(tokenizer, "gigatoken").encode(texts, False).to_lists() == [
-            tokenizer.encode([text], False).to_lists()[0] for text in texts
-        ]
+    assert choose(tokenizer, "auto")[0] == "gigatoken"
+    texts = ["<\u0338", "a \u226e b", "\u0628\u08d3\u0651", "\U000105d2\u0307"]
+    assert (
+        FastEncoder(tokenizer, "gigatoken").encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
+    )
+
+
+FLAGS = ("normalized", "single_word", "lstrip", "rstrip", "special")
+CONTENTS = (
+    "<t>", "ab", "b<x>", "[M]", "  ", "\n\n", "\t", "the", "\u00e9", "e\u0301", "\u226e", " b", "<t>x", "a", "\u2126"
+)  # fmt: skip
+AROUND = (*CONTENTS, " ", "\n", "x", "e", "<", "\u0301", "\u0338", "\u03a9", "\u08d3\u0651", "the end")
+ADDED = st.lists(
+    st.tuples(st.sampled_from(CONTENTS), st.frozensets(st.sampled_from(FLAGS), max_size=3)),
+    min_size=1, max_size=3, unique_by=lambda token: token[0],
+)  # fmt: skip
+
+
+@given(ADDED, st.booleans(), st.lists(st.lists(st.sampled_from(AROUND), max_size=6).map("".join), max_size=8))
+def test_with_any_added_tokens_ids_are_the_references_or_the_gate_is_closed(
+    tokens: list[tuple[str, frozenset[str]]], nfc: bool, texts: list[str]
+) -> None:
+    added = [{"content": content, **dict.fromkeys(flags, True)} for content, flags in tokens]
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = with_added(Path(folder, "t"), *added, **({"normalizer": NFC} if nfc else {}))
+        if choose(tokenizer, "auto")[0] == "gigatoken":
+            found = FastEncoder(tokenizer, "gigatoken").encode(texts, False)
+            assert found.to_lists() == tokenizer.encode(texts, False).to_lists()
+
+
+TOKENS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
+
+
+@given(TOKENS, TOKENS)
+def test_tokens_overlap_if_a_text_can_hold_a_part_of_both(some: list[str], others: list[str]) -> None:
+    def overlap(one: str, other: str) -> bool:
+        return other in one or any(one.endswith(other[:size]) for size in range(1, len(other)))
+
+    wanted = [one for one in some if any(overlap(one, other) or overlap(other, one) for other in others)]
+    assert with_gigatoken._overlapping(some, others) == (wanted[0] if wanted else None)
 
 
 def test_a_token_that_is_found_as_a_word_closes_gigatokens_gate(tmp_path: Path) -> None:
