@@ -106,7 +106,7 @@ class Plans:
         self._lock = threading.Lock()
 
     def render(
-        self, messages: list[Message], variables: Mapping[str, Any], shape: "Shape | None" = None
+        self, messages: list[Message], variables: Mapping[str, Any], shape: Shape | None = None
     ) -> RenderedPieces | None:
         """A conversation by its plan.
 
