@@ -352,13 +352,17 @@ def _set_up_log(verbose: bool) -> None:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-def _import_beam() -> None:
-    """Imports Beam; in the command line's own process without the libraries that no job needs."""
+def _import_beam(stores: bool = True) -> None:
+    """Imports Beam; in the command line's own process without the libraries that the job does not need.
+
+    Args:
+        stores: see `patches.without_unused_libraries`.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # Beam warns of every cloud extra that is not installed
     try:
         if worker.is_own_program():
-            with patches.without_unused_libraries():
+            with patches.without_unused_libraries(stores):
                 importlib.import_module("apache_beam")
                 importlib.import_module("pyarrow").array([])
         else:
@@ -384,10 +388,16 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
+def _names_a_store(given: argparse.Namespace, beam_options: Sequence[str]) -> bool:
+    """True if an argument is a path in a store, or may choose a runner that has something to do with one."""
+    ours = [text for value in vars(given).values() for text in (value if isinstance(value, list) else [value])]
+    return any("://" in str(text) for text in (*ours, *beam_options)) or any("runner" in word for word in beam_options)
+
+
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
     with _without_collections():
-        _import_beam()
+        _import_beam(_names_a_store(given, beam_options))
         if problem := unknown_beam_options(beam_options, "run"):
             print(f"beam-prep run: {problem}", file=sys.stderr)
             return 2
