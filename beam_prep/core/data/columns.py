@@ -82,7 +82,8 @@ class Texts(OnDemand[str]):
 
     def take(self, places: Array) -> "Texts":
         """The texts at these places, in that order."""
-        return Texts(self.array.take(pa.array(places)))
+        known = self.characters[places] if "characters" in vars(self) else None
+        return Texts(self.array.take(pa.array(places)), known)
 
     @functools.cached_property
     def data(self) -> tuple[Array, Array]:

@@ -180,9 +180,9 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     mine = np.flatnonzero(is_wide[spans.text])
     if not len(mine):
         return spans.start, spans.stop
-    data, borders = utf8(texts)
-    first = offsets_of(characters(texts))
-    text = spans.text[mine]
+    some = texts if len(places) == len(texts) else take(texts, places)
+    data, borders = utf8(some)
+    first, text = offsets_of(characters(some)), np.searchsorted(places, spans.text[mine])
     start, stop = spans.start.copy(), spans.stop.copy()
     for border in (start, stop):
         border[mine] = _bytes_before(data, first[text] + border[mine]) - borders[text]
@@ -195,7 +195,7 @@ _WORD = 64
 def _bytes_before(data: Array, characters: Array) -> Array:
     """int64: the bytes (UTF-8) of so many characters from the first on; uint8 [bytes] -> of each number."""
     # Characters are counted by words of bytes, so that no place is kept for each of them.
-    bits = np.packbits((data & 0xC0) != 0x80)
+    bits = np.packbits(data.view(np.int8) >= -64)  # not 0b10xxxxxx, a byte that goes on with a character
     words = np.concatenate([bits, np.zeros(-len(bits) % (_WORD // 8), np.uint8)])
     until = offsets_of(np.bitwise_count(words.view(np.uint64)))
     word = np.searchsorted(until, characters, side="right") - 1
@@ -214,8 +214,8 @@ def _overlapping(
 
     Args:
         ids: ids of the texts.
-        lengths: int32 [tokens]: bytes of each.
-        ends: int64 [tokens]: bytes up to the end of each token, over all texts.
+        lengths: uint8 or int32 [tokens]: bytes of each.
+        ends: int32 or int64 [tokens]: bytes up to the end of each token, over all texts.
         totals: int64 [texts + 1]: bytes before each text.
         text, start, stop: int64 [ranges]: index of the text, first byte, one past the last.
     """

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from beam_prep.core.data.columns import Texts
 from beam_prep.core.data.ragged import Array, Ragged
@@ -29,7 +31,7 @@ class TokenBytes:
     """How many bytes of text each token represents.
 
     Attributes:
-        lengths: int32 [ids].
+        lengths: uint8 [ids]; int32 where that is too small for one of them.
         normalised: the tokenizer normalises to NFC.
         blank: it writes `▁` for a blank. So a text may not have one of its own.
         prefix: before which texts it puts a blank. `parts`: each part of a text between two added tokens; `text`: the
@@ -50,11 +52,12 @@ class TokenBytes:
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
-        """int32 [tokens]: how many bytes of its text each token represents."""
-        found: Array = self.lengths.take(ids.flat)
+        """uint8 or int32 [tokens]: how many bytes of its text each token represents."""
+        found = _taken(self.lengths, ids.flat)
         if self.prefix == "none" or not len(found):
             return found
         assert self.added is not None
+        found = found.copy()
         ends = self.added.take(ids.flat)
         first = ids.offsets[:-1][ids.lengths > 0]
         if self.prefix == "text":
@@ -63,8 +66,20 @@ class TokenBytes:
             after = np.flatnonzero(ends[:-1]) + 1
             begins = np.union1d(first, after)
         begins = begins[~ends[begins]]
-        found[begins] = np.maximum(found[begins] - 1, 0)  # sums must not fall
+        found[begins] -= found[begins] > 0  # sums must not fall
         return found
+
+
+def _taken(values: Array, places: Array) -> Array:
+    """The values at these places, int32; read-only. numpy would first make an index of eight bytes a token."""
+    if int(places.view(np.uint32).max(initial=0)) >= len(values):
+        raise IndexError(f"an id is {places.max()}, and the vocabulary ends at {len(values) - 1}")
+    found: Array = pc.take(pa.array(values), pa.array(places), boundscheck=False).to_numpy()
+    return found
+
+
+def _smallest(lengths: Array) -> Array:
+    return lengths.astype(np.uint8) if int(lengths.max(initial=0)) <= np.iinfo(np.uint8).max else lengths
 
 
 def _begin_with_a_blank(texts: Sequence[str]) -> Array:
@@ -109,7 +124,7 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     for number, token in added.items():
         vague = (token.normalized and normaliser is not None) or (spaced and (token.lstrip or token.rstrip))
         lengths[number] = _NEVER if vague else len(token.content.encode())
-    return TokenBytes(lengths, normaliser is not None)
+    return TokenBytes(_smallest(lengths), normaliser is not None)
 
 
 def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
@@ -135,7 +150,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
         # Blanks around it may be in the token, or in its text the one that is put before it.
         if token.normalized or token.lstrip or token.rstrip or _BYTE.fullmatch(content):
             lengths[number] = _NEVER
-    return TokenBytes(lengths, blank=True, prefix=prefix, added=added)
+    return TokenBytes(_smallest(lengths), blank=True, prefix=prefix, added=added)
 
 
 def _prefix(

@@ -431,7 +431,7 @@ def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_te
     """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
     table = token_bytes(ours())
     assert table is not None
-    wide = replace(table, lengths=np.full_like(table.lengths, (1 << 29) + 1))
+    wide = replace(table, lengths=np.full(len(table.lengths), (1 << 29) + 1, np.int32))
     monkeypatch.setattr(module, "token_bytes", lambda tokenizer: wide)
     fast = FastEncoder(ours(), "gigatoken")
     spans = CharSpans.of([(0, 2, 5)])
