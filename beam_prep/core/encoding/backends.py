@@ -12,9 +12,10 @@ it.
 
 import functools
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 
 import numpy as np
@@ -246,16 +247,17 @@ def choose(
     Raises:
         TokenizerError: one of `BACKENDS` is wanted, and cannot be used.
     """
-    if spans:
-        token_bytes(tokenizer)  # made once, for worker processes that are forked after this
     _chosen[tokenizer] = "transformers"
+    # Made once, for worker processes that are forked after this.
+    prepare = partial(token_bytes, tokenizer) if spans else lambda: None
     if backend == "transformers":
+        prepare()
         return backend, None
     problems = []
     wanted: Iterable[Used] = BACKENDS if backend == "auto" else [backend]
     for name in wanted:
         try:
-            _probe(tokenizer, name, first_texts)
+            _probe(tokenizer, name, first_texts, prepare)
         except Unsupported as problem:
             problems.append((name, problem))
             continue
@@ -271,19 +273,21 @@ def choose(
 _chosen: dict[Tokenizer, Used] = {}
 
 
-def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str]) -> None:
-    """Raises `Unsupported` unless a backend gives the reference's ids."""
+def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], meanwhile: Callable[[], object]) -> None:
+    """Raises `Unsupported` unless a backend gives the reference's ids. Calls `meanwhile` while other threads encode."""
     fast = FastEncoder(tokenizer, backend)
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
-    with ThreadPoolExecutor(1) as thread:  # the reference encodes while the other loads
-        reference = [(special, thread.submit(tokenizer.encode, texts, special)) for special in (False, True)]
+    with ThreadPoolExecutor(2) as threads:  # the reference encodes while the other loads, and encodes its first texts
+        reference = [threads.submit(tokenizer.encode, texts, special) for special in (False, True)]
         _loaded(tokenizer, backend)
         if _around_text(tokenizer) is None:
             raise Unsupported("this tokenizer does more than put special tokens around a text")
-        for special, encoded in reference:
-            mine, theirs = fast.encode(texts, special).to_lists(), encoded.result().to_lists()
+        encoded = [threads.submit(fast.encode, texts, special) for special in (False, True)]
+        meanwhile()
+        for one, other in zip(encoded, reference, strict=True):
+            mine, theirs = one.result().to_lists(), other.result().to_lists()
             for place, text in enumerate(texts):
                 if mine[place] != theirs[place]:
                     raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")

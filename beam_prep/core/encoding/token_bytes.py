@@ -73,7 +73,7 @@ class TokenBytes:
 def _taken(values: Array, places: Array) -> Array:
     """The values at these places, int32; read-only. numpy would first make an index of eight bytes a token."""
     if int(places.view(np.uint32).max(initial=0)) >= len(values):
-        raise IndexError(f"an id is {places.max()}, and the vocabulary ends at {len(values) - 1}")
+        raise IndexError(f"ids from {places.min()} to {places.max()}, and the vocabulary ends at {len(values) - 1}")
     found: Array = pc.take(pa.array(values), pa.array(places), boundscheck=False).to_numpy()
     return found
 

@@ -18,7 +18,6 @@ _SAMPLED = 64
 """The fields and types of these lines are expected of the entire block. If a line differs, `parse` takes the block."""
 
 _NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
-_SPACES = np.frombuffer(b" \t\r", np.uint8)
 
 _PARTS = 16
 """Parts of a block that are read one by one: an odd record is one of the part in which it is, and of no other."""
@@ -90,20 +89,22 @@ def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Sc
         return None
     # The order of the keys, too, must be that of the first messages, and one for all fields: objects are only counted.
     first = {schema.field(name).type.value_type.field(0).name for name in names}
-    braces = np.flatnonzero(view == ord("{"))
-    if len(first) > 1 or any(
-        _begin_with(view, braces, key) - _begin_with(view, starts, key) != sum(map(len, messages)) for key in first
-    ):
+    if len(first) > 1:
         return None
+    for key in first:
+        braces = np.flatnonzero(view == ord("{"))
+        if _begin_with(view, braces, key) - _begin_with(view, starts, key) != sum(map(len, messages)):
+            return None
     return table
 
 
 def _null_between(view: Array, raw: bytes) -> bool:
     """True if a null may follow a record in its line: Arrow's parser would crash the process."""
     closed = np.flatnonzero(view[:-2] == ord("}"))
-    one, two = view[closed + 1], view[closed + 2]
-    maybe = (one == ord("n")) | (np.isin(one, _SPACES) & ((two == ord("n")) | np.isin(two, _SPACES)))
-    return any(_NULL_AFTER.match(raw, place) for place in closed[maybe].tolist())
+    one = view[closed + 1]
+    # Most are followed by a line feed, a comma or another bracket.
+    closed = closed[(one == ord("n")) | (one == ord(" ")) | (one == ord("\t")) | (one == ord("\r"))]
+    return any(_NULL_AFTER.match(raw, place) for place in closed.tolist())
 
 
 def _begin_with(view: Array, braces: Array, first: str) -> int:
