@@ -21,6 +21,7 @@ from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.resolver import expected_files, resolve, write
+from beam_prep.core.encoding.short_merges import with_short_merges
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.errors import TokenizerError
 
@@ -105,7 +106,8 @@ class _Loaded(NamedTuple):
 def _loaded(folder: str, fingerprint: str, digest: str) -> _Loaded:
     import tokenizers
 
-    backend = tokenizers.Tokenizer.from_buffer(_contents(folder, fingerprint, digest)["tokenizer.json"])
+    source = with_short_merges(_contents(folder, fingerprint, digest)["tokenizer.json"])
+    backend = tokenizers.Tokenizer.from_buffer(source)
     special = {number: token.content for number, token in backend.get_added_tokens_decoder().items() if token.special}
     return _Loaded(backend, tuple(sorted(special.values(), key=len, reverse=True)), frozenset(special))
 
