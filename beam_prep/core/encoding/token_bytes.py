@@ -57,17 +57,18 @@ class TokenBytes:
         if self.prefix == "none" or not len(found):
             return found
         assert self.added is not None
-        found = found.copy()
-        ends = self.added.take(ids.flat)
-        first = ids.offsets[:-1][ids.lengths > 0]
+        ends = _taken(self.added.view(np.uint8), ids.flat).view(bool)
+        begins = np.zeros(len(found), bool)
+        first = ids.offsets[:-1]
         if self.prefix == "text":
-            begins = first[~_begin_with_a_blank(texts)[ids.lengths > 0]]
+            begins[first[(ids.lengths > 0) & ~_begin_with_a_blank(texts)]] = True
         else:
-            after = np.flatnonzero(ends[:-1]) + 1
-            begins = np.union1d(first, after)
-        begins = begins[~ends[begins]]
-        found[begins] -= found[begins] > 0  # sums must not fall
-        return found
+            begins[first[ids.lengths > 0]] = True
+            begins[1:] |= ends[:-1]
+        begins &= ~ends
+        begins &= found > 0  # sums must not fall
+        shorter: Array = found - begins
+        return shorter
 
 
 def _taken(values: Array, places: Array) -> Array:
