@@ -29,7 +29,7 @@ _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 _LAUNCHER = "BEAM_PREP_LAUNCHER"
 """Environment variable: the process that started a worker."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 _KEPT_FREE, _GIVEN_BACK = 8 << 20, 32 << 20
 """Bytes that a heap keeps; and of an allocation that is given back at once, which arrays of a block seldom have.
 
@@ -71,12 +71,14 @@ def _choose_malloc() -> None:
     """Lets all libraries allocate with the C library, and that keep some freed memory, where it is glibc.
 
     A step frees megabytes that the next one needs. Those that went back to the system would be cleared page by page:
-    half of all page faults were Arrow's own. Kept without a limit, freed memory would grow with the input.
+    half of all page faults were Arrow's own. Kept without a limit, freed memory would grow with the input. All threads
+    share one heap: Beam's, which does the work, uses what the first one freed after it had loaded the tokenizer.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE)
         mallopt(_M_MMAP_THRESHOLD, _GIVEN_BACK)
+        mallopt(_M_ARENA_MAX, 1)
         if "pyarrow" not in sys.modules:
             os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
