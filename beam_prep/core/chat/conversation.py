@@ -270,10 +270,10 @@ def likeness(
     Returns:
         None where that is too much to be compared.
     """
-    counts = what_counts(planned, messages, frozenset(("", *template.tokens.values())))
+    counts = what_counts(planned, messages, template.written_tokens)
     if counts is None:
         return None
-    roles = tuple(message["role"] for message in messages)
+    roles = tuple([message["role"] for message in messages])
     frame = frame_of(template, controls, variables)
     return frame, template.generation_prompt(**variables), has_data(variables), roles, counts
 

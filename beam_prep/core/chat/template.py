@@ -84,6 +84,7 @@ class ChatTemplate:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
         frames: the frames of the template, by its variables: see `frame_of`.
         spans: the spans of kinds of conversations: see `Conversation`.
+        written_tokens: the texts of the special tokens, and "".
 
     Raises:
         TokenizerError: the template has a syntax error, or what it writes would differ from run to run: it calls
@@ -95,10 +96,11 @@ class ChatTemplate:
     ) -> None:
         self._compiled = compile_template(source, date)
         self._tokens = dict(special_tokens)
+        self.written_tokens = frozenset(("", *self._tokens.values()))
         self._prompts: dict[bytes | str, str] = {}
         self._recorder = Recorder(self._compiled, self._tokens)
         self._plans = Plans(self._recorder, self._marked) if plans else None
-        self.frames: dict[str, Any] = {}
+        self.frames: dict[Any, Any] = {}
         self.spans: dict[Any, dict[Any, Any]] = {}
         self._other_outcomes: dict[Any, dict[int, list[RenderedPieces]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
@@ -281,7 +283,7 @@ class ChatTemplate:
         Raises:
             Reject: `template_error`: the template renders no lone user message.
         """
-        variables = {name: value for name, value in variables.items() if name != "add_generation_prompt"}
+        variables.pop("add_generation_prompt", None)
         key = _key(variables)
         if key not in self._prompts:
             if len(self._prompts) > 256:

@@ -82,7 +82,7 @@ def _rendered(records: Records, outputs: Sequence[Output], voice: Voice, domain_
             ledger.reject(line, reject.reason, reject.message)
         else:
             if any(yielded):
-                check_size(sum(texts.characters for texts in of_texts), records)
+                check_size(sum([texts.characters for texts in of_texts]), records)
                 kept.append(line)
                 weights.append(weight)
                 if voice.template is not None:
