@@ -285,13 +285,14 @@ class ChatTemplate:
         """
         variables.pop("add_generation_prompt", None)
         key = _key(variables)
-        if key not in self._prompts:
+        found = self._prompts.get(key)
+        if found is None:
             if len(self._prompts) > 256:
                 self._prompts.clear()
             probe = [{"role": "user", "content": "x"}]
             without, with_prompt = (self.render(probe, add, **variables) for add in (False, True))
-            self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
-        return self._prompts[key]
+            found = self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+        return found
 
     def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> RenderedText:
         given = [dict(message) for message in given]  # copies: the same object may be in the list twice

@@ -59,8 +59,8 @@ def guarded_messages(
 
 def variables_of(record: Record) -> dict[str, Any]:
     """The template's other variables: the record's `tools` and `chat_template_kwargs`."""
-    schemas = tools(record)
-    return ({} if schemas is None else {"tools": schemas}) | template_kwargs(record)
+    schemas, others = tools(record), template_kwargs(record)
+    return others if schemas is None else {"tools": schemas, **others}
 
 
 def check_message(message: Any, where: str, loss_weights: bool = False) -> str:
