@@ -43,7 +43,7 @@ _RAISED_BY_TEMPLATES = (
 )
 
 
-def _key(variables: Mapping[str, Any]) -> bytes | str:
+def packed(variables: Mapping[str, Any]) -> bytes | str:
     """The same only for equal values, in all types: `tools` may be long, and marshal is much faster than repr."""
     try:
         return marshal.dumps(sorted(variables.items()), 2)
@@ -84,6 +84,7 @@ class ChatTemplate:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
         frames: the frames of the template, by its variables: see `frame_of`.
         spans: the spans of kinds of conversations: see `Conversation`.
+        known_variables: what spans depend on because of them: see `likeness`.
         written_tokens: the texts of the special tokens, and "".
 
     Raises:
@@ -102,6 +103,7 @@ class ChatTemplate:
         self._plans = Plans(self._recorder, self._marked) if plans else None
         self.frames: dict[Any, Any] = {}
         self.spans: dict[Any, dict[Any, Any]] = {}
+        self.known_variables: dict[Any, Any] = {}
         self._other_outcomes: dict[Any, dict[int, list[RenderedPieces]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 
@@ -284,7 +286,7 @@ class ChatTemplate:
             Reject: `template_error`: the template renders no lone user message.
         """
         variables.pop("add_generation_prompt", None)
-        key = _key(variables)
+        key = packed(variables)
         found = self._prompts.get(key)
         if found is None:
             if len(self._prompts) > 256:
