@@ -88,7 +88,7 @@ def _rendered(records: Records, outputs: Sequence[Output], voice: Voice, domain_
                 kept.append(line)
                 weights.append(weight)
                 if voice.template is not None:
-                    made["rendered_by_jinja" if any([c.by_jinja for c in collectors]) else "rendered_by_plans"] += 1
+                    made["rendered_by_jinja" if any(c.by_jinja for c in collectors) else "rendered_by_plans"] += 1
                 name = record.get(domain_key) if domain_key is not None else None
                 domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
                 continue
