@@ -21,10 +21,12 @@ from beam_prep.core.chat.places import Characters, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.span_memo import what_counts
 from beam_prep.core.chat.spans import SpanFinder
-from beam_prep.core.chat.template import ChatTemplate, RenderedChat
+from beam_prep.core.chat.template import ChatTemplate, RenderedChat, packed
 
 _MOST_KNOWN = 4096
 """Kinds of conversations of a template whose spans are kept."""
+_MOST_VARIABLES = 256
+"""Values of variables for which it is kept what spans depend on because of them."""
 
 
 class MessageSpan(NamedTuple):
@@ -269,13 +271,32 @@ def likeness(
 
     Returns:
         None where that is too much to be compared.
+
+    Raises:
+        Reject: there is no generation prompt.
     """
-    counts = what_counts(planned, messages, frozenset(("", *template.tokens.values())))
+    counts = what_counts(planned, messages, template.written_tokens)
     if counts is None:
         return None
-    roles = tuple(message["role"] for message in messages)
-    frame = frame_of(template, controls, variables)
-    return frame, template.generation_prompt(**variables), has_data(variables), roles, counts
+    roles = tuple([message["role"] for message in messages])
+    return _variables_say(template, controls, variables), roles, counts
+
+
+def _variables_say(template: ChatTemplate, controls: tuple[str, ...], variables: dict[str, Any]) -> Hashable:
+    """What spans depend on because of the variables. Kept, as many conversations have the same tools.
+
+    Raises:
+        Reject: there is no generation prompt.
+    """
+    key = controls, packed(variables)
+    found = template.known_variables.get(key)
+    if found is None:
+        if len(template.known_variables) > _MOST_VARIABLES:
+            template.known_variables.clear()
+        frame = frame_of(template, controls, variables)
+        found = frame, template.generation_prompt(**variables), has_data(variables)
+        template.known_variables[key] = found
+    return found
 
 
 def _fenced(chat: RenderedChat, places: Sequence[Sequence[tuple[int, int]]]) -> RenderedPieces:

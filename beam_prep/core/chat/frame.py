@@ -17,6 +17,7 @@ from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.template import ChatTemplate
 
 _PLAIN = (("plain", False), ("plain", True))
+_SWITCHES = frozenset((bool, type(None)))
 
 
 class Frame:
@@ -160,9 +161,12 @@ class Frame:
 
 def frame_of(template: ChatTemplate, controls: tuple[str, ...], variables: Mapping[str, Any]) -> Frame:
     """The frame of a template, kept with it. Values of a variable share one, except true, false and null."""
-    given = {name: value for name, value in variables.items() if name != "documents"}
-    shown = {name: value if isinstance(value, bool | None) else DATA for name, value in given.items()}
-    key = repr((controls, sorted(shown.items())))
+    shown = {
+        name: value if value is None or value is True or value is False else DATA
+        for name, value in variables.items()
+        if name != "documents"
+    }
+    key = controls, *sorted(shown.items())  # names differ, so no values are compared
     if key not in template.frames:
         if len(template.frames) > 256:
             template.frames.clear()
@@ -173,4 +177,4 @@ def frame_of(template: ChatTemplate, controls: tuple[str, ...], variables: Mappi
 
 def has_data(variables: Mapping[str, Any]) -> bool:
     """True if variables bring text or numbers of the record, which a template may write as it writes constants."""
-    return not all(isinstance(value, bool | None) for value in variables.values())
+    return not _SWITCHES.issuperset(map(type, variables.values()))

@@ -110,8 +110,11 @@ def expect(size: int) -> None:
 
 def charge(work: int) -> None:
     """Counts work in the present rendering."""
-    if _ACTIVE.budget is not None:
-        _ACTIVE.budget.charge(work)
+    budget = _ACTIVE.budget
+    if budget is not None:
+        budget.work += work
+        if budget.work > budget.limit:
+            budget.charge(0)
 
 
 def made(value: Any) -> Any:

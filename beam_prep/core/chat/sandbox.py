@@ -169,6 +169,9 @@ def raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(str(message))
 
 
+_AS_IT_IS = json.JSONEncoder(ensure_ascii=False)
+
+
 def tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -176,4 +179,6 @@ def tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
+    if ensure_ascii is False and indent is None and separators is None and sort_keys is False:
+        return _AS_IT_IS.encode(value)  # what json.dumps would make anew each time
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

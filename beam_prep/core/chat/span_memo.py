@@ -24,11 +24,13 @@ class _Looked:
     Attributes:
         entire: pieces whose whole text counts, since the template's own text is in them.
         others: other pieces that are not constant: what counts is whether they are empty, or blank.
+        unwritten: messages whose content is no piece, as it is or stripped: whether it is blank counts, too.
         end: the piece from which on all text together may be one special token; -1: only constants are there.
     """
 
     entire: tuple[int, ...]
     others: tuple[int, ...]
+    unwritten: tuple[int, ...]
     end: int
 
 
@@ -41,10 +43,12 @@ def _looked(layout: PieceLayout) -> _Looked | None:
     if any(count > 1 and key != "tool_calls" for (_, key), count in written.items()):
         return None  # whether they are parts of one value depends on all of it
     variable = [piece for piece, constant in enumerate(layout.constants) if constant is None]
+    written_as_it_is = {layout.plain_content[piece] for piece in variable}
     end = layout.marks[-1][0] if layout.marks else len(layout.constants)
     return _Looked(
         tuple(piece for piece in variable if layout.mixed[piece]),
         tuple(piece for piece in variable if not layout.mixed[piece]),
+        tuple(message for message in range(layout.messages) if message not in written_as_it_is),
         end if variable and variable[-1] >= end else -1,
     )
 
@@ -66,14 +70,16 @@ def what_counts(
     looked = _looked(layout)
     if looked is None:
         return None
-    entire = tuple(pieces[piece] for piece in looked.entire)
-    if sum(map(len, entire)) > _MOST_ENTIRE:
+    entire = tuple([pieces[piece] for piece in looked.entire])
+    if entire and sum(map(len, entire)) > _MOST_ENTIRE:
         return None
-    contents = [message.get("content") for message in messages]
+    others = [pieces[piece] for piece in looked.others]
+    contents = [messages[message].get("content") for message in looked.unwritten]
     return (
         layout,
         entire,
-        tuple(2 if (text := pieces[piece]).strip() else 1 if text else 0 for piece in looked.others),
-        tuple(isinstance(content, str) and bool(content.strip()) for content in contents),
+        # Most often there are words in all of them.
+        all(map(str.strip, others)) or tuple([2 if text.strip() else 1 if text else 0 for text in others]),
+        tuple([isinstance(content, str) and bool(content.strip()) for content in contents]),
         looked.end >= 0 and "".join(pieces[looked.end :]).strip() in tokens,
     )

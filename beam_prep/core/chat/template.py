@@ -43,7 +43,7 @@ _RAISED_BY_TEMPLATES = (
 )
 
 
-def _key(variables: Mapping[str, Any]) -> bytes | str:
+def packed(variables: Mapping[str, Any]) -> bytes | str:
     """The same only for equal values, in all types: `tools` may be long, and marshal is much faster than repr."""
     try:
         return marshal.dumps(sorted(variables.items()), 2)
@@ -84,6 +84,8 @@ class ChatTemplate:
         rendered_by_plan, rendered_by_jinja: how many conversations came from which.
         frames: the frames of the template, by its variables: see `frame_of`.
         spans: the spans of kinds of conversations: see `Conversation`.
+        known_variables: what spans depend on because of them: see `likeness`.
+        written_tokens: the texts of the special tokens, and "".
 
     Raises:
         TokenizerError: the template has a syntax error, or what it writes would differ from run to run: it calls
@@ -95,11 +97,13 @@ class ChatTemplate:
     ) -> None:
         self._compiled = compile_template(source, date)
         self._tokens = dict(special_tokens)
+        self.written_tokens = frozenset(("", *self._tokens.values()))
         self._prompts: dict[bytes | str, str] = {}
         self._recorder = Recorder(self._compiled, self._tokens)
         self._plans = Plans(self._recorder, self._marked) if plans else None
-        self.frames: dict[str, Any] = {}
+        self.frames: dict[Any, Any] = {}
         self.spans: dict[Any, dict[Any, Any]] = {}
+        self.known_variables: dict[Any, Any] = {}
         self._other_outcomes: dict[Any, dict[int, list[RenderedPieces]]] = {}
         self.rendered_by_plan = self.rendered_by_jinja = 0
 
@@ -281,15 +285,16 @@ class ChatTemplate:
         Raises:
             Reject: `template_error`: the template renders no lone user message.
         """
-        variables = {name: value for name, value in variables.items() if name != "add_generation_prompt"}
-        key = _key(variables)
-        if key not in self._prompts:
+        variables.pop("add_generation_prompt", None)
+        key = packed(variables)
+        found = self._prompts.get(key)
+        if found is None:
             if len(self._prompts) > 256:
                 self._prompts.clear()
             probe = [{"role": "user", "content": "x"}]
             without, with_prompt = (self.render(probe, add, **variables) for add in (False, True))
-            self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
-        return self._prompts[key]
+            found = self._prompts[key] = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+        return found
 
     def _marked(self, given: list[Message], variables: Mapping[str, Any]) -> RenderedText:
         given = [dict(message) for message in given]  # copies: the same object may be in the list twice

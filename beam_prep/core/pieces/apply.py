@@ -11,7 +11,7 @@ from beam_prep.core.data.block import Ledger, Reject, step
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Output
 from beam_prep.core.pieces.bulk import bulk_of
-from beam_prep.core.pieces.checks import check_size
+from beam_prep.core.pieces.checks import check_size, most_characters
 from beam_prep.core.pieces.collector import TextCollector
 from beam_prep.core.pieces.compared import are_equal
 from beam_prep.core.pieces.implicit_prompt import with_prompt
@@ -64,6 +64,7 @@ def _rendered(records: Records, outputs: Sequence[Output], voice: Voice, domain_
     ledger = records.ledger.copy()
     made = Counter(records.made)
     countable = any(output.kind != "ids" for output in outputs)
+    most = most_characters(records)
     bulk = bulk_of(records, collectors)
     rows = zip(records.line.tolist(), records.rows, strict=True) if bulk is None else bulk.others()
     for line, record in rows:
@@ -82,7 +83,8 @@ def _rendered(records: Records, outputs: Sequence[Output], voice: Voice, domain_
             ledger.reject(line, reject.reason, reject.message)
         else:
             if any(yielded):
-                check_size(sum(texts.characters for texts in of_texts), records)
+                if (characters := sum([texts.characters for texts in of_texts])) > most:
+                    check_size(characters, records)
                 kept.append(line)
                 weights.append(weight)
                 if voice.template is not None:

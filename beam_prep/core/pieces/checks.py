@@ -59,8 +59,8 @@ def guarded_messages(
 
 def variables_of(record: Record) -> dict[str, Any]:
     """The template's other variables: the record's `tools` and `chat_template_kwargs`."""
-    schemas = tools(record)
-    return ({} if schemas is None else {"tools": schemas}) | template_kwargs(record)
+    schemas, others = tools(record), template_kwargs(record)
+    return others if schemas is None else {"tools": schemas, **others}
 
 
 def check_message(message: Any, where: str, loss_weights: bool = False) -> str:
@@ -118,9 +118,14 @@ MAX_TEXT = 1 << 28
 MORE = 16
 
 
+def most_characters(records: Records) -> int:
+    """The characters that the texts of a block may have."""
+    return max(MAX_TEXT, MORE * len(records.ledger.raw))
+
+
 def check_size(characters: int, records: Records) -> None:
     """Raises RunError if the texts of a block are much larger than the block."""
-    most = max(MAX_TEXT, MORE * len(records.ledger.raw))
+    most = most_characters(records)
     if characters > most:
         raise RunError(
             f"the texts of {len(records.ledger.starts)} lines of {records.origin.source.path!r} have more than {most} "

@@ -27,6 +27,8 @@ class TextCollector:
         self.voice = voice
         self.guard = voice.guard
         self.roles = roles
+        self._of_lists = output.kind == "list"
+        self._of_conversations = output.conversation
         self._builder = PiecesBuilder()
         self._weights = MessageWeights()
         self._renderer = None if voice.template is None else Renderer(voice, output)
@@ -62,10 +64,10 @@ class TextCollector:
         if self._renderer is not None:
             self._renderer.by_jinja = False
         before = len(self._builder)
-        if self.output.kind == "list":
+        if self._of_lists:
             self._list_row(record)
         else:
-            if self.output.conversation:
+            if self._of_conversations:
                 self.conversations.add(record)
             elif self.output.joint:
                 self._joint(record)

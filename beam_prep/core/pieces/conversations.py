@@ -55,8 +55,9 @@ class ConversationCollector:
         weights: MessageWeights,
     ) -> None:
         self._output, self._voice, self._renderer, self._builder = output, voice, renderer, builder
-        self._guard = voice.guard
+        self._guard, self._guarded = voice.guard, voice.guard.rule != "keep"
         self._parts = TrainedParts(output, roles, weights)
+        self._fields = [section.field for section in output.sections]
         self._tables: dict[tuple[PieceLayout, tuple[int, ...]], LayoutSegments | None] = {}
         self._alike: dict[Hashable, LayoutSegments | None] = {}
         # What messages of a shape say about their own training; such messages need no check.
@@ -111,11 +112,14 @@ class ConversationCollector:
 
     def _listed(self, record: Record) -> tuple[list[Any], tuple[int, ...]] | None:
         """What the lists of all sections hold, unchecked, and how many each; None where one is no list."""
-        found = (record.get(section.field) for section in self._output.sections)
-        lists = [[] if value is None else value for value in found]
+        if len(self._fields) == 1:
+            value = record.get(self._fields[0])
+            if type(value) is list:
+                return value, (len(value),)
+        lists = [[] if (value := record.get(field)) is None else value for field in self._fields]
         if not {list}.issuperset(map(type, lists)):
             return None
-        return lists[0] if len(lists) == 1 else list(chain.from_iterable(lists)), tuple(map(len, lists))
+        return list(chain.from_iterable(lists)), tuple(map(len, lists))
 
     def _checked(
         self, record: Record, listed: tuple[list[Any], tuple[int, ...]] | None
@@ -127,7 +131,7 @@ class ConversationCollector:
         Raises:
             Reject: see `check_messages`.
         """
-        shape = None if listed is None or self._guard.rule != "keep" else shape_of(listed[0])
+        shape = None if listed is None or self._guarded else shape_of(listed[0])
         if listed is not None and shape is not None and (own := self._sound.get(shape.key)) is not None:
             return *listed, shape, own
         weighted = self._output.weights_name is not None
@@ -150,7 +154,7 @@ class ConversationCollector:
             return False
         if self._voice.rules.mask_options is not None:
             return False
-        if not messages or (self._guard.rule != "keep" and not are_plain(messages)):
+        if not messages or (self._guarded and not are_plain(messages)):
             return False
         messages = self._guard(messages)
         planned = self._renderer.template.planned(messages)
@@ -183,8 +187,9 @@ class ConversationCollector:
             counts: how many messages each section has.
             own: see `TrainedParts.own`.
         """
-        prompts = self._parts.prompt_length(messages, self._parts.actions(counts)) is not None
-        if prompts or self._voice.rules.mask_options is not None:
+        if self._parts.prompt_length(messages, self._parts.actions(counts)) is not None:
+            return False
+        if self._voice.rules.mask_options is not None:
             return False
         template, controls = self._renderer.template, self._voice.controls
         try:

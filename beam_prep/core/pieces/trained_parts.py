@@ -21,6 +21,9 @@ class TrainedParts:
 
     def __init__(self, output: Output, roles: dict[str, int], weights: MessageWeights) -> None:
         self._output, self._roles, self._weights = output, roles, weights
+        found = [section.action for section in output.sections]
+        self._all_of_one = found[0] if len(found) == 1 else None
+        self._has_prompts = {"mask", "train"} <= {*found}
 
     def codes(self, messages: list[dict[str, Any]]) -> list[int]:
         """The roles of messages."""
@@ -32,6 +35,8 @@ class TrainedParts:
 
     def actions(self, counts: Sequence[int]) -> list[str]:
         """The action of each message, from the number of messages of each section."""
+        if self._all_of_one is not None:
+            return [self._all_of_one] * counts[0]
         sections = self._output.sections
         return [section.action for section, count in zip(sections, counts, strict=True) for _ in range(count)]
 
@@ -42,7 +47,7 @@ class TrainedParts:
                 role = messages[-1]["role"]
                 raise Reject("last_not_assistant", f"the last message is of role {role!r}, wanted 'assistant'")
             masked = len(messages) - 1
-        elif {"mask", "train"} <= {section.action for section in self._output.sections}:
+        elif self._has_prompts:
             masked = actions.count("mask")
         else:
             return None

@@ -2,7 +2,10 @@
 
 import contextlib
 import functools
+import json
 import tracemalloc
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from beam_prep.core.chat import limits, template
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import tracer
+from beam_prep.core.chat.sandbox import tojson
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
 from beam_prep.errors import TokenizerError
@@ -285,3 +289,81 @@ def test_plans_and_jinja_reject_the_same(about: str, monkeypatch: pytest.MonkeyP
             assert found == tried(jinja, talk)
             reasons.add(found[0] if isinstance(found, tuple) else "")
     assert "" in reasons or "template_error" in reasons
+
+
+def paid_one_by_one(value: Any, named: list[str]) -> int:
+    """What a value costs a step that takes it, looked at part by part; `named` gets the variables in it."""
+    kind = type(value)
+    if kind is tracer.Tracer:
+        if not value.parts and value.name:
+            named.append(value.name)
+        return limits.ITEM * len(value.parts) + sum(paid_one_by_one(part, named) for part in value.parts)
+    if kind is str:
+        return len(value)
+    if kind in (list, tuple, dict):
+        inside = [*value, *value.values()] if kind is dict else value
+        return limits.ITEM * (len(value) + 4) + sum(paid_one_by_one(item, named) for item in inside)
+    return 0
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What becomes a tracer: hypothesis may not look at one."""
+
+    name: str
+    parts: tuple[Any, ...] = ()
+
+
+def traced(trace: tracer.Trace, value: Any) -> Any:
+    """The value with tracers for its variables."""
+    if type(value) is Variable:
+        parts = tuple(traced(trace, part) for part in value.parts)
+        return trace.tracer(value.name, "x", str, frozenset(), parts=parts)
+    if type(value) in (list, tuple):
+        return type(value)(traced(trace, item) for item in value)
+    return {key: traced(trace, item) for key, item in value.items()} if type(value) is dict else value
+
+
+CONSTANTS = st.sampled_from(["", "a", "\U0001f600" * 3, 1, None, True])
+NAMES = st.sampled_from(["", "v1", "v2", "v3"])
+ALONE = NAMES.map(Variable)
+PARTS = st.lists(CONSTANTS | ALONE | st.tuples(CONSTANTS, ALONE), min_size=1, max_size=3)
+PAID = st.recursive(
+    CONSTANTS | ALONE | st.builds(Variable, NAMES, PARTS.map(tuple)),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.just("k"), inner),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+def test_a_step_of_a_traced_rendering_is_paid_for_as_its_values_are_one_by_one(data: st.DataObject) -> None:
+    trace = tracer.Trace({})
+    given_values = [traced(trace, value) for value in data.draw(st.lists(PAID, max_size=4))]
+    named: list[str] = []
+    wanted = limits.STEP + sum(paid_one_by_one(value, named) for value in given_values)
+    trace._within = {"v2": "v1"}
+    with limits.limited() as budget:
+        trace.pay(*given_values)
+    assert budget.work == wanted
+    assert trace._weights == Counter("v1" if name == "v2" else name for name in named)
+    with pytest.raises(limits.TemplateLimit), limits.limited(wanted - 1):
+        trace.pay(*given_values)
+
+
+def test_a_list_that_is_in_itself_very_often_ends_a_traced_rendering() -> None:
+    value: list[Any] = ["x"]
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(limits.TemplateLimit), limits.limited(limits.MAX_TRACED):
+        tracer.Trace({}).pay(value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(JSON)
+def test_tojson_writes_what_json_does(value: Any) -> None:
+    assert tojson(value) == json.dumps(value, ensure_ascii=False)

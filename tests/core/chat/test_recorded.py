@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_prep.core.chat.message import Message
+from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded import plans, tracer
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.recorded.recorder import Recorder
@@ -350,6 +350,53 @@ def test_only_the_types_of_json_get_plans(message: dict[Any, Any]) -> None:
     for _ in range(8):
         compare(planned, jinja, [message])
     assert planned.rendered_by_plan == 0
+
+
+def one_by_one(messages: list[Any]) -> tuple[Any, ...] | None:
+    """What a pattern has of messages, looked at one after the other; None: they are no plain data."""
+    found = []
+    for message in messages:
+        if type(message) is not dict or not all(type(key) is str for key in message):
+            return None
+        seen = for_template(message)
+        kinds = tuple(map(type, seen.values()))
+        if not {str, int, float, bool, list, dict}.issuperset(kinds):
+            return None
+        role = seen.get("role")
+        sizes = tuple(len(value) for value in seen.values() if type(value) is list)
+        found.append((tuple(seen), kinds, role if type(role) is str else None, sizes))
+    return tuple(found)
+
+
+ODD_VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    ["user", "tool", "", None, 1, 1.0, True, [], ["x"], [{}, {}], {}, {"a": 1}, b"x", (1,)]
+)
+ODD_MESSAGES = st.one_of(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": st.just("x")}),
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "thinking", "reasoning", "name"]), ODD_VALUES),
+    st.sampled_from([None, "x", [], {1: "x"}, {"role": "user", 2: "x"}, {Text("role"): "user", "content": "x"}]),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(ODD_MESSAGES, max_size=4), min_size=2, max_size=8))
+def test_conversations_share_a_pattern_where_each_of_their_messages_does(conversations: list[list[Any]]) -> None:
+    shapes = [plans.shape_of(messages) for messages in conversations]
+    wanted = [one_by_one(messages) for messages in conversations]
+    for messages, shape, own in zip(conversations, shapes, wanted, strict=True):
+        assert (shape is None) == (own is None)
+        if shape is not None:
+            assert shape.messages == [for_template(message) for message in messages]
+            assert list(map(list, shape.messages)) == [list(for_template(message)) for message in messages]
+    known = [
+        (shape.key, own, shape.messages == messages)
+        for messages, shape, own in zip(conversations, shapes, wanted, strict=True)
+        if shape is not None
+    ]
+    for key, own, _ in known:
+        assert all(own == other for same, other, _ in known if same == key)
+    for key, own, as_given in known:  # what a null was taken out of may have a pattern of its own
+        assert all(same == key for same, other, given in known if (other, given) == (own, as_given))
 
 
 def test_other_containers_than_lists_get_no_plan() -> None:

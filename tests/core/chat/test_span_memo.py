@@ -56,7 +56,7 @@ def compare(chat: ChatTemplate, controls: tuple[str, ...], rows: list[tuple[list
             shared = [*found(chat, controls, messages, variables)]
         except Reject:
             continue
-        kept, chat.spans = chat.spans, {}
+        kept, chat.spans, chat.known_variables = chat.spans, {}, {}
         assert [*found(chat, controls, messages, variables)] == shared, (messages, variables)
         chat.spans = kept
         compared += 1

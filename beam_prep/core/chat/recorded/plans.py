@@ -61,29 +61,30 @@ class Shape(NamedTuple):
 
 def shape_of(messages: list[Message]) -> Shape | None:
     """The shape of messages; None: they are not plain data."""
+    if not _DICTS.issuperset(map(type, messages)):
+        return None
+    # All messages at once: a loop over them would take three times as long.
+    keys, values, kinds = _flat(messages)
     count = len(messages)
-    if {*map(type, messages)} == _DICTS and count < len(_PLAIN_KEYS):
-        keys = [*chain.from_iterable(messages)]
-        if keys == _PLAIN_KEYS[count]:
-            values = [*chain.from_iterable(map(_VALUES, messages))]
-            if {*map(type, keys), *map(type, values)} == _TEXTS:
-                return Shape(tuple(values[::2]), messages)
-    found = []
-    seen = []
-    for message in messages:
-        if type(message) is not dict:
-            return None
-        kinds = tuple(map(type, message.values()))
-        if NoneType in kinds or not REASONING.isdisjoint(message):
-            message = for_template(message)
-            kinds = tuple(map(type, message.values()))
-        if {*map(type, message)} - _TEXTS or not _JSON.issuperset(kinds):
-            return None
-        role = message.get("role")
-        sizes = tuple(len(value) for value in message.values() if type(value) is list) if list in kinds else ()
-        found.append((tuple(message), kinds, role if type(role) is str else None, sizes))
-        seen.append(message)
-    return Shape(tuple(found), seen)
+    if count < len(_PLAIN_KEYS) and keys == _PLAIN_KEYS[count] and {*map(type, keys), *kinds} == _TEXTS:
+        return Shape(tuple(values[::2]), messages)
+    if NoneType in kinds or not REASONING.isdisjoint(keys):
+        messages = list(map(for_template, messages))
+        keys, values, kinds = _flat(messages)
+    if not _TEXTS.issuperset(map(type, keys)) or not _JSON.issuperset(kinds):
+        return None
+    roles = [message.get("role") for message in messages]
+    if not _TEXTS.issuperset(map(type, roles)):
+        roles = [role if type(role) is str else None for role in roles]
+    sizes = tuple([len(value) for value in values if type(value) is list]) if list in kinds else ()
+    # With the numbers of keys, what is of all messages in a row says what is of each.
+    return Shape((tuple(map(len, messages)), tuple(keys), kinds, tuple(roles), sizes), messages)
+
+
+def _flat(messages: list[Message]) -> tuple[list[Any], list[Any], tuple[type, ...]]:
+    """The keys of all messages in a row, their values, and the types of these."""
+    values = [*chain.from_iterable(map(_VALUES, messages))]
+    return [*chain.from_iterable(messages)], values, tuple(map(type, values))
 
 
 class Plans:

@@ -17,7 +17,7 @@ import jinja2
 
 from beam_prep.core.chat.growth import expect_operator
 from beam_prep.core.chat.limits import ITEM, MAX_BITS, MAX_CHARACTERS, MAX_PLANNED, STEP, charge
-from beam_prep.core.chat.recorded.layout import Source
+from beam_prep.core.chat.recorded.layout import NO_SOURCES, Source
 
 Outcomes = tuple[bool, ...]
 """Outcomes of tests, in their order."""
@@ -270,7 +270,15 @@ def _tracers_in(value: Any) -> Iterator[Tracer]:
 
 
 def sources_of(*values: Any) -> frozenset[Source]:
-    return frozenset[Source]().union(*(traced.sources for value in values for traced in _tracers_in(value)))
+    if len(values) == 1 and type(values[0]) is Tracer:
+        return values[0].sources
+    found: list[frozenset[Source]] = []
+    for value in values:
+        if type(value) is Tracer:
+            found.append(value.sources)
+        elif type(value) is not str:
+            found += [traced.sources for traced in _tracers_in(value)]
+    return NO_SOURCES.union(*found)
 
 
 def is_mixed(*values: Any) -> bool:
@@ -366,11 +374,16 @@ class Trace:
         mixed: bool = False,
     ) -> Tracer:
         traced = object.__new__(Tracer)
-        given = (self, name, real, kind, sources, content, message, parts, mixed)
-        for slot, value in zip(
-            ("trace", "name", "real", "kind", "sources", "content", "message", "parts", "mixed"), given, strict=True
-        ):
-            object.__setattr__(traced, slot, value)
+        put = object.__setattr__  # a tracer refuses its own
+        put(traced, "trace", self)
+        put(traced, "name", name)
+        put(traced, "real", real)
+        put(traced, "kind", kind)
+        put(traced, "sources", sources)
+        put(traced, "content", content)
+        put(traced, "message", message)
+        put(traced, "parts", parts)
+        put(traced, "mixed", mixed)
         return traced
 
     def computed(
@@ -423,9 +436,27 @@ class Trace:
 
     def pay(self, *values: Any) -> None:
         """Counts a step of the template, and the values that it takes and gives."""
-        charge(STEP)
+        work = STEP
         for value in values:
-            self._pay(value)
+            kind = type(value)
+            if kind is str:
+                work += len(value)
+            elif kind is Tracer and not value.parts:
+                if value.name:
+                    self._weights[self._within.get(value.name, value.name)] += 1
+            elif kind is Tracer:
+                # Most parts are texts and variables; the others may hold more than is to be looked at for nothing.
+                work += ITEM * len(value.parts)
+                for part in value.parts:
+                    if type(part) is str:
+                        work += len(part)
+                    elif type(part) is Tracer and not part.parts and part.name:
+                        self._weights[self._within.get(part.name, part.name)] += 1
+                    else:
+                        self._pay(part)
+            else:
+                self._pay(value)
+        charge(work)
 
     def _pay(self, value: Any) -> None:
         kind = type(value)
@@ -438,6 +469,7 @@ class Trace:
         elif kind is str:
             charge(len(value))
         elif kind in (list, tuple, dict):
+            # At once, and not with the rest: it may be in itself so often that the limit has to end this.
             charge(ITEM * (len(value) + 4))
             for item in value if kind is not dict else chain(value, value.values()):
                 self._pay(item)
@@ -486,13 +518,16 @@ class Trace:
 
     def joined(self, values: tuple[Any, ...]) -> Any:
         """Texts, one after the other; each is a constant or a tracer of a text."""
-        parts = tuple(part for value in values for part in parts_of(value))
+        parts = (*chain.from_iterable(map(parts_of, values)),)
         self.pay(*parts)
-        if not any(type(part) is Tracer for part in parts):
+        traced = [part for part in parts if type(part) is Tracer]
+        if not traced:
             return "".join(parts)
         if len(parts) == 1:
             return parts[0]
-        return self.tracer("", "".join(map(real_value, parts)), str, sources_of(*parts), parts=parts)
+        charge(ITEM * (len(parts) - len(traced)))
+        real = "".join([part.real if type(part) is Tracer else part for part in parts])
+        return self.tracer("", real, str, sources_of(*traced), parts=parts)
 
     def written(self, parts: tuple[Any, ...]) -> str:
         """The variable of a text that is computed from parts."""
