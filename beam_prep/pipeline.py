@@ -256,7 +256,7 @@ class Pipeline:
                 self._finish_for_others(result, alone)
                 return result
             try:
-                with patches.plain_labels():
+                with patches.plain_labels(), patches.ipython_if_imported():
                     return self._run(options, wait)
             except Stopped:
                 if self._dies:  # the signal may have come while the folder was being removed

@@ -115,6 +115,21 @@ def test_a_job_runs_in_a_notebook(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert pipeline.alter_label_if_ipython is original
 
 
+@pytest.mark.parametrize("imported", [True, False])
+def test_ipython_is_asked_only_where_it_is_imported(monkeypatch: pytest.MonkeyPatch, imported: bool) -> None:
+    from apache_beam import pipeline
+
+    monkeypatch.setattr(pipeline, "is_in_ipython", lambda: True)
+    if imported:
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    else:
+        monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    original = pipeline.is_in_ipython
+    with patches.ipython_if_imported(), patches.ipython_if_imported():
+        assert pipeline.is_in_ipython() is imported
+    assert pipeline.is_in_ipython is original
+
+
 def test_requests_to_a_worker_that_is_gone_end_with_an_error() -> None:
     connection = worker_handlers.ControlConnection()
     waiting, answered = (connection.push(beam_fn_api_pb2.InstructionRequest()) for _ in range(2))
