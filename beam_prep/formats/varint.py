@@ -51,8 +51,7 @@ def encode(values: Array) -> tuple[Array, Array | None]:
     wide = np.flatnonzero((values < -1 << 21) | (values >= 1 << 21))
     rest = values[wide].astype(np.int64, copy=False).view(np.uint64)
     widths[wide] = sizes(rest)
-    borders = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(widths, out=borders[1:])
+    borders = _borders(widths)
     begins = borders[:-1]
     # From its fourth byte on, a small negative is 0xFF six times, then 1.
     out = np.full(borders[-1] + 2, 0xFF, np.uint8)
@@ -65,6 +64,24 @@ def encode(values: Array) -> tuple[Array, Array | None]:
         more = (widths > place + 1).view(np.uint8) << 7
         out[place:][begins] = (low >> (7 * place)).astype(np.uint8) & 127 | more
     return out[: borders[-1]], borders
+
+
+_EACH_BYTE = np.uint64(0x0101010101010101)
+
+
+def _borders(widths: Array) -> Array:
+    """`offsets_of` of uint8 up to 31, in a third of the time: eight at a time.
+
+    A multiplication adds to each byte of a number those below it, so that it is a sum up to there.
+    """
+    count = len(widths)
+    eights = np.zeros(-(-count // 8), "<u8")
+    eights.view(np.uint8)[:count] = widths
+    sums = (eights * _EACH_BYTE).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    borders = np.empty(8 * len(eights) + 1, np.int64)
+    borders[0] = 0
+    np.add(offsets_of(sums[:, 7])[:-1, None], sums, out=borders[1:].reshape(-1, 8))
+    return borders[: count + 1]
 
 
 class Encoded(NamedTuple):
