@@ -46,7 +46,7 @@ def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> by
 
 
 def nothing_proven(size: int) -> npt.NDArray[np.bool_]:
-    """What is proven of a file of this size that was never open: bool, one a chunk or more, and the last of the seal."""
+    """What is proven of a file of this size that was never open: bool, one a chunk or more, then one of the seal."""
     return np.zeros(-(-size // CHUNK) + 1, bool)
 
 

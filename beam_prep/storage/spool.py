@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from beam_prep.core.data.block import BlockReceipt, Origin
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.shards.sidecars import Sidecar
