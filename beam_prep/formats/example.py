@@ -74,15 +74,24 @@ class Examples:
 
 
 def _encoded(columns: Sequence[Column], data: Mapping[str, Ragged]) -> Iterator["_List"]:
+    ids: dict[str | None, varint.Encoded] = {}
     for column in columns:
         rows = data[column.name]
-        values = cast(rows.flat, column.dtype, column.name)
         if column.role == "string":
             yield _List(column.name, "string", *_strings(rows))
             continue
-        yield _List(column.name, feature_type(column), values, offsets_of(rows.flat_lengths))
+        values, offsets = cast(rows.flat, column.dtype, column.name), offsets_of(rows.flat_lengths)
+        if column.role == "ids":
+            ids[column.name] = encoded = varint.Encoded(values, *varint.encode(values))
+            packed = encoded.body, encoded.borders(offsets)
+        elif column.role == "labels" and column.of in ids:
+            found = varint.encode_labels(values, offsets, ids[column.of])
+            packed = varint.encode_rows(values, offsets) if found is None else found
+        else:
+            packed = _packed(column, values, offsets)
+        yield _List(column.name, feature_type(column), *packed)
         if isinstance(rows.values, Ragged):
-            yield _List(lengths_key(column), "int64", rows.values.lengths, rows.offsets)
+            yield _List(lengths_key(column), "int64", *varint.encode_rows(rows.values.lengths, rows.offsets))
 
 
 class _Cursor:
@@ -122,10 +131,10 @@ class _List:
         size: int64 [rows], bytes of the feature in the message `Features`, with its tag.
     """
 
-    def __init__(self, key: str, kind: str, values: Array, offsets: Array) -> None:
+    def __init__(self, key: str, kind: str, body: Array, borders: Array) -> None:
         self.key = key.encode()
         self._tag = bytes([_LIST_FIELD[kind] << 3 | _BYTES])
-        self._body, self._borders = _packed(kind, values, offsets)
+        self._body, self._borders = body, borders
         self._packed = np.diff(self._borders)
         # Of strings, each has its own tag and length, and their list has none.
         self._headed = kind != "string"
@@ -159,11 +168,9 @@ def _strings(rows: Ragged) -> tuple[Array, Array]:
     return out, starts if borders is None else starts[borders]
 
 
-def _packed(kind: str, values: Array, offsets: Array) -> tuple[Array, Array]:
-    """Wire bytes of all values, uint8, and the rows' borders in them."""
-    if kind == "string":
-        return values, offsets
-    if kind == "float32":
+def _packed(column: Column, values: Array, offsets: Array) -> tuple[Array, Array]:
+    """Wire bytes of all numbers, uint8, and the rows' borders in them."""
+    if feature_type(column) == "float32":
         return cast(values, "float32", "").view(np.uint8), offsets * 4
     return varint.encode_rows(values, offsets)
 

@@ -45,9 +45,9 @@ def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> by
     return sums + _TAIL.pack(len(content), len(bodies), google_crc32c.value(sums + size + name.encode()), _MAGIC)
 
 
-def chunks_of(size: int) -> int:
-    """How many chunks a file of this size has, or more."""
-    return -(-size // CHUNK)
+def nothing_proven(size: int) -> npt.NDArray[np.bool_]:
+    """What is proven of a file of this size that was never open: bool, one a chunk or more, then one of the seal."""
+    return np.zeros(-(-size // CHUNK) + 1, bool)
 
 
 class Sealed:
@@ -56,8 +56,8 @@ class Sealed:
     Args:
         file: an Arrow file, at any place. Of one that lies in memory, or is mapped into it, slices are views.
         name: with which it was sealed.
-        proven: bool, at least one a chunk, of a file that is mapped into memory: the chunks that were proven when it
-            was open before, to which those that are proven now are added; None: none were.
+        proven: see `nothing_proven`, of a file that is mapped into memory: what was proven when it was open before, to
+            which is added what is proven now; None: nothing was.
 
     Raises:
         FormatError: the seal, or what is no body, is damaged; or the file is cut, has none, or was sealed as another.
@@ -76,15 +76,18 @@ class Sealed:
         chunks = -(-size // CHUNK)
         if magic != _MAGIC or size + 4 * chunks + 16 * bodies + _TAIL.size != total:
             raise self._damaged("it is cut, or its end is damaged")
-        sums = bytes(self._raw(size, total - _TAIL.size))
-        if google_crc32c.value(sums + struct.pack("<QI", size, bodies) + name.encode()) != crc:
-            raise self._damaged("its end is damaged, or it is a copy of another file")
         self.size = int(size)
+        self._proven = nothing_proven(self.size) if proven is None else proven
+        sums = self._raw(size, total - _TAIL.size)
         self._crcs = np.frombuffer(sums, "<u4", chunks)
-        self._proven = np.zeros(chunks, bool) if proven is None else proven[:chunks]
-        self._bodies = np.frombuffer(sums, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
+        if self._mapped is not None and self._proven[-1]:
+            return
+        if google_crc32c.value(bytes(sums) + struct.pack("<QI", size, bodies) + name.encode()) != crc:
+            raise self._damaged("its end is damaged, or it is a copy of another file")
         if self._mapped is not None:
-            self._check_ranges(np.append(0, self._bodies[:, 1]), np.append(self._bodies[:, 0], self.size))
+            borders = np.frombuffer(sums, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
+            self._check_ranges(np.append(0, borders[:, 1]), np.append(borders[:, 0], self.size))
+            self._proven[-1] = True
 
     def open(self) -> pa.ipc.RecordBatchFileReader:
         """The content as an Arrow file."""
@@ -131,7 +134,8 @@ class Sealed:
         edges = np.zeros(len(self._proven) + 1, np.int64)
         np.add.at(edges, starts[filled] // CHUNK, 1)
         np.add.at(edges, (stops[filled] - 1) // CHUNK + 1, -1)
-        for chunk in np.flatnonzero((np.cumsum(edges[:-1]) > 0) & ~self._proven).tolist():
+        covered = np.cumsum(edges)[: -(-self.size // CHUNK)] > 0
+        for chunk in np.flatnonzero(covered & ~self._proven[: len(covered)]).tolist():
             self.check(chunk * CHUNK, min((chunk + 1) * CHUNK, self.size))
 
     def check_all(self) -> None:

@@ -12,7 +12,7 @@ rows proves only what it covers.
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -53,13 +53,13 @@ def encode_block(
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
+    rows_of = np.bincount(domain, minlength=len(names))
+    tokens_of = np.bincount(domain, tokens, len(names)).astype(np.int64)
     roles = batch.roles.count(batch.line, len(batch.ledger.status))
     receipt = BlockReceipt(
         lines=len(batch.ledger.status),
         counts=count_outcomes(batch.ledger.status, batch.ledger.outcomes),
-        domains=[
-            (name, int((domain == index).sum()), int(tokens[domain == index].sum())) for index, name in enumerate(names)
-        ],
+        domains=[*zip(names, rows_of.tolist(), tokens_of.tolist(), strict=True)],
         counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
         columns=tuple(batch.schema.values()),
         made={name: count for name, count in batch.made.items() if not of_this_run(name)},
@@ -79,20 +79,26 @@ _OF = b"of"
 
 
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
-    columns = {name: batch[name] for name in batch.schema}
+    rows = _with_bits(SpooledRows({name: batch[name] for name in batch.schema}), batch.schema.values())
     if len(receipt.domains) > 1:
         order = np.argsort(domain, kind="stable")  # a mask a domain would look at all values for each of them
-        columns = {name: rows.take(order) for name, rows in columns.items()}
+        rows = SpooledRows.joined([rows], order)
     borders = offsets_of(np.bincount(domain, minlength=len(receipt.domains)))
     parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
-    footer = {"receipt": json.dumps(asdict(receipt), ensure_ascii=False)}
-    return encode_rows(SpooledRows(columns), batch.schema.values(), parts, footer, block + ROWS)
+    footer = {"receipt": json.dumps(_as_dict(receipt), ensure_ascii=False)}
+    return encode_rows(rows, batch.schema.values(), parts, footer, block + ROWS)
+
+
+def _as_dict(receipt: BlockReceipt) -> dict[str, Any]:
+    """`asdict`, which would copy every number of every domain one by one."""
+    found = {each.name: getattr(receipt, each.name) for each in fields(receipt)}
+    return found | {"columns": [asdict(column) for column in receipt.columns]}
 
 
 def encode_rows(
     found: "SpooledRows",
     schema: Iterable[Column],
-    parts: Iterable[Array | slice],
+    parts: Iterable[slice],
     footer: Mapping[str, str],
     name: str,
     beside: Mapping[str, Array] = MappingProxyType({}),
@@ -101,30 +107,24 @@ def encode_rows(
 
     Args:
         found, schema: the rows.
-        parts: bool [rows], or a slice, each: the rows of a batch.
+        parts: the rows of each batch.
         footer: the file's metadata.
         name: of the file.
         beside: name -> one number a row.
     """
-    columns, fields = dict(found.rows), {}
-    for column in schema:
-        rows = columns[column.name]
-        of = {_OF: found.bits[column.name].encode()} if column.name in found.bits else None
-        if of is None and column.of is not None and (trained := _trained(rows, columns[column.of], column)) is not None:
-            rows, of = rows.with_flat(trained), {_OF: column.of.encode()}
-        columns[column.name] = rows
-        fields[column.name] = pa.field(column.name, _arrow(rows[:0]).type, metadata=of)
-    types = [*fields.values(), *(pa.field(key, pa.array(values[:0]).type) for key, values in beside.items())]
-    written = pa.schema(types)
+    schema = [*schema]
+    found = _with_bits(found, schema)
+    columns = [found.rows[column.name] for column in schema]
+    types = {column.name: _arrow(rows[:0]).type for column, rows in zip(schema, columns, strict=True)}
+    types |= {key: pa.array(values[:0]).type for key, values in beside.items()}
+    bits = {name: {_OF: of.encode()} for name, of in found.bits.items()}
+    written = pa.schema([pa.field(key, kind, metadata=bits.get(key)) for key, kind in types.items()])
     sink = pa.BufferOutputStream()
     messages = []
     with pa.ipc.new_file(sink, written, metadata=dict(footer)) as writer:
         for part in parts:
             first = sink.tell()
-            taken = [
-                _arrow(columns[key][part] if isinstance(part, slice) else columns[key].take(part)) for key in fields
-            ]
-            taken += [pa.array(values[part]) for values in beside.values()]
+            taken = [*(_arrow(rows[part]) for rows in columns), *(pa.array(values[part]) for values in beside.values())]
             writer.write_batch(pa.record_batch(taken, schema=written))
             messages.append((first, sink.tell()))
     content = sink.getvalue()
@@ -134,6 +134,18 @@ def encode_rows(
 def _body(content: pa.Buffer, message: int) -> int:
     """Where the body of a record batch begins: after a mark and the size of the metadata (4 bytes each), and these."""
     return message + 8 + int.from_bytes(content[message + 4 : message + 8], "little")
+
+
+def _with_bits(found: "SpooledRows", schema: Iterable[Column]) -> "SpooledRows":
+    """The rows, with bits for labels that can be bits."""
+    rows, bits = dict(found.rows), dict(found.bits)
+    for column in schema:
+        if column.of is None or column.name in bits:
+            continue
+        if (trained := _trained(rows[column.name], rows[column.of], column)) is not None:
+            rows[column.name] = rows[column.name].with_flat(trained)
+            bits[column.name] = column.of
+    return SpooledRows(rows, bits)
 
 
 def _trained(labels: Ragged, ids: Ragged, column: Column) -> Array | None:

@@ -4,6 +4,8 @@ Source: protobuf.dev/programming-guides/encoding, "Base 128 Varints". Negative i
 complement.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, offsets_of
@@ -49,8 +51,7 @@ def encode(values: Array) -> tuple[Array, Array | None]:
     wide = np.flatnonzero((values < -1 << 21) | (values >= 1 << 21))
     rest = values[wide].astype(np.int64, copy=False).view(np.uint64)
     widths[wide] = sizes(rest)
-    borders = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(widths, out=borders[1:])
+    borders = _borders(widths)
     begins = borders[:-1]
     # From its fourth byte on, a small negative is 0xFF six times, then 1.
     out = np.full(borders[-1] + 2, 0xFF, np.uint8)
@@ -65,6 +66,36 @@ def encode(values: Array) -> tuple[Array, Array | None]:
     return out[: borders[-1]], borders
 
 
+_EACH_BYTE = np.uint64(0x0101010101010101)
+
+
+def _borders(widths: Array) -> Array:
+    """`offsets_of` of uint8 up to 31, in a third of the time: eight at a time.
+
+    A multiplication adds to each byte of a number those below it, so that it is a sum up to there.
+    """
+    count = len(widths)
+    eights = np.zeros(-(-count // 8), "<u8")
+    eights.view(np.uint8)[:count] = widths
+    sums = (eights * _EACH_BYTE).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    borders = np.empty(8 * len(eights) + 1, np.int64)
+    borders[0] = 0
+    np.add(offsets_of(sums[:, 7])[:-1, None], sums, out=borders[1:].reshape(-1, 8))
+    return borders[: count + 1]
+
+
+class Encoded(NamedTuple):
+    """Values, and what `encode` gives for them."""
+
+    values: Array
+    body: Array
+    starts: Array | None
+
+    def borders(self, offsets: Array) -> Array:
+        """Borders of rows in the bytes; `offsets`: those in the values."""
+        return offsets if self.starts is None else self.starts[offsets]
+
+
 def encode_rows(values: Array, offsets: Array) -> tuple[Array, Array]:
     """The varints of rows, one after the other.
 
@@ -77,40 +108,76 @@ def encode_rows(values: Array, offsets: Array) -> tuple[Array, Array]:
     """
     if values.dtype.kind == "i" and len(values):
         negative = values < 0
-        turns = np.flatnonzero(negative[1:] != negative[:-1]) + 1
+        first = _runs(negative)
         one = values.min()
         # Labels: most are -100, many in a row.
-        if one < 0 and len(turns) * _SHORT_RUN < len(values) and ((values == one) == negative).all():
-            return _encode_runs(values, offsets, negative, turns, one)
-    body, starts = encode(values)
-    return body, offsets if starts is None else starts[offsets]
+        if one < 0 and len(first) * _SHORT_RUN < len(values) and ((values == one) == negative).all():
+            count = np.diff(first, append=len(values))
+            others = offsets_of(np.where(negative[first], 0, count))[:-1]  # before each run
+            body, starts = encode(values[~negative])
+            return _encode_runs(offsets, first, negative[first], one, body, _all_starts(body, starts), others)
+    encoded = Encoded(values, *encode(values))
+    return encoded.body, encoded.borders(offsets)
+
+
+def encode_labels(labels: Array, offsets: Array, ids: Encoded) -> tuple[Array, Array] | None:
+    """`encode_rows` of labels that are the ids or one negative value, in runs: the bytes of ids are not made again.
+
+    Args:
+        labels, offsets: see `encode_rows`.
+        ids: of the same rows.
+
+    Returns:
+        What `encode_rows` gives for the labels; None: they are something else.
+    """
+    if labels.dtype.kind != "i" or len(labels) != len(ids.values) or not len(labels) or (one := labels.min()) >= 0:
+        return None
+    trained = labels == ids.values
+    first = _runs(trained)
+    if len(first) * _SHORT_RUN >= len(labels) or not (trained | (labels == one)).all():
+        return None
+    return _encode_runs(offsets, first, ~trained[first], one, ids.body, _all_starts(ids.body, ids.starts), first)
 
 
 _SHORT_RUN = 16
 
 
-def _encode_runs(values: Array, offsets: Array, negative: Array, turns: Array, one: Array) -> tuple[Array, Array]:
-    """`encode_rows` where all that is negative is one value, in runs that begin or end at `turns`."""
-    others, starts = encode(values[~negative])
-    starts = np.arange(len(others) + 1) if starts is None else starts
-    first = np.concatenate([[0], turns])
-    count = np.diff(np.append(first, len(values)))
-    are_negative = negative[first]
-    before = offsets_of(np.where(are_negative, 0, count))  # others before each run
-    sizes = np.where(are_negative, _MAX_SIZE * count, np.diff(starts[before]))
+def _runs(flags: Array) -> Array:
+    """int64 [runs]: the first place of each run of equal flags, of which there is at least one."""
+    return np.append(0, np.flatnonzero(flags[1:] != flags[:-1]) + 1)
+
+
+def _all_starts(body: Array, starts: Array | None) -> Array:
+    return np.arange(len(body) + 1) if starts is None else starts
+
+
+def _encode_runs(
+    offsets: Array, first: Array, negative: Array, one: Array, others: Array, starts: Array, place: Array
+) -> tuple[Array, Array]:
+    """`encode_rows` of runs, of which some have one negative value again and again.
+
+    Args:
+        offsets: see `encode_rows`.
+        first: int64 [runs], where each begins.
+        negative: bool [runs], those of the negative value.
+        one: that value.
+        others, starts: varints of which the other runs have some that lie together, see `encode`.
+        place: int64 [runs], the number of the varint in `others` with which a run begins.
+    """
+    count = np.diff(first, append=offsets[-1])
+    taken = starts[place]
+    sizes = np.where(negative, _MAX_SIZE * count, starts[place + np.where(negative, 0, count)] - taken)
     at = offsets_of(sizes)
     out = np.empty(at[-1], np.uint8)
     target, source = out.data, others.data
-    tiles = memoryview(encode(one[None])[0].tobytes() * int(count[are_negative].max()))
-    runs = (at[:-1].tolist(), sizes.tolist(), starts[before[:-1]].tolist(), are_negative.tolist())
-    for place, size, taken, same in zip(*runs, strict=True):
-        target[place : place + size] = tiles[:size] if same else source[taken : taken + size]
+    tiles = memoryview(encode(one[None])[0].tobytes() * int(count[negative].max(initial=0)))
+    runs = (at[:-1].tolist(), sizes.tolist(), taken.tolist(), negative.tolist())
+    for begin, size, other, same in zip(*runs, strict=True):
+        target[begin : begin + size] = tiles[:size] if same else source[other : other + size]
     run = np.searchsorted(first, offsets, "right") - 1
     inside = offsets - first[run]
-    other = np.where(
-        are_negative[run], 0, starts[np.minimum(before[run] + inside, len(starts) - 1)] - starts[before[run]]
-    )
-    return out, at[run] + np.where(are_negative[run], _MAX_SIZE * inside, other)
+    of_others = starts[place[run] + np.where(negative[run], 0, inside)] - taken[run]
+    return out, at[run] + np.where(negative[run], _MAX_SIZE * inside, of_others)
 
 
 def decode(data: Array) -> Array:

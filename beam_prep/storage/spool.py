@@ -8,15 +8,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from beam_prep.core.data.block import BlockReceipt, Origin
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import Trust
 from beam_prep.errors import FormatError, SpoolError
-from beam_prep.formats.sealed import Proven, chunks_of
+from beam_prep.formats.sealed import Proven, nothing_proven
 from beam_prep.formats.spool import (
     REJECTS,
     ROWS,
@@ -52,7 +50,7 @@ def _proven(path: str) -> Proven:
     """Which parts of a block on this disk this process has proven, since the file was written: see `Sealed`.
 
     A shuffle reads each block for every few rows that it needs, and a job of many domains for each of them; their bytes
-    are proven once, not each time.
+    are proven once, not each time, and so is the seal.
     """
     if not is_local(path):
         return None
@@ -61,7 +59,7 @@ def _proven(path: str) -> Proven:
     if key not in _PROVEN:
         while len(_PROVEN) >= _BLOCKS_PROVEN:
             _PROVEN.pop(next(iter(_PROVEN)), None)
-        _PROVEN[key] = np.zeros(chunks_of(found.st_size), bool)
+        _PROVEN[key] = nothing_proven(found.st_size)
     return _PROVEN[key]
 
 

@@ -161,6 +161,10 @@ _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
 """Writes and hashes files while the next rows are made: one worker makes a shard, even if other cores are idle."""
 
 
+_SMALL = 256 * 1024
+"""Bytes that are written and hashed at once: to hand them over takes as long."""
+
+
 def unfinished_file(folder: str) -> str:
     """A new path in a folder, which is made if it is not there.
 
@@ -189,13 +193,18 @@ class HashedFile:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Writes bytes in the background.
+        """Writes bytes, many of them in the background.
 
         Until the next call or `close`, which raise the errors of this one, the bytes must not change.
         """
         self._wait()
-        self._pending = [_WRITING.submit(work, data) for work in (self._digest.update, self._file.write)]
         size = memoryview(data).nbytes
+        if size <= _SMALL:
+            with naming(self.path):
+                self._digest.update(data)
+                self._file.write(data)
+        else:
+            self._pending = [_WRITING.submit(work, data) for work in (self._digest.update, self._file.write)]
         self._size += size
         return size
 

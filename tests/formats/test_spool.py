@@ -1,15 +1,20 @@
 """Rows that come back from the spool: all of a block, or a slice."""
 
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.settle import store_as
 from beam_prep.core.tokens.shift import to_labels
+from beam_prep.errors import FormatError
+from beam_prep.formats.sealed import nothing_proven
 from beam_prep.formats.spool import ROWS, encode_block, read_rows
 from tests.core.tokens.batches import made_of, masked_rows
 
@@ -58,3 +63,52 @@ def test_a_slice_of_a_blocks_rows_is_whole_only_from_its_first_to_its_last(
             name: column.to_lists()[start:stop] for name, column in batch.columns.items()
         }
         assert are_all == (stop - start == len(batch))
+
+
+def in_a_file(batch: Batch, path: Path) -> bytes:
+    """The rows of a batch in a file; its content."""
+    content = b"".join(encode_block(batch, batch.tokens, 100, "a block")[1][ROWS])
+    path.write_bytes(content)
+    return content
+
+
+def test_a_seal_is_proven_once_and_every_chunk_of_rows_when_it_is_first_read(tmp_path: Path) -> None:
+    batch = store_as(made_of([[row] * 100 for row in range(500)], [[1] * 100] * 500), {})
+    content = in_a_file(batch, tmp_path / "block")
+    proven = nothing_proven(len(content))
+    for start in (0, 1):
+        read_rows(pa.memory_map(str(tmp_path / "block")), "a block", 0, start, start + 1, proven)
+    assert proven[-1]
+    assert not proven[:-1].all()  # of the rows, only what was read
+    damaged = bytearray(content)
+    damaged[content.index(np.full(100, 400, np.int32).tobytes())] ^= 1
+    (tmp_path / "other").write_bytes(damaged)
+    read_rows(pa.memory_map(str(tmp_path / "other")), "a block", 0, 0, 1, proven)
+    with pytest.raises(FormatError, match="not what was written"):
+        read_rows(pa.memory_map(str(tmp_path / "other")), "a block", 0, 400, 401, proven)
+
+
+@pytest.mark.parametrize("at", [-1, -25, -100])
+def test_a_seal_that_is_damaged_or_of_another_block_is_never_taken_for_proven(at: int, tmp_path: Path) -> None:
+    batch = store_as(made_of([[row] * 100 for row in range(2000)], [[1] * 100] * 2000), {})
+    content = in_a_file(batch, tmp_path / "block")
+    damaged = bytearray(content)
+    damaged[at] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    for path, name in (("damaged", "a block"), ("block", "another block")):
+        proven = nothing_proven(len(content))
+        for _ in range(2):
+            with pytest.raises(FormatError, match="end is damaged"):
+                read_rows(pa.memory_map(str(tmp_path / path)), name, 0, 0, 1, proven)
+        assert not proven[-1]
+
+
+def test_labels_of_several_domains_come_back_in_the_order_of_their_domains() -> None:
+    ids, mask = [[1, 2, 3], [4, 5], [6], [7, 8]], [[0, 1, 1], [1, 0], [1], [0, 1]]
+    batch = store_as(to_labels(made_of(ids, mask), False), {})
+    batch.domain[:] = ["b", "a", "b", "a"]
+    receipt, files = encode_block(batch, batch.tokens, 100, "a block")
+    assert receipt.domains == [("b", 2, 4), ("a", 2, 4)]
+    data = pa.BufferReader(b"".join(files[ROWS]))
+    found = [read_rows(data, "a block", domain, 0, 2)[0]["labels"].to_lists() for domain in (0, 1)]
+    assert found == [[[-100, 2, 3], [6]], [[4, -100], [-100, 8]]]

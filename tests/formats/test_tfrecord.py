@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -492,6 +493,60 @@ def test_rows_of_labels_are_encoded_as_value_by_value(
     assert starts is not None  # a negative takes ten bytes
     assert body.tobytes() == wanted.tobytes()
     assert borders.tolist() == starts[offsets].tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2**22), max_size=40)), max_size=8),
+    st.sampled_from([-100, -1, -(2**31)]),
+    st.booleans(),
+    st.data(),
+)
+def test_labels_beside_their_ids_are_encoded_as_value_by_value(
+    given: list[tuple[int, list[int]]], ignored: int, equal: bool, data: st.DataObject
+) -> None:
+    """The bytes of labels that are the ids are copied from these."""
+    ids = np.array([value for count, others in given for value in [*range(count), *others]], np.int32)
+    trained = np.array([flag for count, others in given for flag in [*[False] * count, *[True] * len(others)]], bool)
+    labels = np.where(trained, ids, np.int32(ignored))
+    if not equal and len(labels):
+        labels[data.draw(st.integers(0, len(labels) - 1))] = data.draw(st.integers(-200, 200))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    offsets = np.array([0, *cuts, len(ids)])
+    columns = [Column("ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", of="ids")]
+    alone = [columns[0], replace(columns[1], of=None)]
+    rows = {"ids": Ragged(ids, offsets), "labels": Ragged(labels, offsets)}
+    assert tfrecord.encode_rows(columns, rows).tobytes() == tfrecord.encode_rows(alone, rows).tobytes()
+    values, starts = varint.encode(labels)
+    found = varint.encode_labels(labels, offsets, varint.Encoded(ids, *varint.encode(ids)))
+    if found is not None:
+        assert found[0].tobytes() == values.tobytes()
+        assert found[1].tolist() == (offsets if starts is None else starts[offsets]).tolist()
+
+
+def test_labels_beside_ids_of_another_dtype_keep_their_bytes() -> None:
+    """Ids beyond the labels' dtype, and a negative label whose bits an id has."""
+    ids = np.array([2**64 - 100, 7, 2**32 - 1, 7, *range(160)], np.uint64)
+    labels = np.array([-100, 7, -100, 7, *[-100] * 80, *range(80, 160)], np.int64)
+    rows = {"ids": Ragged(ids, np.array([0, 164])), "labels": Ragged(labels, np.array([0, 164]))}
+    columns = [Column("ids", "uint64", 1, "ids"), Column("labels", "int64", 1, "labels", of="ids")]
+    alone = [columns[0], replace(columns[1], of=None)]
+    assert varint.encode_labels(labels, np.array([0, 164]), varint.Encoded(ids, *varint.encode(ids))) is not None
+    assert tfrecord.encode_rows(columns, rows).tobytes() == tfrecord.encode_rows(alone, rows).tobytes()
+
+
+@given(st.lists(st.sampled_from([1, 127, 128, 2**14 - 1, 2**14, 2**21, 2**63 - 1, -1, -(2**63)]), max_size=40))
+def test_varints_are_those_of_a_loop(values: list[int]) -> None:
+    body, borders = varint.encode(np.array(values, np.int64))
+    wanted = []
+    for value in values:
+        rest, part = value % 2**64, []
+        while rest >= 128:
+            part.append(rest % 128 + 128)
+            rest //= 128
+        wanted.append(bytes([*part, rest]))
+    assert body.tobytes() == b"".join(wanted)
+    if borders is not None:
+        assert borders.tolist() == [0, *np.cumsum([len(part) for part in wanted]).tolist()]
 
 
 def test_varints_of_more_than_ten_bytes_are_refused() -> None:

@@ -33,11 +33,32 @@ class _Full:
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_an_error_of_the_disk_is_raised_and_no_file_takes_its_name(tmp_path: Path, last: bool) -> None:
+def test_an_error_of_the_disk_in_the_background_is_raised_later(tmp_path: Path, last: bool) -> None:
     file = HashedFile(str(tmp_path / "file"), str(tmp_path))
     file._file.close()
     file._file = _Full()  # type: ignore[assignment]
-    file.write(b"data")
+    file.write(b"data" * 100_000)
     with pytest.raises(OSError, match="No space left"):
         file.close() if last else file.write(b"more")
     assert not (tmp_path / "file").exists()
+
+
+def test_an_error_of_the_disk_at_a_small_write_is_raised_at_once(tmp_path: Path) -> None:
+    file = HashedFile(str(tmp_path / "file"), str(tmp_path))
+    file._file.close()
+    file._file = _Full()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space left") as raised:
+        file.write(b"data")
+    assert raised.value.filename == str(tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_small_and_large_writes_keep_their_order(tmp_path: Path) -> None:
+    parts = [bytes([number]) * size for number, size in enumerate([10, 2**20, 10, 2**18, 2**18 + 1, 0, 2**20, 1])]
+    file = HashedFile(str(tmp_path / "file"), str(tmp_path))
+    for part in parts:
+        file.write(part)
+    file.close()
+    content = (tmp_path / "file").read_bytes()
+    assert content == b"".join(parts)
+    assert file.written("file").sha256 == hashlib.sha256(content).hexdigest()

@@ -241,7 +241,10 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
             each = room // size
             full = min(stop - first, (end - at) // each)
             if full:
-                pack_of[at : at + full * each] = np.repeat(np.arange(first, first + full), each)
+                if full == 1:  # of most sizes there is one piece
+                    pack_of[at : at + each] = first
+                else:
+                    pack_of[at : at + full * each] = np.repeat(np.arange(first, first + full), each)
                 at += full * each
                 if left := room - each * size:
                     if left not in waiting:
