@@ -266,6 +266,20 @@ def test_the_clients_of_stores_are_imported_where_an_argument_may_need_them(word
     assert ("'gs'" in done.stdout) == there
 
 
+@pytest.mark.parametrize(("scheme", "library"), [("gs", "google.cloud.storage"), ("s3", "boto3")])
+def test_a_store_that_no_argument_named_has_a_client_all_the_same(scheme: str, library: str) -> None:
+    """Of a config or a list. Then the command line has imported Beam without what this has for stores."""
+    pytest.importorskip(library)
+    code = "import sys; from beam_prep import cli, worker; worker.own_program(); cli._import_beam(False); "
+    code += f"assert {library!r} not in sys.modules; from beam_prep.storage.stores.objects import client_for; "
+    code += f"print(type(client_for({scheme!r}, 0, None)).__name__)"
+    settings = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:9", "GOOGLE_CLOUD_PROJECT": "none"}
+    settings |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **settings}, timeout=120)
+    assert done.stdout == {"gs": "GCSClient\n", "s3": "S3Client\n"}[scheme], done.stderr
+
+
 def test_help_is_there_at_once() -> None:
     """Nothing large is imported for it (it takes 0.05 s)."""
     code = "import sys, beam_prep.cli; print(*{'apache_beam', 'numpy', 'pyarrow', 'tokenizers'} & set(sys.modules))"

@@ -690,17 +690,3 @@ def test_a_table_is_shuffled_split_and_deduplicated_in_a_store(
         name: data for name, data in here.items() if name != "manifest.json"
     }
     assert not [name for name in store.names() if "scratch" in name]
-
-
-def test_a_store_that_no_argument_named_is_reached_all_the_same(store: Folder) -> None:
-    """Of a config or a list. Then the command line has imported Beam without what this has for stores."""
-    path = store.put("data.jsonl", b"{}\n")
-    code = "import sys; from beam_prep import cli, worker; worker.own_program(); cli._import_beam(False); "
-    code += "from apache_beam.io.filesystems import FileSystems; "
-    code += "from apache_beam.options.pipeline_options import PipelineOptions; "
-    code += "from beam_prep.storage.stores.reader import read_bytes; "
-    code += "assert 'google.cloud.storage' not in sys.modules and 'boto3' not in sys.modules; "
-    code += "FileSystems.set_options(PipelineOptions(sys.argv[2:])); print(read_bytes(sys.argv[1]))"
-    words = [sys.executable, "-c", code, path, *store.server.options]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "b'{}\\n'\n", done.stderr
