@@ -21,7 +21,7 @@ from beam_prep.core.chat.places import Characters, Place, Span
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.span_memo import what_counts
 from beam_prep.core.chat.spans import SpanFinder
-from beam_prep.core.chat.template import ChatTemplate, RenderedChat, packed
+from beam_prep.core.chat.template import ChatTemplate, RenderedChat, key_of
 
 _MOST_KNOWN = 4096
 """Kinds of conversations of a template whose spans are kept."""
@@ -288,7 +288,7 @@ def _variables_say(template: ChatTemplate, controls: tuple[str, ...], variables:
     Raises:
         Reject: there is no generation prompt.
     """
-    key = controls, packed(variables)
+    key = controls, key_of(variables)
     found = template.known_variables.get(key)
     if found is None:
         if len(template.known_variables) > _MOST_VARIABLES:

@@ -43,7 +43,7 @@ _RAISED_BY_TEMPLATES = (
 )
 
 
-def packed(variables: Mapping[str, Any]) -> bytes | str:
+def key_of(variables: Mapping[str, Any]) -> bytes | str:
     """The same only for equal values, in all types: `tools` may be long, and marshal is much faster than repr."""
     try:
         return marshal.dumps(sorted(variables.items()), 2)
@@ -286,7 +286,7 @@ class ChatTemplate:
             Reject: `template_error`: the template renders no lone user message.
         """
         variables.pop("add_generation_prompt", None)
-        key = packed(variables)
+        key = key_of(variables)
         found = self._prompts.get(key)
         if found is None:
             if len(self._prompts) > 256:
