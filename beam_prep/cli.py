@@ -365,6 +365,7 @@ def _import_beam(stores: bool = True) -> None:
             with patches.without_unused_libraries(stores):
                 importlib.import_module("apache_beam")
                 importlib.import_module("pyarrow").array([])
+            patches.numpy_for_awkward()
         else:
             importlib.import_module("apache_beam")
     finally:

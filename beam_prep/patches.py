@@ -3,12 +3,13 @@
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
 * `plain_labels` and `ipython_if_imported`, in `Pipeline.run`, too;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
+* `numpy_for_awkward`, there, too: gigatoken gets the few functions of awkward that it calls from us;
 * `quiet_import`, while a public name is imported;
 * `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam;
 * `fail_requests`, there, too: ends requests to a worker process that is no more;
 * `quiet_threads`, there, too: errors of Beam's own threads are not printed.
 
-The first four are undone at the end of their `with`. Importing beam_prep, or running a chain in a pipeline of your
+Those of a `with` are undone at its end. Importing beam_prep, or running a chain in a pipeline of your
 own, changes nothing. Each function says why it is needed, and until when: written for Beam 2.77, to be looked at with
 every new version.
 """
@@ -16,14 +17,19 @@ every new version.
 import contextlib
 import functools
 import importlib.abc
+import importlib.machinery
+import importlib.util
 import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 SAMPLING_MS = 10
-UNUSED_LIBRARIES = ("pandas", "pymongo", "apache_beam.io.gcp.bigquery")
+UNUSED_LIBRARIES = ("pandas", "pymongo", "bson", "apache_beam.io.gcp.bigquery")
+LATE_LIBRARIES = ("httplib2",)
+"""They are imported when something of them is used."""
 STORE_CLIENTS = (
     "apache_beam.io.gcp.gcsfilesystem",
     "apache_beam.io.aws.s3filesystem",
@@ -102,20 +108,61 @@ def _same_label(transform: Any, pvalueish: Any) -> None:
     """Takes the place of Beam's function."""
 
 
-class _NotInstalled(importlib.abc.MetaPathFinder):
-    """Reports that a few libraries are not installed."""
+class _Unused(importlib.abc.MetaPathFinder):
+    """Reports that a few libraries are not installed, and imports `LATE_LIBRARIES` when they are used."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
         if fullname in self._names:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        if fullname not in LATE_LIBRARIES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+class _BeartypeError(Exception):
+    """Takes the place of beartype's own, which Beam catches."""
+
+
+def _is_subhint(sub: Any, base: Any) -> bool:
+    """beartype's answer; that of Python, which is the same, where both are classes."""
+    if type(sub) is type(base) is type:
+        return issubclass(sub, base)
+    from beartype.door import is_subhint
+    from beartype.roar import BeartypeDoorException
+
+    try:
+        return bool(is_subhint(sub, base))
+    except BeartypeDoorException as error:
+        raise _BeartypeError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _late_beartype() -> Iterator[None]:
+    names = ("beartype", "beartype.door", "beartype.roar")
+    if any(name in sys.modules for name in names):
+        yield
+        return
+    made = [ModuleType(name) for name in names]
+    vars(made[1])["is_subhint"] = _is_subhint
+    vars(made[2])["BeartypeDoorException"] = _BeartypeError
+    sys.modules.update(zip(names, made, strict=True))
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 @contextlib.contextmanager
 def without_unused_libraries(stores: bool = True) -> Iterator[None]:
-    """Imports find no pandas, no pymongo and no BigQuery connector, as where these are not installed.
+    """Imports find no pandas, no pymongo, no bson and no BigQuery connector, as where these are not installed. httplib2
+    and beartype are imported when Beam uses them.
 
     Why: no job of ours uses them, and they add half to the time of the import. pyarrow looks for pandas once, when it
     makes its first array.
@@ -126,12 +173,53 @@ def without_unused_libraries(stores: bool = True) -> Iterator[None]:
             found, either. Our own clients import what they need at their first use, so that a store which only a config
             or a list names is reached all the same.
     """
-    finder = _NotInstalled(UNUSED_LIBRARIES if stores else (*UNUSED_LIBRARIES, *STORE_CLIENTS))
+    finder = _Unused(UNUSED_LIBRARIES if stores else (*UNUSED_LIBRARIES, *STORE_CLIENTS))
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        with _late_beartype():
+            yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def numpy_for_awkward() -> None:
+    """gigatoken finds a module `awkward` of ours, with what it calls of that library, and arrays of numpy.
+
+    Why: it takes texts and gives ids as arrays of awkward, and the import of that takes 0.1 s and 15 MB.
+    Until: gigatoken takes and gives arrays of numpy or Arrow. Written for 0.10.0, the only version that is used
+    (`with_gigatoken.VERSION`).
+    """
+    if "awkward" in sys.modules:
+        return
+    import numpy as np
+
+    def list_of(offsets: Any, content: Any, parameters: object = None) -> Any:
+        return SimpleNamespace(offsets=offsets, content=content)
+
+    def of_data(data: Any, parameters: object = None) -> Any:
+        return SimpleNamespace(data=data)
+
+    class Array:
+        def __init__(self, layout: Any) -> None:
+            self.layout = layout
+
+    def unflatten(values: Any, counts: Any) -> Array:
+        offsets = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        return Array(list_of(of_data(offsets), of_data(values)))
+
+    made = ModuleType("awkward", numpy_for_awkward.__doc__)
+    vars(made).update(
+        contents=SimpleNamespace(ListOffsetArray=list_of, NumpyArray=of_data),
+        index=SimpleNamespace(Index64=of_data),
+        Array=Array,
+        unflatten=unflatten,
+        without_parameters=lambda rows: rows,
+        flatten=lambda rows: rows.layout.content.data,
+        num=lambda rows: np.diff(rows.layout.offsets.data),
+        to_numpy=np.asarray,
+    )
+    sys.modules["awkward"] = made
 
 
 @contextlib.contextmanager
