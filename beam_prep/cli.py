@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import difflib
+import functools
 import gc
+import glob
 import importlib
 import json
 import logging
@@ -12,6 +14,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import beam_prep
@@ -402,6 +405,8 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         if problem := unknown_beam_options(beam_options, "run"):
             print(f"beam-prep run: {problem}", file=sys.stderr)
             return 2
+        if not beam_options and not given.dry_run:
+            _begin_workers(given)
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
         from beam_prep.recipe import read_config
@@ -427,6 +432,32 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     else:
         print(summary(result.output, result.manifest))
     return 0
+
+
+def _begin_workers(given: argparse.Namespace) -> None:
+    """Lets the first worker process load the tokenizer while this process reads the config, where it will need one."""
+    if not worker.may_fork() or worker.cores() == 1:
+        return
+    try:
+        config = given.config_json or Path(given.config).read_text()
+        size = sum(os.path.getsize(path) for text in given.inputs for path in glob.glob(text))
+    except (OSError, ValueError):  # whoever reads them will say what is wrong
+        return
+    # Of a config that names another template, or takes ids, the tokenizer is another one, or is not needed.
+    if any(f'"{name}"' in config for name in ("chat_template", "tokenized", "rollouts")):
+        return
+    if os.path.exists(os.path.join(given.output_dir, "manifest.json")):  # there may be nothing to do
+        return
+    from beam_prep.runners import SMALL_INPUT
+
+    if size <= SMALL_INPUT:
+        return
+    # With what the workers need, so that they share it.
+    for name in ("mask", "read", "shard", "shift", "template", "truncate", "gate"):
+        importlib.import_module(f"beam_prep.transforms.{name}")
+    from beam_prep.transforms import gate
+
+    worker.begin(functools.partial(gate.load, given.tokenizer_path, given.tokenizer_backend))
 
 
 def _say_that_it_begins(given: argparse.Namespace) -> None:

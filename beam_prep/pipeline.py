@@ -20,7 +20,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import patches, recipe, worker
 from beam_prep.config import PipelineConfig
-from beam_prep.core.encoding.backends import INHERITED, Backend, choose
+from beam_prep.core.encoding.backends import INHERITED, Backend
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.reading.decontaminate import IndexSource
@@ -34,7 +34,6 @@ from beam_prep.runners import (
     choose_runner,
     plain_size,
     prepared_process,
-    single_threaded_tokenizers,
     without_effect,
     workers_of,
 )
@@ -68,6 +67,7 @@ from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.uses import Launch
+from beam_prep.transforms.gate import Gate
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
@@ -381,7 +381,9 @@ class Pipeline:
 
     def _run(self, options: PipelineOptions, wait: bool) -> Result:
         ignored = without_effect(options, wait)
-        runner, options, how = choose_runner(options, self.inputs, lambda: self._gate[1])
+        gate = self._gate
+        runner, options, how = choose_runner(options, self.inputs, None if gate is None else gate.problem)
+        worker.end_begun()
         if not worker.are_forked():  # otherwise the first worker does it
             _ = self._backend
         here = isinstance(runner, FnApiRunner)
@@ -468,34 +470,33 @@ class Pipeline:
         return result
 
     @functools.cached_property
-    def _gate(self) -> tuple[Backend, str | None]:
-        """(backend, message for the user) of `choose`, with the first records of the input as probes."""
+    def _gate(self) -> Gate | None:
+        """Chooses the backend, with the first records of the input as probes; None if nothing is encoded."""
         parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
         if not parts:
-            return "transformers", None
+            return None
         columns = [None if part.input.adapter else recipe.wanted_columns(part, self.render) for part in parts.values()]
         spans = any(each is None or each.kind != "texts" for each in columns)
         firsts = {file.group or 0: file for file in reversed(self.inputs)}
         wanted = self.tokenizer_backend
         if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
             wanted = "transformers"
-        with single_threaded_tokenizers():
-            probed = [] if wanted == "transformers" else [*parts.items()][:_GROUPS_PROBED]
-            texts = [
-                text
-                for group, part in probed
-                for text in recipe.first_texts(part, self.tokenizer, firsts[group], self.render)
-            ]
-            chosen = choose(self.tokenizer, wanted, texts, spans)
-        worker.give_back_memory()
-        return chosen
+        probed = [] if wanted == "transformers" else [*parts.items()][:_GROUPS_PROBED]
+        index = None if self._references is None else self._references.index
+        steps = (recipe.text_steps(part, self.tokenizer, self.render, index) for _, part in probed)
+        each = zip((firsts[group] for group, _ in probed), steps, strict=True)
+        return Gate(self.tokenizer, wanted, tuple(each), spans)
 
     @functools.cached_property
     def _backend(self) -> Backend | Literal["inherited"]:
         """The backend that encodes."""
         if worker.are_forked():
             return INHERITED
-        chosen, problem = self._gate
+        if self._gate is None:
+            return "transformers"
+        with worker.single_threaded_tokenizers():
+            chosen, problem = self._gate.choose()
+        worker.give_back_memory()
         if problem is not None:
             log.info("%s", problem)
         return chosen

@@ -18,11 +18,9 @@ from beam_prep._version import __version__
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import RecordKind, Wanted
-from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.data.schema import CUTTING, Output, Section, TextRules
 from beam_prep.core.encoding.backends import BACKENDS, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice_of import TEMPLATE_LIMITS, Render, check_voice
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.core.reading.decontaminate import IndexSource
@@ -41,7 +39,6 @@ from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.references import References, read_references
-from beam_prep.storage.splits import first_records
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.by_group import ByGroup, InDomain
@@ -370,34 +367,13 @@ def wanted_of_groups(config: PipelineConfig, render: Render) -> tuple[Wanted | N
     return tuple(wanted_columns(part, render) for part in config.parts()) if config.input.groups else ()
 
 
-_PROBE_BYTES = 4 * CHUNK
-_PROBES = 64
-_PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
-
-
-def first_texts(config: PipelineConfig, tokenizer: Tokenizer, source: InputFile, render: Render) -> list[str]:
-    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report.
-
-    The plans that render them stay with the template, so processes that are forked after this have them.
-    """
-    if config.input.tokenized:
-        return []
-    try:
-        records = first_records(source, block_bytes=_PROBE_BYTES)
-    except InputError:
-        return []
-    if records is None:
-        return []
-    records = records.part(range(min(len(records), _PROBES)))
-    pieces = rendered(records, config, tokenizer, render).pieces.values()
-    return [text[:_PROBE_CHARACTERS] for each in pieces for text in each.texts[:_PROBES]]
-
-
-def rendered(records: Records, config: PipelineConfig, tokenizer: Tokenizer, render: Render = "jinja") -> Rendered:
-    """Records as texts with roles: the steps of `chain` before the texts are encoded, without a sample by jinja."""
-    steps = mask_steps(config, tokenizer, render=render)
-    found: Rendered = run_steps((step for step in steps if step.gives is not Batch), records)
-    return found
+def text_steps(
+    config: PipelineConfig, tokenizer: Tokenizer, render: Render, references: IndexSource | None = None
+) -> tuple[Callable[[Any], Any], ...]:
+    """The functions of `chain` that make texts of records, without a sample by jinja. They leave in what
+    `decontaminate` would leave out. For the arguments see `chain`."""
+    steps = mask_steps(config, tokenizer, render=render, references=references)
+    return tuple(step.step() for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate))
 
 
 def check_in_full(

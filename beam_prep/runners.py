@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
@@ -205,21 +204,8 @@ def prepared_process(runner: Any, options: PipelineOptions) -> Iterator[None]:
         yield
         return
     threads = options.view_as(DirectOptions).direct_running_mode == "multi_threading"
-    with patches.frequent_sampling(), single_threaded_tokenizers() if threads else contextlib.nullcontext():
+    with patches.frequent_sampling(), worker.single_threaded_tokenizers() if threads else contextlib.nullcontext():
         yield
-
-
-@contextlib.contextmanager
-def single_threaded_tokenizers() -> Iterator[None]:
-    """The Rust tokenizers start no threads: a process that has some cannot be forked, and workers have a core each."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        del os.environ["TOKENIZERS_PARALLELISM"]
-        if before is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _given(options: PipelineOptions) -> set[str]:

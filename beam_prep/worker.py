@@ -1,8 +1,8 @@
 """Worker processes of the local runner. They are Beam's own, but silent: the launcher reports errors.
 
 The command line forks them from itself where it can: then they need not import Beam again (half a second), and share
-the memory that they do not change. The first worker loads the tokenizer, while the launcher makes the pipeline, and
-then forks the others. In other processes workers are started with `python -m beam_prep.worker`.
+the memory that they do not change. The first worker loads the tokenizer, while the launcher reads the config and makes
+the pipeline, and then forks the others. In other processes workers are started with `python -m beam_prep.worker`.
 """
 
 import contextlib
@@ -11,13 +11,14 @@ import gc
 import json
 import logging
 import os
+import pickle
 import select
 import shlex
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from beam_prep import errors, patches
@@ -39,12 +40,13 @@ _DIED = "Worker subprocess exited in the middle of its work"
 _MILLISECONDS = 100
 _URN = "beam_prep:env:forked:v1"
 _waiting: "_ForkedWorkers | None" = None
+_begun: "_ForkedWorkers | None" = None
 _program = False
 
 log = logging.getLogger("beam_prep")
 
 WorkerSetup = Callable[[], str | None]
-"""Loads what all workers of a run need. Returns a message for the user, or None."""
+"""Loads what all workers of a run need. Returns a message for the user, or None. It can be pickled."""
 
 
 def cores() -> int:
@@ -94,6 +96,50 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@contextlib.contextmanager
+def single_threaded_tokenizers() -> Iterator[None]:
+    """The Rust tokenizers start no threads: a process that has some cannot be forked, and workers have a core each."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def may_fork() -> bool:
+    """True if workers are forked from this process."""
+    # transformers is large, and no worker needs it.
+    alone = threading.active_count() == 1 and "transformers" not in sys.modules
+    return _program and sys.platform == "linux" and alone
+
+
+def begin(load: Callable[[], object]) -> None:
+    """Forks the first worker process of a job that the launcher still reads. Only where this process may fork.
+
+    `environment` takes it, if it is to make as many workers as there are cores.
+
+    Args:
+        load: what it does first. It raises no errors.
+    """
+    global _begun
+    from apache_beam.runners.worker import sdk_worker_main
+
+    gc.freeze()  # a collection would write to all shared memory, and so copy it
+    _begun = _ForkedWorkers(cores(), sdk_worker_main.main, load)
+
+
+def end_begun() -> None:
+    """Ends what `begin` began, unless `environment` took it."""
+    global _begun
+    if _begun is not None:
+        _begun.kill()
+        _begun.wait()
+        _begun = None
+
+
 def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
     """An environment of worker processes for `FnApiRunner`. Call it before anything in this process starts threads.
 
@@ -104,8 +150,7 @@ def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
     """
     from apache_beam.transforms import environments
 
-    # transformers is large, and no worker needs it.
-    if _program and sys.platform == "linux" and threading.active_count() == 1 and "transformers" not in sys.modules:
+    if may_fork():
         return _forked(workers, prepare)
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _SETTINGS.items())
     command = f"export {settings} {_LAUNCHER}={os.getpid()}; exec {shlex.quote(sys.executable)} -m beam_prep.worker"
@@ -119,12 +164,13 @@ def are_forked() -> bool:
 
 def kill() -> None:
     """Kills the forked workers, if there are any."""
-    if _waiting is not None:
-        _waiting.kill()
+    for processes in (_waiting, _begun):
+        if processes is not None:
+            processes.kill()
 
 
 def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
-    global _waiting
+    global _waiting, _begun
     # Imported before the fork, so that the workers have it.
     from apache_beam.runners.portability.fn_api_runner import worker_handlers
     from apache_beam.runners.worker import sdk_worker_main
@@ -157,20 +203,35 @@ def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
     if _waiting is not None:  # workers of a run that failed before it began
         _waiting.wait()
     patches.register_environment(_URN, Environment, Handler)
-    gc.freeze()  # a collection would write to all shared memory, and so copy it
-    processes = _waiting = _ForkedWorkers(workers, sdk_worker_main.main, prepare)
+    if _begun is not None and _begun.count != workers:
+        end_begun()
+    if _begun is None:
+        gc.freeze()
+        _begun = _ForkedWorkers(workers, sdk_worker_main.main)
+    processes = _waiting = _begun
+    _begun = None
+    processes.prepare(prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
 
 
 class _ForkedWorkers:
-    """Processes that wait for their work. All but the first are children of the first."""
+    """Processes that wait for their work. All but the first are children of the first.
 
-    def __init__(self, workers: int, main: Any, prepare: WorkerSetup | None) -> None:
+    Args:
+        workers: how many.
+        main: Beam's worker.
+        load: what the first one does before it asks for its setup, see `prepare`.
+    """
+
+    def __init__(self, workers: int, main: Any, load: Callable[[], object] = lambda: None) -> None:
+        self.count = workers
         pipes = [os.pipe() for _ in range(workers)]
         self._settings = [writing for _, writing in pipes]
         self._at_work = 0
         self._report: int | None
         self._report, reporting = os.pipe()
+        self._setup: int | None
+        setup, self._setup = os.pipe()
         # Each worker holds one of these open, so that its end tells of the worker's.
         living = [os.pipe() for _ in range(workers)]
         self._living = [reading for reading, _ in living]
@@ -183,15 +244,22 @@ class _ForkedWorkers:
         if self._pid == 0:
             try:
                 end_with_parent(launcher)
-                _run_first_worker([reading for reading, _ in pipes], reporting, alive, main, prepare)
+                _run_first_worker([reading for reading, _ in pipes], setup, reporting, alive, main, load)
             except Exception:  # otherwise it would end without a message
                 traceback.print_exc()
             finally:
                 os._exit(0)
         for reading, _ in pipes:
             os.close(reading)
-        for writing in (reporting, *alive):
-            os.close(writing)
+        for other in (setup, reporting, *alive):
+            os.close(other)
+
+    def prepare(self, prepare: WorkerSetup | None) -> None:
+        """Gives the first worker its setup, after which it forks the others. Call it once."""
+        assert self._setup is not None
+        with contextlib.suppress(BrokenPipeError), open(self._setup, "wb") as pipe:  # `start` says that it is gone
+            pipe.write(pickle.dumps(prepare))
+        self._setup = None
 
     def start(self, settings: Mapping[str, str], on_death: Callable[[], None]) -> None:
         """Starts the next worker.
@@ -261,6 +329,8 @@ class _ForkedWorkers:
                 self._watch.join()
             for each in (self._ended, *self._living):
                 os.close(each)
+            if self._setup is not None:
+                os.close(self._setup)
             self._pid = None
 
     def kill(self) -> None:
@@ -284,17 +354,30 @@ def end_with_parent(parent: int) -> None:
 
 
 def _run_first_worker(
-    readings: Sequence[int], reporting: int, alive: Sequence[int], main: Any, prepare: WorkerSetup | None
+    readings: Sequence[int],
+    setup: int,
+    reporting: int,
+    alive: Sequence[int],
+    main: Any,
+    load: Callable[[], object],
 ) -> None:
-    """Prepares, forks the other workers, reports to the launcher, and works as one of them."""
+    """Loads, gets its setup, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
-    _close_all_but([*readings, reporting, *alive])
+    _close_all_but([*readings, setup, reporting, *alive])
     report: dict[str, str | None] = {"raised": None, "words": None}
-    if prepare is not None:
-        try:
-            report["words"] = prepare()
-        except BeamPrepError as error:
-            report = {"raised": type(error).__name__, "words": str(error)}
+    with single_threaded_tokenizers():
+        load()
+        with open(setup, "rb") as pipe:
+            given = pipe.read()
+        if not given:  # the launcher has ended with an error
+            return
+        prepare: WorkerSetup | None = pickle.loads(given)
+        if prepare is not None:
+            try:
+                report["words"] = prepare()
+            except BeamPrepError as error:
+                report = {"raised": type(error).__name__, "words": str(error)}
+    give_back_memory()
     mine, *others = readings
     first = os.getpid()
     gc.freeze()

@@ -132,7 +132,9 @@ def compare(config: PipelineConfig, tokenizer: Tokenizer, backend: str, path: Pa
     found = Counter[str]()
     for split in split_file((0, list_inputs([path])[0]), BLOCK_BYTES):
         for records in read_split(split, BLOCK_BYTES, None, columns):
-            rendered = recipe.rendered(records, config, tokenizer, "auto")
+            rendered: Any = records
+            for step in recipe.text_steps(config, tokenizer, "auto"):
+                rendered = step(rendered)
             before = encoder.fell_back
             batch = build_mask(
                 tokenize(rendered, encoder, tokenizer.bos_id), RoleMask(config.mask, config.mask_default)

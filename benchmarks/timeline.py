@@ -20,8 +20,8 @@ HERE = Path(__file__).resolve().parent
 # In the order in which they happen; of several, the first or the last.
 STEPS = {
     "Beam imported": min,
-    "pipeline made: config, inputs, tokenizer": min,
     "first worker forked": min,
+    "pipeline made: config, inputs, tokenizer": min,
     "gate done: gigatoken's ids are the reference's": min,
     "first block begins": min,
     "first block spooled": min,
@@ -60,14 +60,14 @@ def watch(log: Path) -> None:
     def imported(stores: bool = True) -> None:
         import_beam(stores)
         note("Beam imported")
-        from beam_prep import pipeline
+        from beam_prep import worker
         from beam_prep.storage import publish as _publish
         from beam_prep.storage import spool as _spool
-        from beam_prep.transforms import shard
+        from beam_prep.transforms import gate, shard
 
-        around(pipeline.Pipeline, "__init__", after="pipeline made: config, inputs, tokenizer")
-        around(pipeline, "choose_runner", after="first worker forked")
-        around(pipeline, "choose", after="gate done: gigatoken's ids are the reference's")  # in the first worker
+        around(worker._ForkedWorkers, "__init__", after="first worker forked")
+        around(worker._ForkedWorkers, "prepare", before="pipeline made: config, inputs, tokenizer")
+        around(gate, "choose", after="gate done: gigatoken's ids are the reference's")  # in the first worker
         around(_spool.Spool, "write", after="last block spooled")
         around(_spool.Spool, "find", before="first block begins")
         around(_spool.Spool, "write", after="first block spooled")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,7 +139,8 @@ from beam_prep import worker
 def work(_):  # has no connection, whose end would tell it that the launcher is gone
     time.sleep(600)
 
-workers = worker._ForkedWorkers(2, work, None)
+workers = worker._ForkedWorkers(2, work)
+workers.prepare(None)
 workers.start({"WORKER_ID": "1"}, int)
 workers.start({"WORKER_ID": "2"}, int)
 print("started", flush=True)
@@ -217,9 +219,9 @@ def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
     source: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     code = (
-        "import os, signal, sys; from beam_prep import cli; cli._import_beam(); from beam_prep import recipe; "
+        "import os, signal, sys; from beam_prep import cli; cli._import_beam(); from beam_prep.transforms import gate; "
         "from beam_prep import pipeline; pipeline.REFERENCE_ALONE = 0; "
-        "recipe.first_texts = lambda *given: os.kill(os.getpid(), signal.SIGKILL); sys.exit(cli.main())"
+        "gate.first_texts = lambda *given: os.kill(os.getpid(), signal.SIGKILL); sys.exit(cli.main())"
     )
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"input": {"sections": [{"field": "text", "action": "train"}]}}))
@@ -229,6 +231,110 @@ def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
     assert done.returncode == 5
     assert "a worker process was killed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+BEGUN = """
+import sys
+from beam_prep import cli, worker
+
+cli._import_beam()
+from beam_prep import pipeline, runners
+from beam_prep.transforms import gate
+
+runners.SMALL_INPUT = pipeline.REFERENCE_ALONE = 0
+worker.cores = lambda: 2
+begin = worker.begin
+
+
+def noted(load):
+    print("begun", file=sys.stderr)
+    begin(load)
+
+
+worker.begin = noted
+{more}
+sys.exit(cli.main())
+"""
+TRAINED = {"input": {"sections": [{"field": "text", "action": "train"}]}}
+
+
+def begun(
+    source: Path, tokenizer: Path, output: Path, *options: str, config: object = TRAINED, more: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """A run of the command line, for which no input is small. It says `begun` if it begins a worker early."""
+    settings = output.parent / "config.json"
+    settings.write_text(json.dumps(config))
+    words = ["run", str(source), "-o", str(output), "-c", str(settings), "--tokenizer_path", str(tokenizer), *options]
+    code = [sys.executable, "-c", BEGUN.format(more=more)]
+    return subprocess.run([*code, *words], capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+def files_of(output: Path) -> dict[str, bytes]:
+    """All but what says when and how it was made."""
+    paths = [path for path in output.rglob("*") if path.is_file() and path.name not in ("run.json", "report.html")]
+    return {str(path.relative_to(output)): path.read_bytes() for path in paths}
+
+
+def test_a_worker_that_begins_early_makes_the_same_output(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    early = begun(source, tokenizer, tmp_path / "early")
+    late = begun(source, tokenizer, tmp_path / "late", "--direct_num_workers=2")
+    for done, count in ((early, 1), (late, 0)):
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("begun\n") == count
+        assert "2 worker processes" in done.stderr
+        assert "encoded by gigatoken: 2,500" in done.stderr
+    assert files_of(tmp_path / "early") == files_of(tmp_path / "late")
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        (["--dry_run"], TRAINED),
+        (["--direct_running_mode=in_memory"], TRAINED),
+        ([], {**TRAINED, "input": {**TRAINED["input"], "chat_template": "{{ messages }}"}}),
+    ],
+    ids=["dry_run", "in_memory", "another template"],
+)
+def test_no_worker_begins_early_where_the_job_may_have_no_use_for_it(
+    source: Path, tokenizer: Path, tmp_path: Path, options: list[str], config: object
+) -> None:
+    done = begun(source, tokenizer, tmp_path / "out", *options, config=config)
+    assert done.returncode == 0, done.stderr
+    assert "begun" not in done.stderr
+
+
+def test_no_worker_begins_early_for_an_output_that_is_there(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    assert "begun" in begun(source, tokenizer, tmp_path / "out").stderr
+    again = begun(source, tokenizer, tmp_path / "out")
+    assert (again.returncode, "is up to date" in again.stdout, "begun" in again.stderr) == (0, True, False)
+
+
+@pytest.mark.parametrize("broken", ["config", "tokenizer", "killed"])
+def test_a_worker_that_began_early_ends_with_a_run_that_fails(
+    source: Path, tokenizer: Path, tmp_path: Path, broken: str
+) -> None:
+    """The run says what it says otherwise, once; its pipes are closed, so no process is left."""
+    config: object = {"input": {"sections": [{"field": "text", "action": "trane"}]}} if broken == "config" else TRAINED
+    if broken == "tokenizer":
+        tokenizer = shutil.copytree(tokenizer, tmp_path / "tokenizer")
+        (tokenizer / "tokenizer.json").write_text("{}")
+    more = "gate.load = lambda *given: __import__('os').abort()" if broken == "killed" else ""
+    done = begun(source, tokenizer, tmp_path / "out", config=config, more=more)
+    wanted = {"config": (2, "trane"), "tokenizer": (2, "tokenizer"), "killed": (5, "a worker process was killed")}
+    assert (done.returncode, done.stderr.count("begun\n")) == (wanted[broken][0], 1), done.stderr
+    assert wanted[broken][1] in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_began_for_more_cores_than_the_job_wants_is_not_used(
+    source: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    more = "begun = worker.begin; worker.begin = lambda load: (begun(load), setattr(worker, 'cores', lambda: 3))"
+    done = begun(source, tokenizer, tmp_path / "out", more=more)
+    assert done.returncode == 0, done.stderr
+    assert "3 worker processes" in done.stderr
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["encoded_by_gigatoken"] == 2500
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -10,6 +10,7 @@ where a normaliser may change the text. So the normaliser must leave the text un
 it.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 from collections.abc import Callable, Iterable, Sequence
@@ -100,7 +101,7 @@ class FastEncoder:
         if len(left):
             self.fell_back += len(left)
             ids = _replaced(ids, left, self.tokenizer.encode(list(take(texts, left)), False))
-        return self._with_special_tokens(ids) if add_special_tokens else ids
+        return self.with_special_tokens(ids) if add_special_tokens else ids
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
@@ -124,7 +125,7 @@ class FastEncoder:
         lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
         tokens = _overlapping(ids, lengths, ends, totals, spans.text, *_in_bytes(texts, wide, spans))
         if add_special_tokens:
-            ids = self._with_special_tokens(ids)
+            ids = self.with_special_tokens(ids)
             before = len((_around_text(self.tokenizer) or ([], []))[0])
             tokens = TokenSpans(tokens.start + before, tokens.stop + before)
         empty = spans.start >= spans.stop
@@ -133,7 +134,8 @@ class FastEncoder:
             return ids, tokens
         return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
 
-    def _with_special_tokens(self, ids: Ragged) -> Ragged:
+    def with_special_tokens(self, ids: Ragged) -> Ragged:
+        """Ids of texts with the tokenizer's own special tokens."""
         around = _around_text(self.tokenizer)
         assert around is not None  # `choose` accepts no other tokenizer
         return _around(ids, *around)
@@ -273,6 +275,16 @@ def choose(
 _chosen: dict[Tokenizer, Used] = {}
 
 
+def load_first(tokenizer: Tokenizer, backend: Backend) -> None:
+    """Loads the reference, and what `choose` would try first, if that takes this tokenizer."""
+    _ = tokenizer.reference
+    if backend == "auto":
+        backend = next(iter(BACKENDS))
+    if backend != "transformers":
+        with contextlib.suppress(Unsupported):
+            _loaded(tokenizer, backend)
+
+
 def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], meanwhile: Callable[[], object]) -> None:
     """Raises `Unsupported` unless a backend gives the reference's ids. Calls `meanwhile` while other threads encode."""
     fast = FastEncoder(tokenizer, backend)
@@ -284,10 +296,11 @@ def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], mean
         _loaded(tokenizer, backend)
         if _around_text(tokenizer) is None:
             raise Unsupported("this tokenizer does more than put special tokens around a text")
-        encoded = [threads.submit(fast.encode, texts, special) for special in (False, True)]
+        encoded = threads.submit(fast.encode, texts, False)
         meanwhile()
-        for one, other in zip(encoded, reference, strict=True):
-            mine, theirs = one.result().to_lists(), other.result().to_lists()
+        plain = encoded.result()
+        for ids, other in zip((plain, fast.with_special_tokens(plain)), reference, strict=True):
+            mine, theirs = ids.to_lists(), other.result().to_lists()
             for place, text in enumerate(texts):
                 if mine[place] != theirs[place]:
                     raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")

@@ -198,6 +198,18 @@ class Tokenizer:
 
         return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
 
+    @classmethod
+    def resolved(cls, path: str) -> "Tokenizer | None":
+        """What `load` gives for a local folder; None where transformers would be asked.
+
+        Raises:
+            TokenizerError: see `load`.
+        """
+        if (kept := _kept(Path(path))) is not None:
+            return kept
+        known = tokenizer_cache.known(path)
+        return None if known is None else Tokenizer(*known)
+
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
         target = tokenizer_cache.put(Path(folder), self.contents())

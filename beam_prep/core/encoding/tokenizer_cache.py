@@ -84,12 +84,16 @@ def cache() -> Path:
     Raises:
         TokenizerError: neither can be written.
     """
-    wanted = Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))
+    wanted = _wanted()
     problem = _problem(wanted)
     if problem is None:
         return wanted
     _warn_once(f"resolved tokenizers are kept for this run only: {problem}")
     return _folder_of_process()
+
+
+def _wanted() -> Path:
+    return Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))
 
 
 def bundles() -> Path:
@@ -202,6 +206,14 @@ def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedT
     if note is not None and note == _note(folder):  # nobody changed the files meanwhile
         _remember(note, known)
     return known
+
+
+def known(folder: str) -> ResolvedTokenizer | None:
+    """A folder's resolved tokenizer, if `resolved` would take it from the cache. Says nothing, and writes nothing."""
+    if "transformers" in sys.modules or _problem(_wanted()) is not None:
+        return None
+    note = _note(folder)
+    return None if note is None else _recall(note)
 
 
 def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
