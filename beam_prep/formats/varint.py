@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, offsets_of
+from beam_prep.core.data.ragged import Array, offsets_of, take_rows
 
 _LIMITS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.uint64)
 _MAX_SIZE = 10
@@ -168,12 +168,15 @@ def _encode_runs(
     taken = starts[place]
     sizes = np.where(negative, _MAX_SIZE * count, starts[place + np.where(negative, 0, count)] - taken)
     at = offsets_of(sizes)
-    out = np.empty(at[-1], np.uint8)
-    target, source = out.data, others.data
-    tiles = memoryview(encode(one[None])[0].tobytes() * int(count[negative].max(initial=0)))
-    runs = (at[:-1].tolist(), sizes.tolist(), taken.tolist(), negative.tolist())
-    for begin, size, other, same in zip(*runs, strict=True):
-        target[begin : begin + size] = tiles[:size] if same else source[other : other + size]
+    # The pieces that are copied: one for each run, and one for each length that a run of the negative value has.
+    is_length = np.zeros(int(count[negative].max(initial=0)) + 1, bool)
+    is_length[count[negative]] = True
+    lengths = np.flatnonzero(is_length)
+    pieces = np.concatenate([others, np.tile(encode(one[None])[0], int(lengths.sum()))])
+    borders = np.concatenate([taken, starts[-1] + _MAX_SIZE * offsets_of(lengths)])
+    wanted = np.arange(len(first))
+    wanted[negative] = len(first) + (np.cumsum(is_length) - 1)[count[negative]]
+    out = take_rows(pieces, borders, wanted)
     run = np.searchsorted(first, offsets, "right") - 1
     inside = offsets - first[run]
     of_others = starts[place[run] + np.where(negative[run], 0, inside)] - taken[run]
