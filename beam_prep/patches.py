@@ -16,9 +16,8 @@ every new version.
 
 import contextlib
 import functools
+import importlib
 import importlib.abc
-import importlib.machinery
-import importlib.util
 import logging
 import sys
 import threading
@@ -27,9 +26,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 SAMPLING_MS = 10
-UNUSED_LIBRARIES = ("pandas", "pymongo", "bson", "apache_beam.io.gcp.bigquery")
-LATE_LIBRARIES = ("httplib2",)
-"""They are imported when something of them is used."""
+UNUSED_LIBRARIES = ("pandas", "pymongo", "bson", "pyarrow.parquet", "apache_beam.io.gcp.bigquery")
 STORE_CLIENTS = (
     "apache_beam.io.gcp.gcsfilesystem",
     "apache_beam.io.aws.s3filesystem",
@@ -108,21 +105,15 @@ def _same_label(transform: Any, pvalueish: Any) -> None:
     """Takes the place of Beam's function."""
 
 
-class _Unused(importlib.abc.MetaPathFinder):
-    """Reports that a few libraries are not installed, and imports `LATE_LIBRARIES` when they are used."""
+class _NotInstalled(importlib.abc.MetaPathFinder):
+    """Reports that a few libraries are not installed."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
 
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname in self._names:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        if fullname not in LATE_LIBRARIES:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
 
 
 class _BeartypeError(Exception):
@@ -142,41 +133,60 @@ def _is_subhint(sub: Any, base: Any) -> bool:
         raise _BeartypeError(str(error)) from None
 
 
+def _called_late(module: str, name: str) -> Callable[..., Any]:
+    def call(*given: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*given, **options)
+
+    return call
+
+
+_LATE: dict[str, dict[str, Any]] = {
+    "beartype": {},
+    "beartype.door": {"is_subhint": _is_subhint},
+    "beartype.roar": {"BeartypeDoorException": _BeartypeError},
+    "cryptography": {},
+    "cryptography.fernet": {"Fernet": _called_late("cryptography.fernet", "Fernet")},
+    "yaml": {"__getattr__": lambda name: getattr(importlib.import_module("yaml"), name)},
+    "apache_beam.internal.http_client": {
+        "get_new_http": _called_late("apache_beam.internal.http_client", "get_new_http")
+    },
+}
+"""What Beam takes of modules that are imported when it calls this."""
+
+
 @contextlib.contextmanager
-def _late_beartype() -> Iterator[None]:
-    names = ("beartype", "beartype.door", "beartype.roar")
-    if any(name in sys.modules for name in names):
+def _late_imports() -> Iterator[None]:
+    if not sys.modules.keys().isdisjoint(_LATE):
         yield
         return
-    made = [ModuleType(name) for name in names]
-    vars(made[1])["is_subhint"] = _is_subhint
-    vars(made[2])["BeartypeDoorException"] = _BeartypeError
-    sys.modules.update(zip(names, made, strict=True))
+    for name, content in _LATE.items():
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(content)
     try:
         yield
     finally:
-        for name in names:
+        for name in _LATE:
             del sys.modules[name]
 
 
 @contextlib.contextmanager
 def without_unused_libraries(stores: bool = True) -> Iterator[None]:
-    """Imports find no pandas, no pymongo, no bson and no BigQuery connector, as where these are not installed. httplib2
-    and beartype are imported when Beam uses them.
+    """Imports find a few libraries not, as where they are not installed: pandas, pymongo ...
 
-    Why: no job of ours uses them, and they add half to the time of the import. pyarrow looks for pandas once, when it
-    makes its first array.
+    Why: no job of ours uses them by way of Beam, and they add half to the time of the import. pyarrow looks for pandas
+    once, when it makes its first array.
     Until: Beam imports them when they are used.
 
     Args:
         stores: the job may use a store, or another runner than the local one. Otherwise what Beam has for these is not
-            found, either. Our own clients import what they need at their first use, so that a store which only a config
-            or a list names is reached all the same.
+            found, either, and what it needs for other jobs yet is imported when it calls it: beartype, httplib2,
+            cryptography, yaml. Our own clients import what they need at their first use, so that a store which only a
+            config or a list names is reached all the same.
     """
-    finder = _Unused(UNUSED_LIBRARIES if stores else (*UNUSED_LIBRARIES, *STORE_CLIENTS))
+    finder = _NotInstalled(UNUSED_LIBRARIES if stores else (*UNUSED_LIBRARIES, *STORE_CLIENTS))
     sys.meta_path.insert(0, finder)
     try:
-        with _late_beartype():
+        with contextlib.nullcontext() if stores else _late_imports():
             yield
     finally:
         sys.meta_path.remove(finder)

@@ -251,7 +251,7 @@ def choose(
     """
     _chosen[tokenizer] = "transformers"
     # Made once, for worker processes that are forked after this.
-    prepare = partial(token_bytes, tokenizer) if spans else lambda: None
+    prepare = partial(token_bytes, tokenizer) if spans else lambda: tokenizer.reference
     if backend == "transformers":
         prepare()
         return backend, None
