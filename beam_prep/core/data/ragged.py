@@ -205,7 +205,7 @@ class Ragged:
         lengths = self.lengths
         if not (lengths > length).any():
             return self
-        return self._gather(self.offsets[:-1], np.minimum(lengths, length))
+        return self._cut(self.offsets[:-1], np.minimum(lengths, length))
 
     def tail(self, length: int) -> "Ragged":
         """Every row cut to its last `length` values."""
@@ -213,12 +213,23 @@ class Ragged:
         if not (lengths > length).any():
             return self
         kept = np.minimum(lengths, length)
-        return self._gather(self.offsets[1:] - kept, kept)
+        return self._cut(self.offsets[1:] - kept, kept)
+
+    def _cut(self, starts: Array, lengths: Array) -> "Ragged":
+        """A part of every row."""
+        if isinstance(self.values, Ragged):
+            return self._gather(starts, lengths)
+        # Most rows are complete, and are copied with their neighbours.
+        stops = starts + lengths
+        apart = np.flatnonzero(starts[1:] != stops[:-1])
+        borders = zip([starts[0], *starts[apart + 1].tolist()], [*stops[apart].tolist(), stops[-1]], strict=True)
+        return Ragged(np.concatenate([self.values[start:stop] for start, stop in borders]), offsets_of(lengths))
 
     def _gather(self, starts: Array, lengths: Array) -> "Ragged":
         offsets = offsets_of(lengths)
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return Ragged(self.values.take(index) if isinstance(self.values, Ragged) else self.values[index], offsets)
+        assert isinstance(self.values, Ragged)
+        return Ragged(self.values.take(index), offsets)
 
     def with_flat(self, flat: Array) -> "Ragged":
         """The same rows over other innermost values (of the same count)."""
