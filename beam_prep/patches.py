@@ -218,6 +218,10 @@ def numpy_for_awkward() -> None:
         np.cumsum(counts, out=offsets[1:])
         return Array(list_of(of_data(offsets), of_data(values)))
 
+    def flatten(rows: Array) -> Any:
+        offsets = rows.layout.offsets.data
+        return rows.layout.content.data[offsets[0] : offsets[-1]]  # more may lie around the rows
+
     made = ModuleType("awkward", numpy_for_awkward.__doc__)
     vars(made).update(
         contents=SimpleNamespace(ListOffsetArray=list_of, NumpyArray=of_data),
@@ -225,7 +229,7 @@ def numpy_for_awkward() -> None:
         Array=Array,
         unflatten=unflatten,
         without_parameters=lambda rows: rows,
-        flatten=lambda rows: rows.layout.content.data,
+        flatten=flatten,
         num=lambda rows: np.diff(rows.layout.offsets.data),
         to_numpy=np.asarray,
     )

@@ -181,3 +181,60 @@ for name in ("apache_beam/reader.py", "mine.py"):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "of mine.py" in done.stderr
     assert "of apache_beam" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["list", "array", "slice"])
+def test_gigatoken_gives_the_same_with_arrays_of_numpy_as_with_those_of_awkward(kind: str) -> None:
+    """Each way in a process of its own, as the module is found once."""
+    pytest.importorskip("gigatoken")
+    code = """
+import sys
+from beam_prep import Tokenizer, patches
+if sys.argv[1] == "numpy":
+    patches.numpy_for_awkward()
+from beam_prep.core.data.columns import Texts
+from beam_prep.core.encoding.with_gigatoken import load
+texts = ["", "Hello there", "wörld \\u00e9 \\U0001f600", " " * 40, "", "x" * 3000]
+if sys.argv[2] != "list":
+    import pyarrow as pa
+    texts = Texts(pa.array(texts))
+if sys.argv[2] == "slice":
+    texts = Texts(texts.array[1:-1])
+import awkward
+ids, left = load(Tokenizer.load("examples/tokenizer")).encode(texts)
+print(hasattr(awkward, "operations"), ids.to_lists(), left.tolist())
+"""
+    words = [sys.executable, "-c", code]
+    told = [
+        subprocess.run([*words, way, kind], cwd=ROOT, capture_output=True, text=True) for way in ("numpy", "awkward")
+    ]
+    assert [each.returncode for each in told] == [0, 0], told
+    one, other = ([*each.stdout.split(" ", 1)] for each in told)
+    assert (one[0], other[0]) == ("False", "True")
+    assert one[1] == other[1]
+
+
+def test_beartype_and_others_are_imported_when_beam_calls_them() -> None:
+    code = """
+import sys
+from beam_prep import cli, worker
+worker.own_program()
+cli._import_beam(False)
+late = ("beartype", "httplib2", "cryptography", "yaml", "pyarrow.parquet", "awkward.operations")
+print([name for name in late if name in sys.modules])
+from apache_beam.typehints import Dict, List, typehints
+print(typehints.is_consistent_with(bool, int), typehints.is_consistent_with(str, int), "beartype" in sys.modules)
+print(typehints.is_subhint(list[bool], list[int]), "beartype" in sys.modules)
+from apache_beam.transforms import external, util
+print(external.yaml.dump({"a": 1}), util.Fernet(util.Fernet.__module__ and b"A" * 43 + b"=").decrypt)
+from apache_beam.runners.portability import stager
+print(type(stager.get_new_http()).__name__)
+import pyarrow.parquet, yaml
+print(yaml.safe_load("a: 1"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["[]", "True False False", "True True"]
+    assert lines[3] == "a: 1"
+    assert lines[-2:] == ["Http", "{'a': 1}"]
