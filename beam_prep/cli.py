@@ -438,6 +438,8 @@ def _begin_workers(given: argparse.Namespace) -> None:
     """Lets the first worker process load the tokenizer while this process reads the config, where it will need one."""
     if not worker.may_fork() or worker.cores() == 1:
         return
+    if given.config_json is None and not os.path.isfile(given.config or ""):  # a pipe can be read once
+        return
     try:
         config = given.config_json or Path(given.config).read_text()
         size = sum(os.path.getsize(path) for text in given.inputs for path in glob.glob(text))

@@ -65,6 +65,10 @@ def own_program() -> None:
     """
     global _program
     _program = True
+    # Pipes to workers must not get the numbers of streams that were closed, which workers keep open.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _choose_malloc()
 

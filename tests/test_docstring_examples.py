@@ -27,9 +27,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("configs", "examples"):
         (folder / name).symlink_to(ROOT / name)
-    config = bp.PipelineConfig.from_json(ROOT / "configs" / "sft_conversation.json")
-    job = bp.Pipeline(config, ROOT / "examples/data/chat.jsonl", folder / "out/chat", ROOT / "examples/tokenizer")
-    job.run(["--runner=FnApiRunner"])
+    # What examples read; of `out/pipeline` one finds that it is there, as it may run in another process than others.
+    with pytest.MonkeyPatch.context() as there:
+        there.chdir(folder)  # with the paths of the examples
+        for name, output in (("sft_conversation", "chat"), ("sft_chat", "pipeline")):
+            config, data = f"configs/{name}.json", "examples/data/chat.jsonl"
+            bp.Pipeline(config, data, f"out/{output}", "examples/tokenizer").run(["--runner=FnApiRunner"])
     return folder
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -307,6 +308,31 @@ def test_no_worker_begins_early_for_an_output_that_is_there(source: Path, tokeni
     assert "begun" in begun(source, tokenizer, tmp_path / "out").stderr
     again = begun(source, tokenizer, tmp_path / "out")
     assert (again.returncode, "is up to date" in again.stdout, "begun" in again.stderr) == (0, True, False)
+
+
+def test_a_config_from_a_pipe_is_read_once(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    words = ["run", str(source), "-o", str(tmp_path / "out"), "-c", "/dev/stdin", "--tokenizer_path", str(tokenizer)]
+    done = subprocess.run(
+        [sys.executable, "-c", BEGUN.format(more=""), *words],
+        input=json.dumps(TRAINED),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "begun" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&- 2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_a_run_ends_whose_streams_were_closed(source: Path, tokenizer: Path, tmp_path: Path, closed: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TRAINED))
+    words = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(tmp_path / "config.json")]
+    words += ["--tokenizer_path", str(tokenizer)]
+    command = shlex.join([sys.executable, "-c", BEGUN.format(more=""), *words])
+    # `begun` is said nowhere.
+    assert subprocess.run(["sh", "-c", f"{command} {closed}"], cwd=ROOT, timeout=120).returncode == 0
+    assert (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("broken", ["config", "tokenizer", "killed"])
