@@ -5,7 +5,6 @@ import contextlib
 import difflib
 import functools
 import gc
-import glob
 import importlib
 import json
 import logging
@@ -438,20 +437,24 @@ def _begin_workers(given: argparse.Namespace) -> None:
     """Lets the first worker process load the tokenizer while this process reads the config, where it will need one."""
     if not worker.may_fork() or worker.cores() == 1:
         return
-    if given.config_json is None and not os.path.isfile(given.config or ""):  # a pipe can be read once
+    # A pipe can be read once: a config, or a list of inputs (`@LIST`).
+    if given.config_json is None and not os.path.isfile(given.config or ""):
         return
+    if any(text.startswith("@") or "://" in text for text in given.inputs):
+        return
+    from beam_prep.runners import SMALL_INPUT, plain_size
+    from beam_prep.storage.files import list_inputs
+
     try:
         config = given.config_json or Path(given.config).read_text()
-        size = sum(os.path.getsize(path) for text in given.inputs for path in glob.glob(text))
-    except (OSError, ValueError):  # whoever reads them will say what is wrong
+        size = plain_size(list_inputs(given.inputs))
+    except (OSError, ValueError, BeamPrepError):  # whoever needs them will say what is wrong
         return
     # Of a config that names another template, or takes ids, the tokenizer is another one, or is not needed.
     if any(f'"{name}"' in config for name in ("chat_template", "tokenized", "rollouts")):
         return
     if os.path.exists(os.path.join(given.output_dir, "manifest.json")):  # there may be nothing to do
         return
-    from beam_prep.runners import SMALL_INPUT
-
     if size <= SMALL_INPUT:
         return
     # With what the workers need, so that they share it.

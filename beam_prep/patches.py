@@ -3,7 +3,7 @@
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
 * `plain_labels` and `ipython_if_imported`, in `Pipeline.run`, too;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
-* `numpy_for_awkward`, there, too: gigatoken gets the few functions of awkward that it calls from us;
+* `numpy_for_awkward`, there, too: takes the place of awkward, of which gigatoken calls a few functions;
 * `quiet_import`, while a public name is imported;
 * `register_environment`, in the command line's own process: adds an entry of ours to registries of Beam;
 * `fail_requests`, there, too: ends requests to a worker process that is no more;
@@ -124,18 +124,16 @@ def _is_subhint(sub: Any, base: Any) -> bool:
     """beartype's answer; that of Python, which is the same, where both are classes."""
     if type(sub) is type(base) is type:
         return issubclass(sub, base)
-    from beartype.door import is_subhint
-    from beartype.roar import BeartypeDoorException
-
+    door, roar = _imported("beartype.door"), _imported("beartype.roar")
     try:
-        return bool(is_subhint(sub, base))
-    except BeartypeDoorException as error:
+        return bool(door.is_subhint(sub, base))
+    except roar.BeartypeDoorException as error:
         raise _BeartypeError(str(error)) from None
 
 
 def _called_late(module: str, name: str) -> Callable[..., Any]:
     def call(*given: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*given, **options)
+        return getattr(_imported(module), name)(*given, **options)
 
     return call
 
@@ -144,14 +142,27 @@ _LATE: dict[str, dict[str, Any]] = {
     "beartype": {},
     "beartype.door": {"is_subhint": _is_subhint},
     "beartype.roar": {"BeartypeDoorException": _BeartypeError},
-    "cryptography": {},
     "cryptography.fernet": {"Fernet": _called_late("cryptography.fernet", "Fernet")},
-    "yaml": {"__getattr__": lambda name: getattr(importlib.import_module("yaml"), name)},
+    "yaml": {},
     "apache_beam.internal.http_client": {
         "get_new_http": _called_late("apache_beam.internal.http_client", "get_new_http")
     },
 }
-"""What Beam takes of modules that are imported when it calls this."""
+"""What Beam takes of modules that are imported when it calls this, or asks for anything else of them."""
+_stand_ins: dict[str, ModuleType] = {}
+
+
+def _imported(module: str) -> ModuleType:
+    """The module itself, also while Beam is being imported. Then no other one has a stand-in any more."""
+    _remove_stand_ins()
+    return importlib.import_module(module)
+
+
+def _remove_stand_ins() -> None:
+    for name, made in _stand_ins.items():
+        if sys.modules.get(name) is made:
+            del sys.modules[name]
+    _stand_ins.clear()
 
 
 @contextlib.contextmanager
@@ -160,13 +171,18 @@ def _late_imports() -> Iterator[None]:
         yield
         return
     for name, content in _LATE.items():
-        sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name]).update(content)
+        made = sys.modules[name] = _stand_ins[name] = ModuleType(name)
+        vars(made).update(__getattr__=functools.partial(_attribute, name), **content)
     try:
         yield
     finally:
-        for name in _LATE:
-            del sys.modules[name]
+        _remove_stand_ins()
+
+
+def _attribute(module: str, name: str) -> Any:
+    if name.startswith("__"):  # the import itself asks, for `__path__` and others
+        raise AttributeError(name)
+    return getattr(_imported(module), name)
 
 
 @contextlib.contextmanager
@@ -179,9 +195,9 @@ def without_unused_libraries(stores: bool = True) -> Iterator[None]:
 
     Args:
         stores: the job may use a store, or another runner than the local one. Otherwise what Beam has for these is not
-            found, either, and what it needs for other jobs yet is imported when it calls it: beartype, httplib2,
-            cryptography, yaml. Our own clients import what they need at their first use, so that a store which only a
-            config or a list names is reached all the same.
+            found, either. Our own clients import what they need at their first use, so that a store which only a config
+            or a list names is reached all the same. And beartype, httplib2, cryptography and yaml are then imported
+            only when Beam calls them.
     """
     finder = _NotInstalled(UNUSED_LIBRARIES if stores else (*UNUSED_LIBRARIES, *STORE_CLIENTS))
     sys.meta_path.insert(0, finder)

@@ -131,7 +131,6 @@ def begin(load: Callable[[], object]) -> None:
     global _begun
     from apache_beam.runners.worker import sdk_worker_main
 
-    gc.freeze()  # a collection would write to all shared memory, and so copy it
     _begun = _ForkedWorkers(cores(), sdk_worker_main.main, load)
 
 
@@ -209,10 +208,7 @@ def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
     patches.register_environment(_URN, Environment, Handler)
     if _begun is not None and _begun.count != workers:
         end_begun()
-    if _begun is None:
-        gc.freeze()
-        _begun = _ForkedWorkers(workers, sdk_worker_main.main)
-    processes = _waiting = _begun
+    processes = _waiting = _begun or _ForkedWorkers(workers, sdk_worker_main.main)
     _begun = None
     processes.prepare(prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
@@ -244,6 +240,7 @@ class _ForkedWorkers:
         self._watch: threading.Thread | None = None
         self._ended = os.eventfd(0)
         launcher = os.getpid()
+        gc.freeze()  # a collection would write to all shared memory, and so copy it
         self._pid: int | None = os.fork()
         if self._pid == 0:
             try:
@@ -281,7 +278,8 @@ class _ForkedWorkers:
         if self._watch is None:
             self._watch = threading.Thread(target=self._watch_workers, daemon=True, name="beam_prep-workers")
             self._watch.start()
-        with open(self._settings.pop(), "wb") as pipe:
+        # A worker that has died meanwhile is told of by `on_death`, as one that dies later.
+        with contextlib.suppress(BrokenPipeError), open(self._settings.pop(), "wb") as pipe:
             pipe.write(json.dumps(settings).encode())
 
     def _check_first_worker(self) -> None:

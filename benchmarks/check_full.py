@@ -129,11 +129,12 @@ def compare(config: PipelineConfig, tokenizer: Tokenizer, backend: str, path: Pa
         tokenizer = tokenizer.with_template(config.input.chat_template)
     encoder = encoder_of(tokenizer, backend)
     columns = recipe.wanted_columns(config, "auto")
+    steps = recipe.text_steps(config, tokenizer, "auto")
     found = Counter[str]()
     for split in split_file((0, list_inputs([path])[0]), BLOCK_BYTES):
         for records in read_split(split, BLOCK_BYTES, None, columns):
             rendered: Any = records
-            for step in recipe.text_steps(config, tokenizer, "auto"):
+            for step in steps:
                 rendered = step(rendered)
             before = encoder.fell_back
             batch = build_mask(

@@ -226,7 +226,7 @@ from apache_beam.typehints import Dict, List, typehints
 print(typehints.is_consistent_with(bool, int), typehints.is_consistent_with(str, int), "beartype" in sys.modules)
 print(typehints.is_subhint(list[bool], list[int]), "beartype" in sys.modules)
 from apache_beam.transforms import external, util
-print(external.yaml.dump({"a": 1}), util.Fernet(util.Fernet.__module__ and b"A" * 43 + b"=").decrypt)
+print(external.yaml.dump({"a": 1}), util.Fernet(b"A" * 43 + b"=").decrypt)
 from apache_beam.runners.portability import stager
 print(type(stager.get_new_http()).__name__)
 import pyarrow.parquet, yaml
@@ -238,3 +238,31 @@ print(yaml.safe_load("a: 1"))
     assert lines[:3] == ["[]", "True False False", "True True"]
     assert lines[3] == "a: 1"
     assert lines[-2:] == ["Http", "{'a': 1}"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "yaml.safe_load('a: 1') == {'a': 1}",
+        "is_subhint(list[bool], list[int])",
+        "bool(fernet.InvalidToken) and __import__('cryptography.hazmat.primitives.hashes') is not None",
+        "all(callable(get) for get in (http_client.get_new_http, http_client.proxy_info_from_environment_var))",
+    ],
+)
+def test_what_beam_uses_while_it_is_imported_is_the_library_itself(use: str) -> None:
+    """Another version of Beam, or of what it finds installed, may: then the stand-ins make place."""
+    code = f"""
+import sys
+from beam_prep import patches
+with patches.without_unused_libraries(False):
+    import yaml
+    from beartype.door import is_subhint
+    from cryptography import fernet
+    from apache_beam.internal import http_client
+    assert {use}
+assert not patches._stand_ins
+import beartype, yaml
+assert yaml.__file__ and beartype.__file__
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -310,16 +310,15 @@ def test_no_worker_begins_early_for_an_output_that_is_there(source: Path, tokeni
     assert (again.returncode, "is up to date" in again.stdout, "begun" in again.stderr) == (0, True, False)
 
 
-def test_a_config_from_a_pipe_is_read_once(source: Path, tokenizer: Path, tmp_path: Path) -> None:
-    words = ["run", str(source), "-o", str(tmp_path / "out"), "-c", "/dev/stdin", "--tokenizer_path", str(tokenizer)]
-    done = subprocess.run(
-        [sys.executable, "-c", BEGUN.format(more=""), *words],
-        input=json.dumps(TRAINED),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
+@pytest.mark.parametrize("piped", ["config", "list"])
+def test_what_comes_from_a_pipe_is_read_once(source: Path, tokenizer: Path, tmp_path: Path, piped: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TRAINED))
+    config, inputs, text = str(tmp_path / "config.json"), "@/dev/stdin", f"{source}\n"
+    if piped == "config":
+        config, inputs, text = "/dev/stdin", str(source), json.dumps(TRAINED)
+    words = ["run", inputs, "-o", str(tmp_path / "out"), "-c", config, "--tokenizer_path", str(tokenizer)]
+    code = [sys.executable, "-c", BEGUN.format(more="")]
+    done = subprocess.run([*code, *words], input=text, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "begun" not in done.stderr
 
@@ -333,6 +332,26 @@ def test_a_run_ends_whose_streams_were_closed(source: Path, tokenizer: Path, tmp
     # `begun` is said nowhere.
     assert subprocess.run(["sh", "-c", f"{command} {closed}"], cwd=ROOT, timeout=120).returncode == 0
     assert (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_worker_that_dies_when_it_gets_its_first_task_is_told_as_one_that_was_killed(
+    source: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    more = """
+check = worker._ForkedWorkers._check_first_worker
+
+
+def killed(workers):
+    check(workers)
+    workers.kill()
+
+
+worker._ForkedWorkers._check_first_worker = killed
+"""
+    done = begun(source, tokenizer, tmp_path / "out", more=more)
+    assert done.returncode == 5, done.stderr
+    assert "a worker process was killed" in done.stderr
+    assert "Broken pipe" not in done.stderr
 
 
 @pytest.mark.parametrize("broken", ["config", "tokenizer", "killed"])

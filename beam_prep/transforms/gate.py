@@ -42,7 +42,7 @@ class Gate:
         return choose(self.tokenizer, self.backend, texts, self.spans)
 
     def problem(self) -> str | None:
-        """The second of what `choose` returns."""
+        """Chooses. Returns why it is none of the fast backends, where one was wanted."""
         return self.choose()[1]
 
 

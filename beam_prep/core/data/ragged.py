@@ -216,7 +216,7 @@ class Ragged:
         return self._cut(self.offsets[1:] - kept, kept)
 
     def _cut(self, starts: Array, lengths: Array) -> "Ragged":
-        """A part of every row."""
+        """A part of every row, of which there is at least one."""
         if isinstance(self.values, Ragged):
             return self._gather(starts, lengths)
         # Most rows are complete, and are copied with their neighbours.
@@ -226,6 +226,7 @@ class Ragged:
         return Ragged(np.concatenate([self.values[start:stop] for start, stop in borders]), offsets_of(lengths))
 
     def _gather(self, starts: Array, lengths: Array) -> "Ragged":
+        """`_cut` of rows of lists, in any order."""
         offsets = offsets_of(lengths)
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         assert isinstance(self.values, Ragged)

@@ -209,7 +209,7 @@ def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedT
 
 
 def known(folder: str) -> ResolvedTokenizer | None:
-    """A folder's resolved tokenizer, if `resolved` would take it from the cache. Says nothing, and writes nothing."""
+    """A folder's resolved tokenizer, if `resolved` would take it from the cache. It warns of nothing."""
     if "transformers" in sys.modules or _problem(_wanted()) is not None:
         return None
     note = _note(folder)
