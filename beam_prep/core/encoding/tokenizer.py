@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -28,7 +28,8 @@ from beam_prep.errors import TokenizerError
 if TYPE_CHECKING:
     import tokenizers
 
-_TEXTS_AT_ONCE = 512
+_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 512, 1 << 16
+"""Of a call of the Rust library, whose answer takes some 300 bytes a token."""
 _CUT = "\ufffd"  # what decoders give for bytes that are no character
 _LONGEST_CUT = 16  # tokens
 
@@ -304,17 +305,11 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
-        values: list[Array] = []
-        lengths: list[int] = []
-        for first in range(0, len(texts), _TEXTS_AT_ONCE):
-            batch = self._loaded_tokenizer.backend.encode_batch_fast(
-                list(texts[first : first + _TEXTS_AT_ONCE]), add_special_tokens=add_special_tokens
-            )
-            ids = [encoding.ids for encoding in batch]
-            sizes = [len(row) for row in ids]
-            values.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes)))
-            lengths += sizes
-        return Ragged.from_lengths(np.concatenate(values) if values else np.zeros(0, np.int32), lengths)
+        rows = []
+        for chunk in _chunks(texts):
+            batch = self._loaded_tokenizer.backend.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
+            rows.append(_ids(batch))
+        return Ragged.concat(rows)
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
@@ -323,19 +318,18 @@ class Tokenizer:
 
         See `Encoder`.
         """
-        ids: list[list[int]] = []
+        rows = []
         starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
-        for first in range(0, len(texts), _TEXTS_AT_ONCE):
-            chunk = list(texts[first : first + _TEXTS_AT_ONCE])
+        text = 0
+        for chunk in _chunks(texts):
             batch = self._loaded_tokenizer.backend.encode_batch(chunk, add_special_tokens=add_special_tokens)
-            for text, encoding in enumerate(batch, first):
-                ids.append(encoding.ids)
+            rows.append(_ids(batch))
+            for encoding in batch:
                 for span in range(borders[text], borders[text + 1]):
                     starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
-        sizes = [len(row) for row in ids]
-        flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, sum(sizes))
-        return Ragged.from_lengths(flat, sizes), TokenSpans(starts, stops)
+                text += 1
+        return Ragged.concat(rows), TokenSpans(starts, stops)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
@@ -376,6 +370,26 @@ class Tokenizer:
 def _chat_template(tokenizer: Tokenizer, source: str | None, plans: bool, date: str | None) -> ChatTemplate:
     # Kept, since plans are learnt from what was rendered.
     return ChatTemplate(source or tokenizer.chat_template or "", tokenizer.special_tokens, plans, date)
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts, as many at once as one call of the Rust library should get; at least one list."""
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        if chunk and (len(chunk) == _TEXTS_AT_ONCE or characters + len(text) > _CHARACTERS_AT_ONCE):
+            yield chunk
+            chunk, characters = [], 0
+        chunk.append(text)
+        characters += len(text)
+    yield chunk
+
+
+def _ids(batch: Sequence[Any]) -> Ragged:
+    """The ids of each `tokenizers.Encoding`, int32."""
+    rows = [encoding.ids for encoding in batch]
+    sizes = [len(row) for row in rows]
+    return Ragged.from_lengths(np.fromiter(itertools.chain.from_iterable(rows), np.int32, sum(sizes)), sizes)
 
 
 def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
