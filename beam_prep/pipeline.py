@@ -20,7 +20,9 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import patches, recipe, worker
 from beam_prep.config import PipelineConfig
+from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.backends import INHERITED, Backend
+from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.reading.decontaminate import IndexSource
@@ -191,7 +193,7 @@ class Pipeline:
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
             )
         self.inputs = recipe.inputs_of(self.config, inputs)
-        self.tokenizer = load_tokenizer(tokenizer_path)
+        self.tokenizer = _loaded(os.fspath(tokenizer_path))
         if self.config.input.chat_template is not None:
             # Then the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
@@ -619,6 +621,15 @@ class Pipeline:
     def _result(self, output: str, up_to_date: bool) -> Result:
         path = join(output, MANIFEST)
         return Result(output, load(read_bytes(path), path), up_to_date)
+
+
+def _loaded(path: str) -> Tokenizer:
+    """The tokenizer. Where workers are to be forked from this process, another one asks transformers for it."""
+    known = Tokenizer.resolved(path) if is_local(path) else None
+    if known is not None or not worker.may_fork():
+        return known or load_tokenizer(path)
+    tokenizer_cache.cache()  # if it is a temporary folder, it goes with this process, not with the other
+    return worker.in_child(functools.partial(load_tokenizer, path))
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

@@ -19,10 +19,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from beam_prep import errors, patches
-from beam_prep.errors import BeamPrepError
+from beam_prep.errors import BeamPrepError, EngineError
 
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """Otherwise the Rust tokenizers start a thread for each core in every worker."""
@@ -45,6 +45,7 @@ _program = False
 
 log = logging.getLogger("beam_prep")
 
+Answer = TypeVar("Answer")
 WorkerSetup = Callable[[], str | None]
 """Loads what all workers of a run need. Returns a message for the user, or None. It can be pickled."""
 
@@ -118,6 +119,50 @@ def may_fork() -> bool:
     # transformers is large, and no worker needs it.
     alone = threading.active_count() == 1 and "transformers" not in sys.modules
     return _program and sys.platform == "linux" and alone
+
+
+def in_child(call: Callable[[], Answer]) -> Answer:
+    """Calls a function in a forked process, which ends then. Only where this process may fork.
+
+    What the function imports, and the threads that it starts, are not in this process, which can be forked again.
+
+    Args:
+        call: its answer can be pickled.
+
+    Raises:
+        BeamPrepError, OSError: what the function raised.
+        EngineError: the process was killed.
+    """
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            end_with_parent(parent)
+            try:
+                answer: Any = call(), None
+            except (BeamPrepError, OSError) as error:
+                answer = None, error
+            with open(writing, "wb") as pipe:
+                pickle.dump(answer, pipe)
+        except Exception:  # otherwise it would end without a message
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        with open(reading, "rb") as pipe:
+            found = pipe.read()
+    finally:
+        os.kill(child, signal.SIGKILL)  # a signal asks this process to end; else it has ended, or is about to
+        os.waitpid(child, 0)
+    if not found:
+        raise EngineError("a process that loaded the tokenizer was killed, or crashed (out of memory?): run again")
+    value, raised = pickle.loads(found)
+    if raised is not None:
+        raise raised
+    return cast(Answer, value)
 
 
 def begin(load: Callable[[], object]) -> None:

@@ -372,6 +372,55 @@ def test_a_worker_that_began_early_ends_with_a_run_that_fails(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture
+def never_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tokenizer that transformers is asked for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return ROOT / "examples" / "tokenizer"
+
+
+def test_another_process_asks_transformers_for_a_tokenizer(source: Path, never_resolved: Path, tmp_path: Path) -> None:
+    more = "import atexit; atexit.register(lambda: print('transformers' in sys.modules, file=sys.stderr))"
+    done = begun(source, never_resolved, tmp_path / "out", more=more)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "False"), done.stderr
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["encoded_by_gigatoken"] == 2500
+
+
+def test_a_run_ends_if_the_process_that_asks_transformers_is_killed(
+    source: Path, never_resolved: Path, tmp_path: Path
+) -> None:
+    more = "import os, signal; pipeline.load_tokenizer = lambda path: os.kill(os.getpid(), signal.SIGKILL)"
+    done = begun(source, never_resolved, tmp_path / "out", more=more)
+    assert done.returncode == 5, done.stderr
+    assert "that loaded the tokenizer was killed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_while_transformers_is_asked(
+    source: Path, never_resolved: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    more = "import signal; pipeline.load_tokenizer = lambda path: (print('asked', flush=True), signal.pause())"
+    (tmp_path / "config.json").write_text(json.dumps(TRAINED))
+    words = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(tmp_path / "config.json")]
+    words += ["--tokenizer_path", str(never_resolved)]
+    with subprocess.Popen(
+        [sys.executable, "-c", BEGUN.format(more=more), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+        process.send_signal(number)
+        # Its pipes are closed when no process has them any more.
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    assert f"stopped by {number.name}" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_worker_that_began_for_more_cores_than_the_job_wants_is_not_used(
     source: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
