@@ -458,7 +458,7 @@ def _begin_workers(given: argparse.Namespace) -> None:
     if size <= SMALL_INPUT:
         return
     # With what the workers need, so that they share it.
-    for name in ("mask", "read", "shard", "shift", "template", "truncate", "gate"):
+    for name in ("mask", "read", "shard", "shift", "template", "tokenize", "truncate", "gate"):
         importlib.import_module(f"beam_prep.transforms.{name}")
     from beam_prep.transforms import gate
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.resolver import expected_files, resolve, write
 from beam_prep.core.encoding.short_merges import with_short_merges
