@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from beam_prep.core.encoding import resolver, tokenizer_cache
 from beam_prep.core.encoding import tokenizer as module
@@ -98,16 +100,31 @@ def test_ids_are_32_bits_wide() -> None:
     assert load(OURS).encode(["x"], True).flat.dtype == np.int32
 
 
-def test_more_texts_than_one_call_takes_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "value"), [("_TEXTS_AT_ONCE", 7), ("_CHARACTERS_AT_ONCE", 40)])
+def test_more_texts_than_one_call_takes_come_back_in_order(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = Tokenizer.load(OURS)
     texts = [f"text number {number}" * (number % 5) for number in range(50)]
     whole = tokenizer.encode(texts, False).to_lists()
-    monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 7)
+    monkeypatch.setattr(module, limit, value)
     assert tokenizer.encode(texts, False).to_lists() == whole
     spans = CharSpans.of((place, 0, 4) for place, text in enumerate(texts) if text)
     ids, places = tokenizer.encode_spans(texts, False, spans)
     assert ids.to_lists() == whole
     assert places.to_list() == [(0, len(tokenizer.encode(["text"], False).flat))] * len(spans)
+
+
+@given(st.lists(st.text(max_size=12), max_size=20), st.integers(1, 5), st.integers(1, 20))
+def test_a_call_gets_few_texts_and_few_characters(texts: list[str], most: int, characters: int) -> None:
+    """A long text is alone. So what the Rust library answers at once does not grow with a block."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "_TEXTS_AT_ONCE", most)
+        patched.setattr(module, "_CHARACTERS_AT_ONCE", characters)
+        chunks = list(module._chunks(texts))
+    assert [text for chunk in chunks for text in chunk] == texts
+    assert all(len(chunk) <= most for chunk in chunks)
+    assert all(len(chunk) == 1 or sum(map(len, chunk)) <= characters for chunk in chunks)
 
 
 def test_no_texts_give_no_rows() -> None:
