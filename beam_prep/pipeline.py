@@ -193,7 +193,7 @@ class Pipeline:
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
             )
         self.inputs = recipe.inputs_of(self.config, inputs)
-        self.tokenizer = _loaded(os.fspath(tokenizer_path))
+        self.tokenizer = _tokenizer(os.fspath(tokenizer_path))
         if self.config.input.chat_template is not None:
             # Then the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
@@ -623,13 +623,14 @@ class Pipeline:
         return Result(output, load(read_bytes(path), path), up_to_date)
 
 
-def _loaded(path: str) -> Tokenizer:
-    """The tokenizer. Where workers are to be forked from this process, another one asks transformers for it."""
-    known = Tokenizer.resolved(path) if is_local(path) else None
-    if known is not None or not worker.may_fork():
-        return known or load_tokenizer(path)
+def _tokenizer(path: str) -> Tokenizer:
+    """`load_tokenizer`. Where workers are to be forked from this process, another one asks transformers."""
+    if not worker.may_fork():
+        return load_tokenizer(path)
+    if is_local(path) and (known := Tokenizer.resolved(path)) is not None:
+        return known
     tokenizer_cache.cache()  # if it is a temporary folder, it goes with this process, not with the other
-    return worker.in_child(functools.partial(load_tokenizer, path))
+    return worker.in_child(functools.partial(load_tokenizer, path), "loaded the tokenizer")
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

@@ -121,13 +121,14 @@ def may_fork() -> bool:
     return _program and sys.platform == "linux" and alone
 
 
-def in_child(call: Callable[[], Answer]) -> Answer:
+def in_child(call: Callable[[], Answer], what: str) -> Answer:
     """Calls a function in a forked process, which ends then. Only where this process may fork.
 
     What the function imports, and the threads that it starts, are not in this process, which can be forked again.
 
     Args:
         call: its answer can be pickled.
+        what: for the message of an error: what it did, as in "loaded the tokenizer".
 
     Raises:
         BeamPrepError, OSError: what the function raised.
@@ -144,8 +145,9 @@ def in_child(call: Callable[[], Answer]) -> Answer:
                 answer: Any = call(), None
             except (BeamPrepError, OSError) as error:
                 answer = None, error
+            data = pickle.dumps(answer)  # all of it or nothing is written
             with open(writing, "wb") as pipe:
-                pickle.dump(answer, pipe)
+                pipe.write(data)
         except Exception:  # otherwise it would end without a message
             traceback.print_exc()
         finally:
@@ -155,10 +157,10 @@ def in_child(call: Callable[[], Answer]) -> Answer:
         with open(reading, "rb") as pipe:
             found = pipe.read()
     finally:
-        os.kill(child, signal.SIGKILL)  # a signal asks this process to end; else it has ended, or is about to
+        os.kill(child, signal.SIGKILL)  # where a signal asks this process to end; otherwise it has ended by itself
         os.waitpid(child, 0)
     if not found:
-        raise EngineError("a process that loaded the tokenizer was killed, or crashed (out of memory?): run again")
+        raise EngineError(f"a process that {what} was killed, or crashed (out of memory?): run again")
     value, raised = pickle.loads(found)
     if raised is not None:
         raise raised

@@ -263,11 +263,16 @@ def begun(
     source: Path, tokenizer: Path, output: Path, *options: str, config: object = TRAINED, more: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """A run of the command line, for which no input is small. It says `begun` if it begins a worker early."""
+    command = [*beginning(source, tokenizer, output, config, more), *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+def beginning(source: Path, tokenizer: Path, output: Path, config: object = TRAINED, more: str = "") -> list[str]:
+    """The command of `begun`. Its config is written beside the output."""
     settings = output.parent / "config.json"
     settings.write_text(json.dumps(config))
-    words = ["run", str(source), "-o", str(output), "-c", str(settings), "--tokenizer_path", str(tokenizer), *options]
-    code = [sys.executable, "-c", BEGUN.format(more=more)]
-    return subprocess.run([*code, *words], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    words = ["run", str(source), "-o", str(output), "-c", str(settings), "--tokenizer_path", str(tokenizer)]
+    return [sys.executable, "-c", BEGUN.format(more=more), *words]
 
 
 def files_of(output: Path) -> dict[str, bytes]:
@@ -325,10 +330,7 @@ def test_what_comes_from_a_pipe_is_read_once(source: Path, tokenizer: Path, tmp_
 
 @pytest.mark.parametrize("closed", [">&- 2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
 def test_a_run_ends_whose_streams_were_closed(source: Path, tokenizer: Path, tmp_path: Path, closed: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TRAINED))
-    words = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(tmp_path / "config.json")]
-    words += ["--tokenizer_path", str(tokenizer)]
-    command = shlex.join([sys.executable, "-c", BEGUN.format(more=""), *words])
+    command = shlex.join(beginning(source, tokenizer, tmp_path / "out"))
     # `begun` is said nowhere.
     assert subprocess.run(["sh", "-c", f"{command} {closed}"], cwd=ROOT, timeout=120).returncode == 0
     assert (tmp_path / "out" / "manifest.json").exists()
@@ -401,16 +403,9 @@ def test_a_signal_ends_a_run_while_transformers_is_asked(
     source: Path, never_resolved: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     more = "import signal; pipeline.load_tokenizer = lambda path: (print('asked', flush=True), signal.pause())"
-    (tmp_path / "config.json").write_text(json.dumps(TRAINED))
-    words = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(tmp_path / "config.json")]
-    words += ["--tokenizer_path", str(never_resolved)]
-    with subprocess.Popen(
-        [sys.executable, "-c", BEGUN.format(more=more), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as process:
+    command = beginning(source, never_resolved, tmp_path / "out", more=more)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "asked\n"
         process.send_signal(number)

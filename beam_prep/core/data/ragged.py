@@ -1,5 +1,6 @@
 """`Ragged`: rows of different lengths in two arrays. The only shape in which tokens travel."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Union, overload
@@ -122,9 +123,10 @@ class Ragged:
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[Any]], dtype: npt.DTypeLike = np.int32, depth: int = 1) -> "Ragged":
         """Rows given as lists (of lists where `depth` is 2)."""
-        flat: list[Any] = [item for row in rows for item in row]
-        values = np.asarray(flat, dtype=dtype) if depth == 1 else cls.from_lists(flat, dtype, depth - 1)
-        return cls.from_lengths(values, [len(row) for row in rows])
+        lengths = [len(row) for row in rows]
+        items = itertools.chain.from_iterable(rows)
+        values = np.fromiter(items, dtype, sum(lengths)) if depth == 1 else cls.from_lists([*items], dtype, depth - 1)
+        return cls.from_lengths(values, lengths)
 
     @classmethod
     def concat(cls, parts: Sequence["Ragged"]) -> "Ragged":

@@ -290,21 +290,19 @@ def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], mean
     fast = FastEncoder(tokenizer, backend)
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
-    probes = [*PROBES, *between, "".join(tokens)]
-    texts = [*probes, *first_texts]
+    texts = [*PROBES, *between, "".join(tokens), *first_texts]
     _loaded(tokenizer, backend)
     if _around_text(tokenizer) is None:
         raise Unsupported("this tokenizer does more than put special tokens around a text")
     with ThreadPoolExecutor(3) as threads:  # the Rust libraries encode at the same time
-        theirs = threads.submit(tokenizer.encode, texts, False)
-        with_special = threads.submit(tokenizer.encode, probes, True)
+        reference = [threads.submit(tokenizer.encode, texts, special) for special in (False, True)]
         encoded = threads.submit(fast.encode, texts, False)
         meanwhile()
         plain = encoded.result()
-        special = fast.with_special_tokens(plain[: len(probes)])
-        for ids, other in ((plain, theirs), (special, with_special)):
-            for mine, wanted, text in zip(ids.to_lists(), other.result().to_lists(), texts, strict=False):
-                if mine != wanted:
+        for ids, other in zip((plain, fast.with_special_tokens(plain)), reference, strict=True):
+            mine, theirs = ids.to_lists(), other.result().to_lists()
+            for place, text in enumerate(texts):
+                if mine[place] != theirs[place]:
                     raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
 
 

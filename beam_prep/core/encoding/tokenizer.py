@@ -7,7 +7,6 @@ into a folder: the backend's `tokenizer.json`, the special tokens, the chat temp
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import tempfile
@@ -308,7 +307,7 @@ class Tokenizer:
         rows = []
         for chunk in _chunks(texts):
             batch = self._loaded_tokenizer.backend.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
-            rows.append(_ids(batch))
+            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
         return Ragged.concat(rows)
 
     def encode_spans(
@@ -324,7 +323,7 @@ class Tokenizer:
         text = 0
         for chunk in _chunks(texts):
             batch = self._loaded_tokenizer.backend.encode_batch(chunk, add_special_tokens=add_special_tokens)
-            rows.append(_ids(batch))
+            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
             for encoding in batch:
                 for span in range(borders[text], borders[text + 1]):
                     starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
@@ -383,13 +382,6 @@ def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
         chunk.append(text)
         characters += len(text)
     yield chunk
-
-
-def _ids(batch: Sequence[Any]) -> Ragged:
-    """The ids of each `tokenizers.Encoding`, int32."""
-    rows = [encoding.ids for encoding in batch]
-    sizes = [len(row) for row in rows]
-    return Ragged.from_lengths(np.fromiter(itertools.chain.from_iterable(rows), np.int32, sum(sizes)), sizes)
 
 
 def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:

@@ -11,7 +11,6 @@ it gets what it lacks, and texts in which it may still differ are left to the re
 """
 
 import contextlib
-import itertools
 import json
 import os
 import tempfile
@@ -105,9 +104,7 @@ class WithTokie:
 
     def _encode(self, texts: list[str]) -> tuple[Ragged, Array]:
         """Ids of each text; and a bool for each: what its ids are says that it is the reference's."""
-        lists = [self._loaded.encode(text, add_special_tokens=False).ids for text in texts]
-        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-        ids = Ragged.from_lengths(np.fromiter(itertools.chain.from_iterable(lists), np.int32, lengths.sum()), lengths)
+        ids = Ragged.from_lists([self._loaded.encode(text, add_special_tokens=False).ids for text in texts])
         return ids, self._rows_with(ids, self._left)
 
     @staticmethod
