@@ -244,7 +244,7 @@ def make_plan(
         roles=_roles(receipts, sidecars, end),
         drops=_listed(receipts, sidecars, "dropped", ledger.dropped, end),
         marks=_listed(receipts, sidecars, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, end),
-        first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN)),
+        first_rejected=rejects.of(_first_rejected(receipts, sidecars, ledger.rejected, end)),
         lengths=_lengths(receipts, sidecars, end),
         drawn=_drawn(receipts, end, splits),
         splits=() if splits is None else splits.names,
@@ -427,9 +427,22 @@ def reasons_shown(counts: Mapping[str, int]) -> list[str]:
 
 def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
     """The first blocks that have each of the most frequent reasons, int64, ascending."""
-    reasons = reasons_shown(counts)
-    found = [np.flatnonzero(receipts.counted(kind, [reason]))[:count] for reason in reasons]
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+    return _first_of_each([receipts.counted(kind, [reason]) for reason in reasons_shown(counts)], count)
+
+
+def _first_rejected(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], end: Border) -> Array:
+    """The first blocks in which records were rejected before the end, for each of the most frequent reasons."""
+    found = {reason: receipts.counted("rejected", [reason]) for reason in reasons_shown(counts)}
+    if end.rows >= 0:
+        before = _rejected_before(sidecars, end) if receipts.counted("rejected")[end.block] else {}
+        for reason, blocks in found.items():
+            blocks[end.block] = before.get(reason, 0)
+    return _first_of_each([*found.values()], REJECTS_SHOWN)
+
+
+def _first_of_each(counts: Sequence[Array], count: int) -> Array:
+    """int64, ascending: the first blocks that have any, so many for each array of counts."""
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(each)[:count] for each in counts)]))
 
 
 def _rejected(receipts: Receipts, sidecars: Sidecars, end: Border) -> Array:
@@ -438,7 +451,13 @@ def _rejected(receipts: Receipts, sidecars: Sidecars, end: Border) -> Array:
     if end.rows >= 0:
         rejected[end.block + 1 :] = 0
         if rejected[end.block]:
-            sidecar = sidecars.get(end.block)
-            seen = count_outcomes(sidecar.status[: _cut_line(sidecar, end.rows)], sidecar.outcomes)
-            rejected[end.block] = sum(seen["rejected"].values())
+            rejected[end.block] = sum(_rejected_before(sidecars, end).values())
+    return rejected
+
+
+def _rejected_before(sidecars: Sidecars, end: Border) -> Mapping[str, int]:
+    """Reason -> rejects that lie before the end, in the block of the last kept row."""
+    sidecar = sidecars.get(end.block)
+    found = count_outcomes(sidecar.status[: _cut_line(sidecar, end.rows)], sidecar.outcomes)
+    rejected: Mapping[str, int] = found["rejected"]
     return rejected

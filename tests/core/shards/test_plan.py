@@ -219,6 +219,8 @@ def inputs(draw: st.DrawFn) -> list[list[list[Line]]]:
 
 ONE_DOMAIN = [[[Line("kept", "a", 2)], [Line("kept", "a", 2), Line("kept", "a", 0)]], [[Line("kept", "a", 2)]]]
 REJECTS = [[[Line("rejected", "bad_json")] * 5, [Line("kept", "a", 1), Line("rejected", "bad_json")]]]
+_JSON, _TYPE = Line("rejected", "bad_json"), Line("rejected", "wrong_type")
+REASON_BEHIND_THE_END = [[[_JSON], [_JSON], [_JSON], [_TYPE], [_JSON, Line("kept", "a", 1), _TYPE]]]
 
 
 @given(
@@ -234,6 +236,7 @@ REJECTS = [[[Line("rejected", "bad_json")] * 5, [Line("kept", "a", 1), Line("rej
 @example(ONE_DOMAIN, 2, 4, 1, 1, (32, 10**6))
 @example(ONE_DOMAIN, 1, 3, 1, 2, (1, 10**6))
 @example(REJECTS, 1, 1, 2, 1, (32, 10**6))
+@example(REASON_BEHIND_THE_END, 1, 1, 2, 1, (32, 10**6))
 @settings(max_examples=200, deadline=None)
 def test_the_plan_is_what_a_sequential_program_does(
     files: list[list[list[Line]]],
