@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import difflib
-import functools
 import gc
 import importlib
 import json
@@ -12,7 +11,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -354,19 +354,21 @@ def _set_up_log(verbose: bool) -> None:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-def _import_beam(stores: bool = True) -> None:
+def _import_beam(stores: bool = True, first: Callable[[], object] = lambda: None) -> None:
     """Imports Beam; in the command line's own process without the libraries that the job does not need.
 
     Args:
         stores: see `patches.without_unused_libraries`.
+        first: called in that process when Arrow has been imported, and Beam not yet.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # Beam warns of every cloud extra that is not installed
     try:
         if worker.is_own_program():
             with patches.without_unused_libraries(stores):
-                importlib.import_module("apache_beam")
                 importlib.import_module("pyarrow").array([])
+                first()
+                importlib.import_module("apache_beam")
             patches.numpy_for_awkward()
         else:
             importlib.import_module("apache_beam")
@@ -400,11 +402,13 @@ def _names_a_store(given: argparse.Namespace, beam_options: Sequence[str]) -> bo
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
     with _without_collections():
-        _import_beam(_names_a_store(given, beam_options))
+        begins = not beam_options and not given.dry_run and _may_begin(given)
+        first = partial(_begin_to_answer, given.tokenizer_path) if begins else lambda: None
+        _import_beam(_names_a_store(given, beam_options), first)
         if problem := unknown_beam_options(beam_options, "run"):
             print(f"beam-prep run: {problem}", file=sys.stderr)
             return 2
-        if not beam_options and not given.dry_run:
+        if begins:
             _begin_workers(given)
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
@@ -433,36 +437,51 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def _begin_workers(given: argparse.Namespace) -> None:
-    """Lets the first worker process load the tokenizer while this process reads the config, where it will need one."""
+def _may_begin(given: argparse.Namespace) -> bool:
+    """True if the tokenizer may be loaded before the config is read: the job will need it, or it fails anyway."""
     if not worker.may_fork() or worker.cores() == 1:
-        return
+        return False
     # A pipe can be read once: a config, or a list of inputs (`@LIST`).
     if given.config_json is None and not os.path.isfile(given.config or ""):
-        return
+        return False
     if any(text.startswith("@") or "://" in text for text in given.inputs):
-        return
+        return False
+    try:
+        config = given.config_json or Path(given.config).read_text()
+    except (OSError, ValueError):  # whoever needs it will say what is wrong
+        return False
+    # Of a config that names another template, or takes ids, the tokenizer is another one, or is not needed.
+    if any(f'"{name}"' in config for name in ("chat_template", "tokenized", "rollouts")):
+        return False
+    return not os.path.exists(os.path.join(given.output_dir, "manifest.json"))  # there may be nothing to do
+
+
+def _begin_to_answer(folder: str) -> None:
+    """Lets another process load the reference, and answer for it, while this one imports Beam."""
+    from beam_prep import answering
+
+    worker.answered_by(answering.begin(folder, worker.cores() + 1))
+
+
+def _begin_workers(given: argparse.Namespace) -> None:
+    """Lets the first worker process load what encodes, while this process reads the config."""
     from beam_prep.runners import SMALL_INPUT, plain_size
     from beam_prep.storage.files import list_inputs
 
     try:
-        config = given.config_json or Path(given.config).read_text()
         size = plain_size(list_inputs(given.inputs))
-    except (OSError, ValueError, BeamPrepError):  # whoever needs them will say what is wrong
-        return
-    # Of a config that names another template, or takes ids, the tokenizer is another one, or is not needed.
-    if any(f'"{name}"' in config for name in ("chat_template", "tokenized", "rollouts")):
-        return
-    if os.path.exists(os.path.join(given.output_dir, "manifest.json")):  # there may be nothing to do
+    except (OSError, BeamPrepError):  # whoever needs them will say what is wrong
         return
     if size <= SMALL_INPUT:
         return
     # With what the workers need, so that they share it.
     for name in ("mask", "read", "shard", "shift", "template", "tokenize", "truncate", "gate"):
         importlib.import_module(f"beam_prep.transforms.{name}")
+    from beam_prep.answering import resolved
     from beam_prep.transforms import gate
 
-    worker.begin(functools.partial(gate.load, given.tokenizer_path, given.tokenizer_backend))
+    tokenizer = resolved(given.tokenizer_path)
+    worker.begin((lambda: None) if tokenizer is None else partial(gate.load, tokenizer, given.tokenizer_backend))
 
 
 def _say_that_it_begins(given: argparse.Namespace) -> None:

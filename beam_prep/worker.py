@@ -18,8 +18,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 from beam_prep import errors, patches
 from beam_prep.errors import BeamPrepError, EngineError
@@ -39,6 +39,7 @@ With 32 MiB kept, memory grows by 40 MB; with 8 MiB given back, 800 MB of chats 
 _DIED = "Worker subprocess exited in the middle of its work"
 _MILLISECONDS = 100
 _URN = "beam_prep:env:forked:v1"
+_answerer: "Answerer | None" = None
 _waiting: "_ForkedWorkers | None" = None
 _begun: "_ForkedWorkers | None" = None
 _program = False
@@ -48,6 +49,24 @@ log = logging.getLogger("beam_prep")
 Answer = TypeVar("Answer")
 WorkerSetup = Callable[[], str | None]
 """Loads what all workers of a run need. Returns a message for the user, or None. It can be pickled."""
+
+
+class Answerer(Protocol):
+    """A process that workers ask: see `beam_prep.answering`."""
+
+    def become(self, asker: int, heirs: Collection[int] = ()) -> None:
+        """From now on this process asks as another number; and so will those of its heirs, which it forks."""
+        ...
+
+    def pipes(self) -> list[int]:
+        """What a process must not close."""
+        ...
+
+
+def answered_by(answerer: Answerer) -> None:
+    """Says whom the forked workers ask, the first one as number 1. This process is number 0."""
+    global _answerer
+    _answerer = answerer
 
 
 def cores() -> int:
@@ -301,6 +320,7 @@ class _ForkedWorkers:
             os.close(reading)
         for other in (setup, reporting, *alive):
             os.close(other)
+        _ask_as(0)
 
     def prepare(self, prepare: WorkerSetup | None) -> None:
         """Gives the first worker its setup, after which it forks the others. Call it once."""
@@ -412,6 +432,7 @@ def _run_first_worker(
 ) -> None:
     """Loads, gets its setup, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
+    _ask_as(1, range(2, len(readings) + 1))
     _close_all_but([*readings, setup, reporting, *alive])
     report: dict[str, str | None] = {"raised": None, "words": None}
     with single_threaded_tokenizers():
@@ -435,10 +456,12 @@ def _run_first_worker(
         child = os.fork()
         if child == 0:
             end_with_parent(first)
+            _ask_as(number + 1)
             _close_all_but([reading, alive[number]])
             _work_when_told(reading, main)
             os._exit(0)
         children.append(child)
+    _ask_as(1)
     _close_all_but([mine, reporting, alive[0]])
     with contextlib.suppress(BrokenPipeError):  # the launcher has ended with an error
         os.write(reporting, json.dumps(report).encode())
@@ -448,8 +471,14 @@ def _run_first_worker(
         os.waitpid(child, 0)
 
 
+def _ask_as(asker: int, heirs: Collection[int] = ()) -> None:
+    if _answerer is not None:
+        _answerer.become(asker, heirs)
+
+
 def _close_all_but(kept: Sequence[int]) -> None:
     """Closes the pipes of other workers and the lock of the launcher, which this process would keep open."""
+    kept = [*kept, *([] if _answerer is None else _answerer.pipes())]
     for name in os.listdir("/proc/self/fd"):
         if (number := int(name)) > 2 and number not in kept:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself

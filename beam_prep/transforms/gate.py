@@ -63,12 +63,7 @@ def first_texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> lis
     return [text[:_PROBE_CHARACTERS] for each in block.pieces.values() for text in each.texts[:_PROBES]]
 
 
-def load(folder: str, backend: Backend) -> None:
-    """Loads a tokenizer that was resolved before, and the backend that `choose` would try first.
-
-    What cannot be loaded is left alone: whoever needs it raises the error.
-    """
+def load(tokenizer: Tokenizer, backend: Backend) -> None:
+    """Loads the backend that `choose` would try first. What cannot be loaded is left alone: see `Gate.problem`."""
     with contextlib.suppress(TokenizerError, OSError):
-        tokenizer = Tokenizer.resolved(folder)
-        if tokenizer is not None:
-            load_first(tokenizer, backend)
+        load_first(tokenizer, backend)

@@ -24,6 +24,7 @@ import numpy as np
 from beam_prep.core.data.columns import characters, sizes, take, utf8
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.encoding import with_gigatoken, with_tokie
+from beam_prep.core.encoding.asking import answer
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
@@ -250,9 +251,10 @@ def choose(
         TokenizerError: one of `BACKENDS` is wanted, and cannot be used.
     """
     _chosen[tokenizer] = "transformers"
-    # Made once, for worker processes that are forked after this.
-    prepare = partial(token_bytes, tokenizer) if spans else lambda: tokenizer.reference
+    # What is made here is made once, for worker processes that are forked after this.
+    prepare = partial(_prepare, tokenizer, spans)
     if backend == "transformers":
+        _ = tokenizer.reference
         prepare()
         return backend, None
     problems = []
@@ -269,20 +271,27 @@ def choose(
         raise TokenizerError(
             f"--tokenizer_backend {backend}: {problems[0][1]}; pass --tokenizer_backend auto (or transformers)"
         )
+    _ = tokenizer.reference
     return "transformers", "; ".join(f"{name} is not used: {problem}" for name, problem in problems)
 
 
 _chosen: dict[Tokenizer, Used] = {}
 
 
+def _prepare(tokenizer: Tokenizer, spans: bool) -> None:
+    if spans and token_bytes(tokenizer) is None:  # then the reference makes them all
+        _ = tokenizer.reference
+
+
 def load_first(tokenizer: Tokenizer, backend: Backend) -> None:
-    """Loads what `choose` would try first, if that takes this tokenizer, and the reference."""
+    """Loads what `choose` would try first, if that takes this tokenizer, or the reference."""
     if backend == "auto":
         backend = next(iter(BACKENDS))
-    if backend != "transformers":
-        with contextlib.suppress(Unsupported):
-            _loaded(tokenizer, backend)
-    _ = tokenizer.reference
+    if backend == "transformers":
+        _ = tokenizer.reference
+        return
+    with contextlib.suppress(Unsupported):
+        _loaded(tokenizer, backend)
 
 
 def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], meanwhile: Callable[[], object]) -> None:
@@ -294,16 +303,23 @@ def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], mean
     _loaded(tokenizer, backend)
     if _around_text(tokenizer) is None:
         raise Unsupported("this tokenizer does more than put special tokens around a text")
-    with ThreadPoolExecutor(3) as threads:  # the Rust libraries encode at the same time
-        reference = [threads.submit(tokenizer.encode, texts, special) for special in (False, True)]
+    with ThreadPoolExecutor(2) as threads:  # the Rust libraries encode at the same time
+        reference = threads.submit(answer, _encode_probes, tokenizer, texts)
         encoded = threads.submit(fast.encode, texts, False)
         meanwhile()
         plain = encoded.result()
-        for ids, other in zip((plain, fast.with_special_tokens(plain)), reference, strict=True):
-            mine, theirs = ids.to_lists(), other.result().to_lists()
+        for ids, other in zip((plain, fast.with_special_tokens(plain)), reference.result(), strict=True):
+            mine, theirs = ids.to_lists(), other.to_lists()
             for place, text in enumerate(texts):
                 if mine[place] != theirs[place]:
                     raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
+
+
+def _encode_probes(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
+    """Ids of each text by the reference, without special tokens and with them."""
+    with ThreadPoolExecutor(1) as thread:
+        special = thread.submit(tokenizer.encode, texts, True)
+        return tokenizer.encode(texts, False), special.result()
 
 
 @functools.cache

@@ -5,7 +5,6 @@ made, `▁` is a blank, `<0x0A>` one byte, and the tokenizer may put a blank bef
 """
 
 import functools
-import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 
 from beam_prep.core.data.columns import Texts
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.encoding.asking import answer
 from beam_prep.core.encoding.tokenizer import Tokenizer
 
 _BLANK = "\u2581"
@@ -97,6 +97,11 @@ def _begin_with_a_blank(texts: Sequence[str]) -> Array:
 @functools.lru_cache(maxsize=4)
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
+    return answer(_read_token_bytes, tokenizer)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     if type(tokenizer.reference.model).__name__ != "BPE":
         return None
     return _byte_level(tokenizer) or _of_pieces(tokenizer)
@@ -105,7 +110,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
 def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     backend = tokenizer.reference
     model: Any = backend.model
-    normaliser, steps = _state(backend.normalizer), steps_of(backend.pre_tokenizer, "pretokenizers")
+    normaliser, steps = tokenizer.makeup.normaliser, pre_tokenizers(tokenizer)
     if normaliser not in (None, {"type": "NFC"}) or not any(step["type"] == "ByteLevel" for step in steps):
         return None
     if any(step["type"] not in ("Split", "Digits", "Punctuation", "ByteLevel") for step in steps):
@@ -120,11 +125,11 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     lengths = np.fromiter((len(token or "") for token in tokens), np.int32, tokenizer.max_id + 1)
     if model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
         lengths[unknown] = _NEVER
-    added = backend.get_added_tokens_decoder()
-    spaced = any(token.content != token.content.strip() for token in added.values())
-    for number, token in added.items():
+    added = tokenizer.makeup.added
+    spaced = any(token.content != token.content.strip() for token in added)
+    for token in added:
         vague = (token.normalized and normaliser is not None) or (spaced and (token.lstrip or token.rstrip))
-        lengths[number] = _NEVER if vague else len(token.content.encode())
+        lengths[token.id] = _NEVER if vague else len(token.content.encode())
     return TokenBytes(_smallest(lengths), normaliser is not None)
 
 
@@ -132,7 +137,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
     """Of a vocabulary that SentencePiece made, or one like it."""
     backend = tokenizer.reference
     model: Any = backend.model
-    prefix = _prefix(steps_of(backend.normalizer, "normalizers"), steps_of(backend.pre_tokenizer, "pretokenizers"))
+    prefix = _prefix(normalisers(tokenizer), pre_tokenizers(tokenizer))
     if prefix is None or not model.byte_fallback or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
     vocabulary = backend.get_vocab(with_added_tokens=False)
@@ -143,14 +148,14 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
         lengths[number] = len(content.encode()) - 2 * content.count(_BLANK)
     for content in (f"<0x{byte:02X}>" for byte in range(256)):
         lengths[vocabulary[content]] = 1
-    for number, token in backend.get_added_tokens_decoder().items():
+    for token in tokenizer.makeup.added:
         content = token.content
         if _BLANK in content and content in vocabulary:
             continue  # `keeps` takes no text that has it; the same id stands for blanks elsewhere
-        lengths[number], added[number] = len(content.encode()), True
+        lengths[token.id], added[token.id] = len(content.encode()), True
         # Blanks around it may be in the token, or in its text the one that is put before it.
         if token.normalized or token.lstrip or token.rstrip or _BYTE.fullmatch(content):
-            lengths[number] = _NEVER
+            lengths[token.id] = _NEVER
     return TokenBytes(_smallest(lengths), blank=True, prefix=prefix, added=added)
 
 
@@ -174,18 +179,18 @@ def _prefix(
     return "none" if normalisers == [replaces] else None
 
 
-def _state(part: Any) -> Any:
-    return None if part is None else json.loads(part.__getstate__())
+def normalisers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The steps of its normaliser, as in `tokenizer.json`; [] of none."""
+    return [*_steps(tokenizer.makeup.normaliser, "normalizers")]
 
 
-def steps_of(part: Any, name: str) -> list[dict[str, Any]]:
-    """The steps of a normaliser (`normalizers`) or splitter (`pretokenizers`); [] of none."""
-    state = _state(part)
-    return [] if state is None else [*_flat(state, name)]
+def pre_tokenizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The steps that split a text into words, as in `tokenizer.json`; [] of none."""
+    return [*_steps(tokenizer.makeup.pre_tokenizer, "pretokenizers")]
 
 
-def _flat(state: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    if name not in state:
+def _steps(state: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
+    if state is not None and name not in state:
         yield state
-    for step in state.get(name, ()):
-        yield from _flat(step, name)
+    for step in (state or {}).get(name, ()):
+        yield from _steps(step, name)

@@ -10,15 +10,17 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.data.columns import characters
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.encoding import tokenizer_cache
+from beam_prep.core.encoding.asking import Answer, answer, answered_by, is_another
 from beam_prep.core.encoding.resolver import expected_files, resolve, write
 from beam_prep.core.encoding.short_merges import with_short_merges
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 512, 1 << 16
 """Of a call of the Rust library, whose answer takes some 300 bytes a token."""
+_MOST_ASKED = 1 << 16
+"""Characters that another process is asked for at once. Those of a sample are fewer."""
 _CUT = "\ufffd"  # what decoders give for bytes that are no character
 _LONGEST_CUT = 16  # tokens
 
@@ -96,20 +100,78 @@ def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
     return _Facts(facts["special_tokens"], text, facts["max_id"])
 
 
-class _Loaded(NamedTuple):
-    backend: "tokenizers.Tokenizer"
+@functools.lru_cache(maxsize=4)
+def _loaded(folder: str, fingerprint: str, digest: str) -> "tokenizers.Tokenizer":
+    import tokenizers
+
+    answered_by(None)  # from now on this process can answer, without a way to another one
+    source = with_short_merges(_contents(folder, fingerprint, digest)["tokenizer.json"])
+    return tokenizers.Tokenizer.from_buffer(source)
+
+
+class AddedToken(NamedTuple):
+    """A token that was added to a vocabulary, with its rules: see `tokenizers.AddedToken`."""
+
+    id: int
+    content: str
+    special: bool
+    normalized: bool
+    single_word: bool
+    lstrip: bool
+    rstrip: bool
+
+
+class Makeup(NamedTuple):
+    """What a tokenizer is made of, without its vocabulary.
+
+    Attributes:
+        added: tokens that were added, by id.
+        controls: texts of those that are marked special, the longest first.
+        special_ids: their ids.
+        named: ids of its named special tokens (`bos_token` ...); None where the vocabulary has none.
+        normaliser, pre_tokenizer: as in `tokenizer.json`; None: it has none.
+        ignores_merges, byte_fallback: settings of a BPE model.
+    """
+
+    added: tuple[AddedToken, ...]
     controls: tuple[str, ...]
     special_ids: frozenset[int]
+    named: dict[str, int | None]
+    normaliser: dict[str, Any] | None
+    pre_tokenizer: dict[str, Any] | None
+    ignores_merges: bool
+    byte_fallback: bool
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(folder: str, fingerprint: str, digest: str) -> _Loaded:
-    import tokenizers
+def _makeup(tokenizer: "Tokenizer") -> Makeup:
+    return answer(_read_makeup, tokenizer)
 
-    source = with_short_merges(_contents(folder, fingerprint, digest)["tokenizer.json"])
-    backend = tokenizers.Tokenizer.from_buffer(source)
-    special = {number: token.content for number, token in backend.get_added_tokens_decoder().items() if token.special}
-    return _Loaded(backend, tuple(sorted(special.values(), key=len, reverse=True)), frozenset(special))
+
+@functools.lru_cache(maxsize=4)
+def _read_makeup(tokenizer: "Tokenizer") -> Makeup:
+    backend = tokenizer.reference
+    model: Any = backend.model
+    added = tuple(
+        AddedToken(number, *(getattr(token, name) for name in AddedToken._fields[1:]))
+        for number, token in sorted(backend.get_added_tokens_decoder().items())
+    )
+    special = {token.id: token.content for token in added if token.special}
+    return Makeup(
+        added,
+        controls=tuple(sorted(special.values(), key=len, reverse=True)),
+        special_ids=frozenset(special),
+        named={name: backend.token_to_id(token) for name, token in tokenizer.special_tokens.items()},
+        normaliser=_state(backend.normalizer),
+        pre_tokenizer=_state(backend.pre_tokenizer),
+        ignores_merges=getattr(model, "ignore_merges", False),
+        byte_fallback=getattr(model, "byte_fallback", False),
+    )
+
+
+def _state(part: Any) -> dict[str, Any] | None:
+    state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
+    return state
 
 
 @functools.lru_cache(maxsize=4)
@@ -230,10 +292,6 @@ class Tokenizer:
         return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{source}", derive))
 
     @property
-    def _loaded_tokenizer(self) -> _Loaded:
-        return _loaded(self.folder, self.fingerprint, self._digest)
-
-    @property
     def _facts(self) -> _Facts:
         return _read_facts(self.folder, self.fingerprint, self._digest)
 
@@ -244,9 +302,7 @@ class Tokenizer:
 
     def id_of(self, name: str) -> int | None:
         """The id of a named special token (`bos_token` ...), None where it is not set."""
-        token = self.special_tokens.get(name)
-        found = None if token is None else self._loaded_tokenizer.backend.token_to_id(token)
-        return None if found is None else int(found)
+        return self.makeup.named.get(name)
 
     @property
     def bos_id(self) -> int | None:
@@ -272,17 +328,22 @@ class Tokenizer:
     @property
     def controls(self) -> tuple[str, ...]:
         """Texts of all tokens that are marked special, the longest first."""
-        return self._loaded_tokenizer.controls
+        return self.makeup.controls
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of all tokens that are marked special."""
-        return self._loaded_tokenizer.special_ids
+        return self.makeup.special_ids
 
     @property
     def reference(self) -> "tokenizers.Tokenizer":
-        """The Rust tokenizer, as transformers set it up."""
-        return self._loaded_tokenizer.backend
+        """The Rust tokenizer, as transformers set it up. It is loaded into this process."""
+        return _loaded(self.folder, self.fingerprint, self._digest)
+
+    @property
+    def makeup(self) -> Makeup:
+        """What it is made of."""
+        return _makeup(self)
 
     def template(self, source: str | None = None, plans: bool = False, date: str | None = None) -> ChatTemplate:
         """The compiled chat template, the same object at every call; of `source`, if that is given.
@@ -304,11 +365,7 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
-        rows = []
-        for chunk in _chunks(texts):
-            batch = self._loaded_tokenizer.backend.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
-            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
-        return Ragged.concat(rows)
+        return _ask_or_load(texts, _encode, self, add_special_tokens)
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
@@ -317,22 +374,11 @@ class Tokenizer:
 
         See `Encoder`.
         """
-        rows = []
-        starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
-        borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
-        text = 0
-        for chunk in _chunks(texts):
-            batch = self._loaded_tokenizer.backend.encode_batch(chunk, add_special_tokens=add_special_tokens)
-            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
-            for encoding in batch:
-                for span in range(borders[text], borders[text + 1]):
-                    starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
-                text += 1
-        return Ragged.concat(rows), TokenSpans(starts, stops)
+        return _ask_or_load(texts, _encode_spans, self, add_special_tokens, spans)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
-        return str(self._loaded_tokenizer.backend.decode([int(i) for i in ids], skip_special_tokens=False))
+        return str(self.reference.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """A text for each token; joined they are the text of all.
@@ -341,28 +387,64 @@ class Tokenizer:
         own tokens, as U+FFFD. (Decoders with byte fallback give up an entire run of byte tokens for one cut character:
         there the pieces show the complete characters of the run.)
         """
-        texts: list[str] = []
-        # Texts depend on neighbours, so each is what its token adds to the text of the last few.
-        window: list[int] = []
-        before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
-        for token in ids:
-            window.append(int(token))
-            text = self.decode(window)
-            complete = len(text.rstrip(_CUT))
-            if complete == len(text) and texts and text.startswith(before):
-                texts[-1] += before[shown:]  # what this token did not complete
-                shown = max(shown, len(before))
-            if complete < len(text) and len(window) - first < _LONGEST_CUT:
-                texts.append(text[shown:complete])
-                before, shown = text, max(shown, complete)
-                continue
-            texts.append(text[shown:])
-            window = window[first:]
-            before, first = self.decode(window), len(window)
-            shown = len(before)
-        if texts:
-            texts[-1] += before[shown:]
-        return texts
+        return answer(_pieces, self, [int(i) for i in ids])
+
+
+def _ask_or_load(texts: Sequence[str], call: Callable[..., Answer], tokenizer: Tokenizer, *given: Any) -> Answer:
+    """Has another process encode texts, if there is one, and they are few; otherwise loads the reference."""
+    if is_another() and int(characters(texts).sum()) <= _MOST_ASKED:
+        return answer(call, tokenizer, list(texts), *given)
+    return call(tokenizer, texts, *given)
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
+    rows = []
+    for chunk in _chunks(texts):
+        batch = tokenizer.reference.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
+        rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
+    return Ragged.concat(rows)
+
+
+def _encode_spans(
+    tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+) -> tuple[Ragged, TokenSpans]:
+    rows = []
+    starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+    borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
+    text = 0
+    for chunk in _chunks(texts):
+        batch = tokenizer.reference.encode_batch(chunk, add_special_tokens=add_special_tokens)
+        rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
+        for encoding in batch:
+            for span in range(borders[text], borders[text + 1]):
+                starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
+            text += 1
+    return Ragged.concat(rows), TokenSpans(starts, stops)
+
+
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    texts: list[str] = []
+    # Texts depend on neighbours, so each is what its token adds to the text of the last few.
+    window: list[int] = []
+    before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
+    for token in ids:
+        window.append(token)
+        text = tokenizer.decode(window)
+        complete = len(text.rstrip(_CUT))
+        if complete == len(text) and texts and text.startswith(before):
+            texts[-1] += before[shown:]  # what this token did not complete
+            shown = max(shown, len(before))
+        if complete < len(text) and len(window) - first < _LONGEST_CUT:
+            texts.append(text[shown:complete])
+            before, shown = text, max(shown, complete)
+            continue
+        texts.append(text[shown:])
+        window = window[first:]
+        before, first = tokenizer.decode(window), len(window)
+        shown = len(before)
+    if texts:
+        texts[-1] += before[shown:]
+    return texts
 
 
 @functools.lru_cache(maxsize=8)

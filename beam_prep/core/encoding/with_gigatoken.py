@@ -17,8 +17,8 @@ import numpy as np
 from beam_prep.core.data.columns import Texts, sizes, take
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.fast_backend import Encoded, Unsupported, first_line, wanted_version
-from beam_prep.core.encoding.token_bytes import steps_of
-from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.encoding.token_bytes import normalisers, pre_tokenizers
+from beam_prep.core.encoding.tokenizer import AddedToken, Tokenizer
 from beam_prep.core.encoding.tried_characters import TriedCharacters
 
 if TYPE_CHECKING:
@@ -41,26 +41,24 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
     with ThreadPoolExecutor(1) as thread:
         # The first call takes 45 ms more, and lets go of Python's lock, which the reference holds while it loads.
         thread.submit(loaded.encode_batch, ["a"], parallel=False)
-        reference = tokenizer.reference
-    added = [*reference.get_added_tokens_decoder().values()]
-    normalisers = steps_of(reference.normalizer, "normalizers")
-    others = steps_of(reference.pre_tokenizer, "pretokenizers")
-    is_nfc = [step["type"] for step in normalisers] == ["NFC"]
-    _check_added(added, is_nfc, bool(normalisers))
-    if any(step.get("use_regex") is False for step in others) and not any(step["type"] == "Split" for step in others):
+        makeup = tokenizer.makeup
+    normalising, splitting = normalisers(tokenizer), pre_tokenizers(tokenizer)
+    is_nfc = [step["type"] for step in normalising] == ["NFC"]
+    _check_added(makeup.added, is_nfc, bool(normalising))
+    splits_words = any(step["type"] == "Split" for step in splitting)
+    if any(step.get("use_regex") is False for step in splitting) and not splits_words:
         raise Unsupported("a byte-level tokenizer that splits no words")
-    model: Any = reference.model
-    if getattr(model, "ignore_merges", False) and getattr(model, "byte_fallback", False):
+    if makeup.ignores_merges and makeup.byte_fallback:
         raise Unsupported("a model with ignore_merges and byte_fallback")
     normalises, splits = (
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
-        for steps in (normalisers, others)
+        for steps in (normalising, splitting)
     )
-    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in added)
+    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in makeup.added)
     return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
 
 
-def _check_added(added: Sequence[Any], is_nfc: bool, normalises: bool) -> None:
+def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) -> None:
     """Raises `Unsupported` for added tokens that gigatoken finds elsewhere than the reference.
 
     The reference looks for those that are not `normalized` first, in the text as it is, and then for the others in what

@@ -67,7 +67,7 @@ def fim_of(tokenizer: Tokenizer, rules: TextRules) -> Fim | None:
     """
     if rules.fim is None:
         return None
-    added = tokenizer.reference.get_added_tokens_decoder().values()
+    added = tokenizer.makeup.added
     # One that takes white space beside it would change the document.
     return rules.fim.of([token.content for token in added if not (token.lstrip or token.rstrip or token.single_word)])
 

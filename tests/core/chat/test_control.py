@@ -40,7 +40,7 @@ def tokens(tokenizer: Tokenizer, output: Output, rows: list[dict[str, Any]], rul
 
 
 def control_ids(tokenizer: Tokenizer) -> np.ndarray:
-    backend = tokenizer._loaded_tokenizer.backend
+    backend = tokenizer.reference
     # <unk> controls nothing: it stands for any character that a vocabulary lacks.
     added = backend.get_added_tokens_decoder().items()
     return np.array([number for number, token in added if token.special and token.content != "<unk>"])

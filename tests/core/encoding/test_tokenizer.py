@@ -136,7 +136,7 @@ def test_no_texts_give_no_rows() -> None:
 def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
     """Offsets of the reference, token by token; what a normaliser takes away is left out of the comparison."""
     tokenizer, choose = load(folder), random.Random(0)
-    backend = tokenizer._loaded_tokenizer.backend
+    backend = tokenizer.reference
     texts = [text[:300] for text in verify_texts()[::4]] + ["a\u0301 é 日本語 🧑‍🚀 \u2126 x"]
     spans = []
     for place, text in enumerate(texts):
