@@ -73,13 +73,15 @@ class AnsweringProcess:
         self._asker = 0
         launcher = os.getpid()
         if os.fork() == 0:
-            with contextlib.suppress(Exception), single_threaded_tokenizers():
+            try:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 end_with_parent(launcher)
-                answered_by(None)
-                self.become(-1)
-                _answer([theirs for _, theirs in pairs], first)
-            os._exit(0)
+                for mine, _ in pairs:
+                    os.close(mine)
+                with single_threaded_tokenizers():
+                    _answer([theirs for _, theirs in pairs], first)
+            finally:  # who asks calls the function itself, and says what is wrong
+                os._exit(0)
         for _, theirs in pairs:
             os.close(theirs)
 
@@ -100,6 +102,11 @@ class AnsweringProcess:
             raise EOFError("no pipe is left")
         _send(pipe, (call, given))
         return cast(Answer, _receive(pipe))
+
+    def end(self) -> None:
+        """See `Answerer`."""
+        with contextlib.suppress(EOFError, OSError):
+            self.ask(os._exit, 0)
 
 
 def _answer(pipes: list[int], first: Iterator[object]) -> None:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import gc
+import glob
 import importlib
 import json
 import logging
@@ -403,7 +404,8 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
     with _without_collections():
         begins = not beam_options and not given.dry_run and _may_begin(given)
-        first = partial(_begin_to_answer, given.tokenizer_path) if begins else lambda: None
+        is_large = begins and _size_of_files(given.inputs) > worker.SMALL_INPUT
+        first = partial(_begin_to_answer, given) if is_large else lambda: None
         _import_beam(_names_a_store(given, beam_options), first)
         if problem := unknown_beam_options(beam_options, "run"):
             print(f"beam-prep run: {problem}", file=sys.stderr)
@@ -456,24 +458,31 @@ def _may_begin(given: argparse.Namespace) -> bool:
     return not os.path.exists(os.path.join(given.output_dir, "manifest.json"))  # there may be nothing to do
 
 
-def _begin_to_answer(folder: str) -> None:
-    """Lets another process load the reference, and answer for it, while this one imports Beam."""
+def _size_of_files(inputs: Sequence[str]) -> int:
+    """Bytes of files, as far as can be said without Beam."""
+    return sum(os.path.getsize(path) for text in inputs for path in glob.glob(text) if os.path.isfile(path))
+
+
+def _begin_to_answer(given: argparse.Namespace) -> None:
+    """Lets another process load the reference, and answer for it, if none does yet and it is not what encodes."""
     from beam_prep import answering
 
-    worker.answered_by(answering.begin(folder, worker.cores() + 1))
+    if worker.answerer() is None and given.tokenizer_backend != "transformers":
+        worker.answered_by(answering.begin(given.tokenizer_path, worker.cores() + 1))
 
 
 def _begin_workers(given: argparse.Namespace) -> None:
     """Lets the first worker process load what encodes, while this process reads the config."""
-    from beam_prep.runners import SMALL_INPUT, plain_size
+    from beam_prep.runners import plain_size
     from beam_prep.storage.files import list_inputs
 
     try:
         size = plain_size(list_inputs(given.inputs))
     except (OSError, BeamPrepError):  # whoever needs them will say what is wrong
         return
-    if size <= SMALL_INPUT:
+    if size <= worker.SMALL_INPUT:
         return
+    _begin_to_answer(given)  # where files are compressed, or in folders
     # With what the workers need, so that they share it.
     for name in ("mask", "read", "shard", "shift", "template", "tokenize", "truncate", "gate"):
         importlib.import_module(f"beam_prep.transforms.{name}")

@@ -29,13 +29,8 @@ from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
 from beam_prep.running import flink_page
-from beam_prep.storage.splits import BLOCK_BYTES
 
 log = logging.getLogger("beam_prep")
-
-SMALL_INPUT = 4 * BLOCK_BYTES
-"""Bytes of input below which worker processes take longer to start than they save."""
-
 
 _COMPRESSED = 4
 """Bytes of content of a byte of a compressed file, about."""
@@ -92,7 +87,7 @@ def choose_runner(
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
         cores = worker.cores()
-        small = plain_size(inputs) <= SMALL_INPUT
+        small = plain_size(inputs) <= worker.SMALL_INPUT
         direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
         direct.direct_num_workers = 1 if small else cores
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:

@@ -24,6 +24,9 @@ from typing import Any, Protocol, TypeVar, cast
 from beam_prep import errors, patches
 from beam_prep.errors import BeamPrepError, EngineError
 
+SMALL_INPUT = 32 << 20
+"""Bytes of input below which worker processes take longer to start than they save."""
+
 _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """Otherwise the Rust tokenizers start a thread for each core in every worker."""
 
@@ -67,6 +70,11 @@ def answered_by(answerer: Answerer) -> None:
     """Says whom the forked workers ask, the first one as number 1. This process is number 0."""
     global _answerer
     _answerer = answerer
+
+
+def answerer() -> Answerer | None:
+    """Whom they ask; None: nobody."""
+    return _answerer
 
 
 def cores() -> int:

@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "running": {"errors", "patches"},
     "pipeline": {
         *ROOMS_OF_CORE,
+        "answering",
         "config",
         "errors",
         "formats",
@@ -106,9 +107,11 @@ MAY_IMPORT = {
     "patches": set(),
     "stopping": {"worker"},
     "worker": {"errors", "patches"},
+    "answering": {"core.encoding", "errors", "worker"},
     "options": set(),
     "cli": {
         "__init__",
+        "answering",
         "audit",
         "config",
         "core.data",

@@ -23,15 +23,32 @@ class Answerer(Protocol):
         """
         ...
 
+    def end(self) -> None:
+        """Ends it, for all that ask."""
+        ...
+
 
 _answerer: Answerer | None = None
+_unasked: Answerer | None = None
 _lock = threading.Lock()
 
 
-def answered_by(answerer: Answerer | None) -> None:
-    """Says who answers from now on; None: this process itself."""
+def answered_by(answerer: Answerer) -> None:
+    """Says who answers from now on."""
     global _answerer
     _answerer = answerer
+
+
+def answer_here() -> None:
+    """This process asks no more: it has loaded the reference itself."""
+    global _answerer, _unasked
+    _unasked, _answerer = _answerer or _unasked, None
+
+
+def end_unasked() -> None:
+    """Ends the process that this one asks no more. Call it where nobody else will ask: before workers are forked."""
+    if _unasked is not None:
+        _unasked.end()
 
 
 def is_another() -> bool:
@@ -49,5 +66,5 @@ def answer(call: Callable[..., Answer], *given: Any) -> Answer:
             try:
                 return _answerer.ask(call, *given)
             except (EOFError, OSError):
-                answered_by(None)
+                answer_here()
     return call(*given)

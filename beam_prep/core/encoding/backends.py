@@ -24,7 +24,7 @@ import numpy as np
 from beam_prep.core.data.columns import characters, sizes, take, utf8
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.encoding import with_gigatoken, with_tokie
-from beam_prep.core.encoding.asking import answer
+from beam_prep.core.encoding.asking import answer, end_unasked
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
@@ -250,37 +250,38 @@ def choose(
     Raises:
         TokenizerError: one of `BACKENDS` is wanted, and cannot be used.
     """
-    _chosen[tokenizer] = "transformers"
     # What is made here is made once, for worker processes that are forked after this.
-    prepare = partial(_prepare, tokenizer, spans)
-    if backend == "transformers":
+    prepare = partial(token_bytes, tokenizer) if spans else lambda: None
+    used, problem = _choose(tokenizer, backend, first_texts, prepare)
+    _chosen[tokenizer] = used
+    if used == "transformers" or (spans and token_bytes(tokenizer) is None):
         _ = tokenizer.reference
-        prepare()
-        return backend, None
-    problems = []
-    wanted: Iterable[Used] = BACKENDS if backend == "auto" else [backend]
-    for name in wanted:
-        try:
-            _probe(tokenizer, name, first_texts, prepare)
-        except Unsupported as problem:
-            problems.append((name, problem))
-            continue
-        _chosen[tokenizer] = name
-        return name, None
-    if backend != "auto":
-        raise TokenizerError(
-            f"--tokenizer_backend {backend}: {problems[0][1]}; pass --tokenizer_backend auto (or transformers)"
-        )
-    _ = tokenizer.reference
-    return "transformers", "; ".join(f"{name} is not used: {problem}" for name, problem in problems)
+    end_unasked()
+    return used, problem
 
 
 _chosen: dict[Tokenizer, Used] = {}
 
 
-def _prepare(tokenizer: Tokenizer, spans: bool) -> None:
-    if spans and token_bytes(tokenizer) is None:  # then the reference makes them all
-        _ = tokenizer.reference
+def _choose(
+    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str], meanwhile: Callable[[], object]
+) -> tuple[Used, str | None]:
+    if backend == "transformers":
+        return backend, None
+    problems = []
+    wanted: Iterable[Used] = BACKENDS if backend == "auto" else [backend]
+    for name in wanted:
+        try:
+            _probe(tokenizer, name, first_texts, meanwhile)
+        except Unsupported as problem:
+            problems.append((name, problem))
+            continue
+        return name, None
+    if backend != "auto":
+        raise TokenizerError(
+            f"--tokenizer_backend {backend}: {problems[0][1]}; pass --tokenizer_backend auto (or transformers)"
+        )
+    return "transformers", "; ".join(f"{name} is not used: {problem}" for name, problem in problems)
 
 
 def load_first(tokenizer: Tokenizer, backend: Backend) -> None:

@@ -20,7 +20,7 @@ from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.columns import characters
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.encoding import tokenizer_cache
-from beam_prep.core.encoding.asking import Answer, answer, answered_by, is_another
+from beam_prep.core.encoding.asking import Answer, answer, answer_here, is_another
 from beam_prep.core.encoding.resolver import expected_files, resolve, write
 from beam_prep.core.encoding.short_merges import with_short_merges
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
@@ -104,7 +104,7 @@ def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
 def _loaded(folder: str, fingerprint: str, digest: str) -> "tokenizers.Tokenizer":
     import tokenizers
 
-    answered_by(None)  # from now on this process can answer, without a way to another one
+    answer_here()
     source = with_short_merges(_contents(folder, fingerprint, digest)["tokenizer.json"])
     return tokenizers.Tokenizer.from_buffer(source)
 
