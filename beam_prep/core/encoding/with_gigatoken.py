@@ -7,9 +7,9 @@ them.
 """
 
 import os
+import threading
 import unicodedata
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,10 +38,10 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
         loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unsupported(f"it does not take this tokenizer ({first_line(error)})") from None
-    with ThreadPoolExecutor(1) as thread:
-        # The first call takes 45 ms more, and lets go of Python's lock, which the reference holds while it loads.
-        thread.submit(loaded.encode_batch, ["a"], parallel=False)
-        makeup = tokenizer.makeup
+    # The first call takes 45 ms more, and lets go of Python's lock, which the reference holds while it loads.
+    first_call = threading.Thread(target=loaded.encode_batch, args=(["a"],), kwargs={"parallel": False})
+    first_call.start()
+    makeup = tokenizer.makeup
     normalising, splitting = normalisers(tokenizer), pre_tokenizers(tokenizer)
     is_nfc = [step["type"] for step in normalising] == ["NFC"]
     _check_added(makeup.added, is_nfc, bool(normalising))
@@ -55,7 +55,7 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
         for steps in (normalising, splitting)
     )
     vague = is_nfc and any(token.normalized or not token.content.isascii() for token in makeup.added)
-    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
+    return WithGigatoken(tokenizer, loaded, first_call, normalises or splits, normalises, vague)
 
 
 def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) -> None:
@@ -106,15 +106,23 @@ class WithGigatoken:
     Args:
         tokenizer: the reference.
         loaded: the same in gigatoken.
+        first_call: the others wait for it.
         looks: its steps look at the kinds of characters.
         normalises: so does its normaliser.
         vague: it may find added tokens in what a text becomes by NFC.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
+        self,
+        tokenizer: Tokenizer,
+        loaded: "gigatoken.Tokenizer",
+        first_call: threading.Thread,
+        looks: bool,
+        normalises: bool,
+        vague: bool,
     ) -> None:
-        self._tokenizer, self._loaded, self._normalises, self._vague = tokenizer, loaded, normalises, vague
+        self._tokenizer, self._loaded, self._first_call = tokenizer, loaded, first_call
+        self._normalises, self._vague = normalises, vague
         self._tried = TriedCharacters(_TRIED_AS, self._agree, _is_old, self._is_doubtful) if looks else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
@@ -130,6 +138,7 @@ class WithGigatoken:
         return self._encode(texts), left
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
+        self._first_call.join()
         found = self._loaded.encode_batch(_inputs(texts), parallel=_parallel()).layout
         return Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
 
