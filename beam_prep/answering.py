@@ -19,7 +19,7 @@ from beam_prep.core.encoding.asking import answered_by
 from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
-from beam_prep.worker import end_with_parent, give_back_memory, single_threaded_tokenizers
+from beam_prep.processes import end_with_parent, give_back_memory, single_threaded_tokenizers
 
 Answer = TypeVar("Answer")
 
@@ -60,7 +60,7 @@ def _load(tokenizer: Tokenizer | None) -> Iterator[None]:
 
 
 class AnsweringProcess:
-    """An `Answerer`, forked from this process: see `beam_prep.worker.may_fork`. Its forks may ask it, too.
+    """An `Answerer`, forked from this process: see `beam_prep.processes.may_fork`. Its forks may ask it, too.
 
     Args:
         askers: how many processes may ask. This one is number 0.

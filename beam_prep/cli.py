@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import beam_prep
-from beam_prep import options, patches, worker
+from beam_prep import options, patches, processes, worker
 from beam_prep.errors import BeamPrepError, of_the_system
 from beam_prep.stopping import received_signal, stop_on_signals
 
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     _set_up_log(getattr(given, "verbose", False))
     if arguments is None:
-        worker.own_program()
+        processes.own_program()
         stop_on_signals()
         if not getattr(given, "verbose", False):
             patches.quiet_threads()
@@ -365,7 +365,7 @@ def _import_beam(stores: bool = True, first: Callable[[], object] = lambda: None
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # Beam warns of every cloud extra that is not installed
     try:
-        if worker.is_own_program():
+        if processes.is_own_program():
             with patches.without_unused_libraries(stores):
                 importlib.import_module("pyarrow").array([])
                 first()
@@ -383,7 +383,7 @@ def _without_collections() -> Iterator[None]:
 
     Only in the command line's own process: in another it is the caller's.
     """
-    if not worker.is_own_program():
+    if not processes.is_own_program():
         yield
         return
     gc.disable()
@@ -441,7 +441,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 def _may_begin(given: argparse.Namespace) -> bool:
     """True if the tokenizer may be loaded before the config is read: the job will need it, or it fails anyway."""
-    if not worker.may_fork() or worker.cores() == 1:
+    if not processes.may_fork() or processes.cores() == 1:
         return False
     # A pipe can be read once: a config, or a list of inputs (`@LIST`).
     if given.config_json is None and not os.path.isfile(given.config or ""):
@@ -468,7 +468,7 @@ def _begin_to_answer(given: argparse.Namespace) -> None:
     from beam_prep import answering
 
     if worker.answerer() is None and given.tokenizer_backend != "transformers":
-        worker.answered_by(answering.begin(given.tokenizer_path, worker.cores() + 1))
+        worker.answered_by(answering.begin(given.tokenizer_path, processes.cores() + 1))
 
 
 def _begin_workers(given: argparse.Namespace) -> None:

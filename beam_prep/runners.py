@@ -24,7 +24,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.version import __version__ as BEAM
 
-from beam_prep import patches, worker
+from beam_prep import patches, processes, worker
 from beam_prep.core.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS
@@ -86,7 +86,7 @@ def choose_runner(
     direct = options.view_as(DirectOptions)
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
-        cores = worker.cores()
+        cores = processes.cores()
         small = plain_size(inputs) <= worker.SMALL_INPUT
         direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
         direct.direct_num_workers = 1 if small else cores
@@ -94,7 +94,7 @@ def choose_runner(
         direct.direct_running_mode = "multi_processing"
     if direct.direct_running_mode == "in_memory":
         return FnApiRunner(), options, "runner: in-process"
-    workers = direct.direct_num_workers = direct.direct_num_workers or worker.cores()
+    workers = direct.direct_num_workers = direct.direct_num_workers or processes.cores()
     if direct.direct_running_mode == "multi_threading":
         return FnApiRunner(), options, f"runner: {workers} worker threads"
     environment = worker.environment(workers, prepare)
@@ -199,7 +199,7 @@ def prepared_process(runner: Any, options: PipelineOptions) -> Iterator[None]:
         yield
         return
     threads = options.view_as(DirectOptions).direct_running_mode == "multi_threading"
-    with patches.frequent_sampling(), worker.single_threaded_tokenizers() if threads else contextlib.nullcontext():
+    with patches.frequent_sampling(), processes.single_threaded_tokenizers() if threads else contextlib.nullcontext():
         yield
 
 

@@ -6,7 +6,6 @@ the pipeline, and then forks the others. In other processes workers are started 
 """
 
 import contextlib
-import ctypes
 import gc
 import json
 import logging
@@ -18,11 +17,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
-from beam_prep import errors, patches
-from beam_prep.errors import BeamPrepError, EngineError
+from beam_prep import errors, patches, processes
+from beam_prep.errors import BeamPrepError
 
 SMALL_INPUT = 32 << 20
 """Bytes of input below which worker processes take longer to start than they save."""
@@ -32,24 +31,15 @@ _SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 _LAUNCHER = "BEAM_PREP_LAUNCHER"
 """Environment variable: the process that started a worker."""
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
-_KEPT_FREE, _GIVEN_BACK = 8 << 20, 32 << 20
-"""Bytes that a heap keeps; and of an allocation that is given back at once, which arrays of a block seldom have.
-
-With 32 MiB kept, memory grows by 40 MB; with 8 MiB given back, 800 MB of chats take 4 % more time, documents 8 %.
-"""
 _DIED = "Worker subprocess exited in the middle of its work"
 _MILLISECONDS = 100
 _URN = "beam_prep:env:forked:v1"
 _answerer: "Answerer | None" = None
 _waiting: "_ForkedWorkers | None" = None
 _begun: "_ForkedWorkers | None" = None
-_program = False
 
 log = logging.getLogger("beam_prep")
 
-Answer = TypeVar("Answer")
 WorkerSetup = Callable[[], str | None]
 """Loads what all workers of a run need. Returns a message for the user, or None. It can be pickled."""
 
@@ -77,123 +67,6 @@ def answerer() -> Answerer | None:
     return _answerer
 
 
-def cores() -> int:
-    """The number of processors that this process may use."""
-    if sys.version_info >= (3, 13):
-        return os.process_cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def own_program() -> None:
-    """Declares that nothing but the command line runs in this process. Then it may fork, and choose for libraries.
-
-    Threads of numpy's linear algebra, of which there is none here, would spin while the first modules are imported.
-    """
-    global _program
-    _program = True
-    # Pipes to workers must not get the numbers of streams that were closed, which workers keep open.
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _choose_malloc()
-
-
-def _choose_malloc() -> None:
-    """Lets all libraries allocate with the C library, and that keep some freed memory, where it is glibc.
-
-    A step frees megabytes that the next one needs. Those that went back to the system would be cleared page by page:
-    half of all page faults were Arrow's own. Kept without a limit, freed memory would grow with the input. All threads
-    share one heap: Beam's, which does the work, uses what the first one freed after it had loaded the tokenizer.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE)
-        mallopt(_M_MMAP_THRESHOLD, _GIVEN_BACK)
-        mallopt(_M_ARENA_MAX, 1)
-        if "pyarrow" not in sys.modules:
-            os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-
-
-def is_own_program() -> bool:
-    """True if `own_program` was called."""
-    return _program
-
-
-def give_back_memory() -> None:
-    """Gives freed memory back to the system, where the C library can: loading a tokenizer leaves 100 MB of it."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextlib.contextmanager
-def single_threaded_tokenizers() -> Iterator[None]:
-    """The Rust tokenizers start no threads: a process that has some cannot be forked, and workers have a core each."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        del os.environ["TOKENIZERS_PARALLELISM"]
-        if before is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
-
-
-def may_fork() -> bool:
-    """True if workers are forked from this process."""
-    # transformers is large, and no worker needs it.
-    alone = threading.active_count() == 1 and "transformers" not in sys.modules
-    return _program and sys.platform == "linux" and alone
-
-
-def in_child(call: Callable[[], Answer], what: str) -> Answer:
-    """Calls a function in a forked process, which ends then. Only where this process may fork.
-
-    What the function imports, and the threads that it starts, are not in this process, which can be forked again.
-
-    Args:
-        call: its answer can be pickled.
-        what: for the message of an error: what it did, as in "loaded the tokenizer".
-
-    Raises:
-        BeamPrepError, OSError: what the function raised.
-        EngineError: the process was killed.
-    """
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            end_with_parent(parent)
-            try:
-                answer: Any = call(), None
-            except (BeamPrepError, OSError) as error:
-                answer = None, error
-            data = pickle.dumps(answer)  # all of it or nothing is written
-            with open(writing, "wb") as pipe:
-                pipe.write(data)
-        except Exception:  # otherwise it would end without a message
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(writing)
-    try:
-        with open(reading, "rb") as pipe:
-            found = pipe.read()
-    finally:
-        os.kill(child, signal.SIGKILL)  # where a signal asks this process to end; otherwise it has ended by itself
-        os.waitpid(child, 0)
-    if not found:
-        raise EngineError(f"a process that {what} was killed, or crashed (out of memory?): run again")
-    value, raised = pickle.loads(found)
-    if raised is not None:
-        raise raised
-    return cast(Answer, value)
-
-
 def begin(load: Callable[[], object]) -> None:
     """Forks the first worker process of a job that the launcher still reads. Only where this process may fork.
 
@@ -205,7 +78,7 @@ def begin(load: Callable[[], object]) -> None:
     global _begun
     from apache_beam.runners.worker import sdk_worker_main
 
-    _begun = _ForkedWorkers(cores(), sdk_worker_main.main, load)
+    _begun = _ForkedWorkers(processes.cores(), sdk_worker_main.main, load)
 
 
 def end_begun() -> None:
@@ -227,7 +100,7 @@ def environment(workers: int, prepare: WorkerSetup | None = None) -> Any:
     """
     from apache_beam.transforms import environments
 
-    if may_fork():
+    if processes.may_fork():
         return _forked(workers, prepare)
     settings = " ".join(f"{name}=${{{name}:-{value}}}" for name, value in _SETTINGS.items())
     command = f"export {settings} {_LAUNCHER}={os.getpid()}; exec {shlex.quote(sys.executable)} -m beam_prep.worker"
@@ -241,9 +114,9 @@ def are_forked() -> bool:
 
 def kill() -> None:
     """Kills the forked workers, if there are any."""
-    for processes in (_waiting, _begun):
-        if processes is not None:
-            processes.kill()
+    for each in (_waiting, _begun):
+        if each is not None:
+            each.kill()
 
 
 def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
@@ -272,19 +145,19 @@ def _forked(workers: int, prepare: WorkerSetup | None) -> Any:
             if logging.getLogger("beam_prep").isEnabledFor(logging.DEBUG):
                 log = self.logging_api_service_descriptor()
                 settings["LOGGING_API_SERVICE_DESCRIPTOR"] = text_format.MessageToString(log)
-            processes.start(settings, lambda: patches.fail_requests(self.control_conn, _DIED))
+            forked.start(settings, lambda: patches.fail_requests(self.control_conn, _DIED))
 
         def stop_worker(self) -> None:
-            processes.stop()
+            forked.stop()
 
     if _waiting is not None:  # workers of a run that failed before it began
         _waiting.wait()
     patches.register_environment(_URN, Environment, Handler)
     if _begun is not None and _begun.count != workers:
         end_begun()
-    processes = _waiting = _begun or _ForkedWorkers(workers, sdk_worker_main.main)
+    forked = _waiting = _begun or _ForkedWorkers(workers, sdk_worker_main.main)
     _begun = None
-    processes.prepare(prepare)
+    forked.prepare(prepare)
     return Environment(capabilities=environments.python_sdk_capabilities(), artifacts=())
 
 
@@ -318,7 +191,7 @@ class _ForkedWorkers:
         self._pid: int | None = os.fork()
         if self._pid == 0:
             try:
-                end_with_parent(launcher)
+                processes.end_with_parent(launcher)
                 _run_first_worker([reading for reading, _ in pipes], setup, reporting, alive, main, load)
             except Exception:  # otherwise it would end without a message
                 traceback.print_exc()
@@ -418,18 +291,6 @@ class _ForkedWorkers:
                 os.read(each, 1)
 
 
-def end_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent ends, however that ends. On Linux only.
-
-    Beam's worker ends with its connection, but one that has none yet waits for a launcher that is gone.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the launcher ends us
-
-
 def _run_first_worker(
     readings: Sequence[int],
     setup: int,
@@ -443,7 +304,7 @@ def _run_first_worker(
     _ask_as(1, range(2, len(readings) + 1))
     _close_all_but([*readings, setup, reporting, *alive])
     report: dict[str, str | None] = {"raised": None, "words": None}
-    with single_threaded_tokenizers():
+    with processes.single_threaded_tokenizers():
         load()
         with open(setup, "rb") as pipe:
             given = pipe.read()
@@ -455,7 +316,7 @@ def _run_first_worker(
                 report["words"] = prepare()
             except BeamPrepError as error:
                 report = {"raised": type(error).__name__, "words": str(error)}
-    give_back_memory()
+    processes.give_back_memory()
     mine, *others = readings
     first = os.getpid()
     gc.freeze()
@@ -463,7 +324,7 @@ def _run_first_worker(
     for number, reading in enumerate(others, 1):
         child = os.fork()
         if child == 0:
-            end_with_parent(first)
+            processes.end_with_parent(first)
             _ask_as(number + 1)
             _close_all_but([reading, alive[number]])
             _work_when_told(reading, main)
@@ -523,9 +384,9 @@ def _work(main: Any) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent(int(os.environ[_LAUNCHER]))
+    processes.end_with_parent(int(os.environ[_LAUNCHER]))
     _silence()
-    _choose_malloc()
+    processes.choose_malloc()
     from apache_beam.runners.worker import sdk_worker_main
 
     _work(sdk_worker_main.main)

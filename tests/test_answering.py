@@ -123,8 +123,6 @@ def test_it_ends_with_the_process_that_started_it(number: signal.Signals) -> Non
 
 REFERENCE = """
 import json
-from beam_prep import worker
-from beam_prep.core.data.columns import Texts
 from beam_prep.core.encoding import tokenizer as module
 from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.token_bytes import token_bytes

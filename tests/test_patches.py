@@ -217,8 +217,8 @@ print(hasattr(awkward, "operations"), ids.to_lists(), left.tolist())
 def test_beartype_and_others_are_imported_when_beam_calls_them() -> None:
     code = """
 import sys
-from beam_prep import cli, worker
-worker.own_program()
+from beam_prep import cli, processes
+processes.own_program()
 cli._import_beam(False)
 late = ("beartype", "httplib2", "cryptography", "yaml", "pyarrow.parquet", "awkward.operations")
 print([name for name in late if name in sys.modules])

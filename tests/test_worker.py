@@ -15,7 +15,7 @@ import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import Tokenizer, runners, worker
+from beam_prep import Tokenizer, processes, runners, worker
 from beam_prep.storage.files import list_inputs
 
 pytestmark = pytest.mark.long
@@ -28,7 +28,7 @@ import json, os, sys
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import BuildMask, MapRecords, ApplyTemplate, PipelineConfig, ReadJSONL, Shard, Tokenize, Tokenizer
-from beam_prep import worker
+from beam_prep import processes
 from beam_prep.runners import choose_runner
 from beam_prep.storage.files import list_inputs
 
@@ -49,7 +49,7 @@ def note(record):
 
 
 if program == "yes":
-    worker.own_program()
+    processes.own_program()
 config = PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "train"}]}})
 options = PipelineOptions(["--direct_num_workers=2"])
 runner, options, _ = choose_runner(options, list_inputs(source))
@@ -236,14 +236,14 @@ def test_a_first_worker_that_is_killed_while_it_loads_ends_the_run(
 
 BEGUN = """
 import sys
-from beam_prep import cli, worker
+from beam_prep import cli, processes, worker
 
 cli._import_beam()
 from beam_prep import pipeline, runners
 from beam_prep.transforms import gate
 
 worker.SMALL_INPUT = pipeline.REFERENCE_ALONE = 0
-worker.cores = lambda: 2
+processes.cores = lambda: 2
 begin = worker.begin
 
 
@@ -460,7 +460,7 @@ def test_a_signal_ends_a_run_while_transformers_is_asked(
 def test_a_worker_that_began_for_more_cores_than_the_job_wants_is_not_used(
     source: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    more = "begun = worker.begin; worker.begin = lambda load: (begun(load), setattr(worker, 'cores', lambda: 3))"
+    more = "begun = worker.begin; worker.begin = lambda load: (begun(load), setattr(processes, 'cores', lambda: 3))"
     done = begun(source, tokenizer, tmp_path / "out", more=more)
     assert done.returncode == 0, done.stderr
     assert "3 worker processes" in done.stderr
@@ -471,7 +471,7 @@ def test_a_worker_that_began_for_more_cores_than_the_job_wants_is_not_used(
 def test_the_command_line_leaves_out_what_no_job_needs(own: bool) -> None:
     """Pandas alone takes a third of a second in each worker. Callers of `cli.main` keep all of Beam and of pyarrow."""
     pytest.importorskip("pandas")
-    code = "import sys; from beam_prep import cli, worker; " + "worker.own_program(); " * own
+    code = "import sys; from beam_prep import cli, processes; " + "processes.own_program(); " * own
     code += "cli._import_beam(); import pyarrow; pyarrow.array([1]); print('pandas' in sys.modules); "
     code += "import pandas, apache_beam.io.gcp.bigquery"  # not gone for good
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -492,7 +492,7 @@ def test_the_command_line_leaves_out_what_no_job_needs(own: bool) -> None:
 def test_the_clients_of_stores_are_imported_where_an_argument_may_need_them(words: list[str], there: bool) -> None:
     """They take 0.2 s, and 30 MB."""
     pytest.importorskip("google.cloud.storage")
-    code = "import sys; from beam_prep import cli, worker; worker.own_program(); "
+    code = "import sys; from beam_prep import cli, processes; processes.own_program(); "
     code += "given = cli._parsed(sys.argv[1:]); cli._import_beam(cli._names_a_store(*given)); "
     code += (
         "from apache_beam.io.filesystem import FileSystem; print([f.scheme() for f in FileSystem.get_all_subclasses()])"
@@ -506,7 +506,7 @@ def test_the_clients_of_stores_are_imported_where_an_argument_may_need_them(word
 def test_a_store_that_no_argument_named_has_a_client_all_the_same(scheme: str, library: str) -> None:
     """Of a config or a list. Then the command line has imported Beam without what this has for stores."""
     pytest.importorskip(library)
-    code = "import sys; from beam_prep import cli, worker; worker.own_program(); cli._import_beam(False); "
+    code = "import sys; from beam_prep import cli, processes; processes.own_program(); cli._import_beam(False); "
     code += f"assert {library!r} not in sys.modules; from beam_prep.storage.stores.objects import client_for; "
     code += f"print(type(client_for({scheme!r}, 0, None)).__name__)"
     settings = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:9", "GOOGLE_CLOUD_PROJECT": "none"}
@@ -537,13 +537,13 @@ def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
     source: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
 ) -> None:
     monkeypatch.setattr(worker, "SMALL_INPUT", 0)
-    monkeypatch.setattr(worker, "cores", lambda: 2)
+    monkeypatch.setattr(processes, "cores", lambda: 2)
     assert runners.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
 
 
 def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "SMALL_INPUT", 4000)
-    monkeypatch.setattr(worker, "cores", lambda: 2)
+    monkeypatch.setattr(processes, "cores", lambda: 2)
 
     def told(name: str, size: int) -> str:
         (tmp_path / name).write_bytes(b"x" * size)
@@ -575,7 +575,7 @@ def test_how_many_workers_may_share_a_file(asked: list[str], workers: int) -> No
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to processors")
 def test_cores_are_those_that_the_process_may_use() -> None:
     own = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{own}]); from beam_prep import worker; print(worker.cores())"
+    code = f"import os; os.sched_setaffinity(0, [{own}]); from beam_prep import processes; print(processes.cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
 
@@ -588,7 +588,7 @@ def test_cores_are_known_where_no_process_can_be_bound_to_them(
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: counted)
     monkeypatch.setattr(os, "process_cpu_count", lambda: counted, raising=False)
-    assert worker.cores() == cores
+    assert processes.cores() == cores
 
 
 @pytest.mark.parametrize("which", ["the first", "another"])
