@@ -401,6 +401,14 @@ def _names_a_store(given: argparse.Namespace, beam_options: Sequence[str]) -> bo
 
 
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
+    try:
+        return _run_job(given, beam_options)
+    finally:
+        if (answerer := worker.answerer()) is not None:
+            answerer.end()
+
+
+def _run_job(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
     with _without_collections():
         begins = not beam_options and not given.dry_run and _may_begin(given)

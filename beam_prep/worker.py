@@ -18,10 +18,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from beam_prep import errors, patches, processes
 from beam_prep.errors import BeamPrepError
+
+if TYPE_CHECKING:
+    from beam_prep.answering import AnsweringProcess
 
 SMALL_INPUT = 32 << 20
 """Bytes of input below which worker processes take longer to start than they save."""
@@ -34,7 +37,7 @@ _LAUNCHER = "BEAM_PREP_LAUNCHER"
 _DIED = "Worker subprocess exited in the middle of its work"
 _MILLISECONDS = 100
 _URN = "beam_prep:env:forked:v1"
-_answerer: "Answerer | None" = None
+_answerer: "AnsweringProcess | None" = None
 _waiting: "_ForkedWorkers | None" = None
 _begun: "_ForkedWorkers | None" = None
 
@@ -44,25 +47,13 @@ WorkerSetup = Callable[[], str | None]
 """Loads what all workers of a run need. Returns a message for the user, or None. It can be pickled."""
 
 
-class Answerer(Protocol):
-    """A process that workers ask: see `beam_prep.answering`."""
-
-    def become(self, asker: int, heirs: Collection[int] = ()) -> None:
-        """From now on this process asks as another number; and so will those of its heirs, which it forks."""
-        ...
-
-    def pipes(self) -> list[int]:
-        """What a process must not close."""
-        ...
-
-
-def answered_by(answerer: Answerer) -> None:
+def answered_by(answerer: "AnsweringProcess | None") -> None:
     """Says whom the forked workers ask, the first one as number 1. This process is number 0."""
     global _answerer
     _answerer = answerer
 
 
-def answerer() -> Answerer | None:
+def answerer() -> "AnsweringProcess | None":
     """Whom they ask; None: nobody."""
     return _answerer
 

@@ -75,15 +75,16 @@ def test_what_is_asked_and_said_may_be_larger_than_a_pipe() -> None:
     assert said(code) == ["True"]
 
 
-def test_many_who_ask_are_answered_by_several_processes() -> None:
+def test_who_asks_for_much_gets_a_process_of_its_own() -> None:
+    """One alone would keep the others waiting."""
     code = """
-found = process(20)
-import time
-asking.answer(time.sleep, 0)
-pids = {forked(asker, found, lambda: asking.answer(os.getpid)) for asker in range(1, 20)}
-print(len(pids), repr(os.getpid()) in pids)
+found = process(4)
+first = asking.answer(os.getpid)
+for asker, size in ((1, 9_000_000), (2, 10), (3, 9_000_000)):
+    print(forked(asker, found, lambda: (asking.answer(len, "x" * size), asking.answer(os.getpid) == first)))
+print(asking.answer(os.getpid) == first)
 """
-    assert said(code) == ["3 False"]
+    assert said(code) == ["(9000000, False)", "(10, True)", "(9000000, False)", "True"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,40 @@ except ValueError as error:
 print(asking.answer(os.getpid) == os.getpid())
 """
     assert said(code) == ["invalid literal for int() with base 10: 'two'", "True"]
+
+
+def test_nothing_of_it_is_left_when_it_was_ended() -> None:
+    code = """
+found = process(2)
+forked(1, found, lambda: asking.answer(len, "x" * 9_000_000))
+found.end()
+os.wait()  # the fork
+try:
+    os.wait()
+except ChildProcessError:
+    print("no child")
+"""
+    assert said(code) == ["no child"]
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() -> None:
+    code = """
+import time
+
+
+def stop(*given):
+    raise KeyboardInterrupt
+
+
+process(1)
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try:
+    asking.answer(time.sleep, 1)
+except KeyboardInterrupt:
+    print(asking.answer(max, 3, 5))
+"""
+    assert said(code) == ["5"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -166,17 +201,14 @@ def test_the_reference_says_the_same_from_there(tokenizer: Path) -> None:
     assert said(REFERENCE, str(tokenizer), json.dumps(TEXTS)) == ["True 0 1"]
 
 
-def test_large_texts_are_encoded_here(tokenizer: Path) -> None:
-    """One process cannot encode for all."""
+def test_it_does_without_where_too_many_files_are_open(tokenizer: Path) -> None:
     code = """
-from beam_prep.core.encoding import tokenizer as module
+import resource
 
-answering.begin(sys.argv[1], 1)
-tokenizer = answering.resolved(sys.argv[1])
-for texts in (["a " * 20_000], ["a " * 20_000] * 2):
-    print(len(tokenizer.encode(texts, False)), module._loaded.cache_info().currsize, asking.is_another())
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+print(answering.begin(sys.argv[1], 100), asking.is_another())
 """
-    assert said(code, str(tokenizer)) == ["1 0 True", "2 1 False"]
+    assert said(code, str(tokenizer)) == ["None False"]
 
 
 def test_a_tokenizer_that_cannot_be_read_is_told_by_who_needs_it(tmp_path: Path) -> None:

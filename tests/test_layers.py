@@ -108,7 +108,7 @@ MAY_IMPORT = {
     "patches": set(),
     "stopping": {"worker"},
     "processes": {"errors"},
-    "worker": {"errors", "patches", "processes"},
+    "worker": {"answering", "errors", "patches", "processes"},
     "answering": {"core.encoding", "errors", "processes"},
     "options": set(),
     "cli": {

@@ -67,4 +67,7 @@ def answer(call: Callable[..., Answer], *given: Any) -> Answer:
                 return _answerer.ask(call, *given)
             except (EOFError, OSError):
                 answer_here()
+            except BaseException:  # a signal: its answer would be taken for that of the next question
+                answer_here()
+                raise
     return call(*given)

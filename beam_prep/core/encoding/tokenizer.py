@@ -10,17 +10,16 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.columns import characters
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.encoding import tokenizer_cache
-from beam_prep.core.encoding.asking import Answer, answer, answer_here, is_another
+from beam_prep.core.encoding.asking import answer, answer_here, is_another
 from beam_prep.core.encoding.resolver import expected_files, resolve, write
 from beam_prep.core.encoding.short_merges import with_short_merges
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 _TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 512, 1 << 16
 """Of a call of the Rust library, whose answer takes some 300 bytes a token."""
-_MOST_ASKED = 1 << 16
-"""Characters that another process is asked for at once. Those of a sample are fewer."""
 _CUT = "\ufffd"  # what decoders give for bytes that are no character
 _LONGEST_CUT = 16  # tokens
 
@@ -365,7 +362,7 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
-        return _ask_or_load(texts, _encode, self, add_special_tokens)
+        return answer(_encode, self, _given(texts), add_special_tokens)
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
@@ -374,7 +371,7 @@ class Tokenizer:
 
         See `Encoder`.
         """
-        return _ask_or_load(texts, _encode_spans, self, add_special_tokens, spans)
+        return answer(_encode_spans, self, _given(texts), add_special_tokens, spans)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
@@ -390,11 +387,9 @@ class Tokenizer:
         return answer(_pieces, self, [int(i) for i in ids])
 
 
-def _ask_or_load(texts: Sequence[str], call: Callable[..., Answer], tokenizer: Tokenizer, *given: Any) -> Answer:
-    """Has another process encode texts, if there is one, and they are few; otherwise loads the reference."""
-    if is_another() and int(characters(texts).sum()) <= _MOST_ASKED:
-        return answer(call, tokenizer, list(texts), *given)
-    return call(tokenizer, texts, *given)
+def _given(texts: Sequence[str]) -> Sequence[str]:
+    """Texts as another process gets them, if one answers: not the whole block that they may be a part of."""
+    return list(texts) if is_another() else texts
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
