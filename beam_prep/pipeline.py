@@ -487,7 +487,7 @@ class Pipeline:
         index = None if self._references is None else self._references.index
         steps = (recipe.text_steps(part, self.tokenizer, self.render, index) for _, part in probed)
         each = zip((firsts[group] for group, _ in probed), steps, strict=True)
-        return Gate(self.tokenizer, wanted, tuple(each), spans)
+        return Gate(self.tokenizer, wanted, tuple(each), spans, self.check == "full")
 
     @functools.cached_property
     def _backend(self) -> Backend | Literal["inherited"]:

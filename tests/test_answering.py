@@ -1,6 +1,7 @@
 """The process that answers for the reference: what it says is what is said without it, whatever becomes of it."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,30 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_reference_says_the_same_from_there(tokenizer: Path) -> None:
     """Ids, spans, texts of tokens, and what it is made of; and this process has not loaded it."""
     assert said(REFERENCE, str(tokenizer), json.dumps(TEXTS)) == ["True 0 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "full", "loads"),
+    [("plain", False, 0), ("plain", True, 1), ("a\u0301 o\u0308", False, 1)],
+    ids=["few", "all of them, too", "not normalised"],
+)
+def test_workers_share_the_reference_where_it_encodes_many_texts(
+    tmp_path: Path, text: str, full: bool, loads: int
+) -> None:
+    """It is loaded before the others are forked, and the other process ends."""
+    normalising = shutil.copytree(ROOT / "examples" / "tokenizer", tmp_path / "tokenizer")
+    source = json.loads((normalising / "tokenizer.json").read_text())
+    (normalising / "tokenizer.json").write_text(json.dumps({**source, "normalizer": {"type": "NFC"}}))
+    tokenizer = Tokenizer.load(normalising).save(tmp_path / "saved").folder
+    code = f"""
+from beam_prep.core.encoding import tokenizer as module
+from beam_prep.core.encoding.backends import choose
+
+process = answering.begin(sys.argv[1], 1)
+print(choose(answering.resolved(sys.argv[1]), "auto", [{text!r}] * 8, full={full})[0])
+print(module._loaded.cache_info().currsize, asking.is_another())
+"""
+    assert said(code, str(tokenizer)) == ["gigatoken", f"{loads} {not loads}"]
 
 
 def test_it_does_without_where_too_many_files_are_open(tokenizer: Path) -> None:

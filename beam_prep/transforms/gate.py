@@ -28,18 +28,19 @@ class Gate:
         tokenizer: the reference.
         backend: what is wanted: see `choose`.
         firsts: files whose first records are probes, each with the steps that make texts of them.
-        spans: see `choose`.
+        spans, full: see `choose`.
     """
 
     tokenizer: Tokenizer
     backend: Backend
     firsts: tuple[tuple[InputFile, Steps], ...]
     spans: bool
+    full: bool
 
     def choose(self) -> tuple[Used, str | None]:
         """See `choose`. The choice, and what was loaded for it, stay in this process and in those forked from it."""
         texts = [text for source, steps in self.firsts for text in first_texts(source, steps)]
-        return choose(self.tokenizer, self.backend, texts, self.spans)
+        return choose(self.tokenizer, self.backend, texts, self.spans, self.full)
 
     def problem(self) -> str | None:
         """Chooses. Returns why it is none of the fast backends, where one was wanted."""

@@ -24,7 +24,7 @@ import numpy as np
 from beam_prep.core.data.columns import characters, sizes, take, utf8
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.encoding import with_gigatoken, with_tokie
-from beam_prep.core.encoding.asking import answer, end_unasked
+from beam_prep.core.encoding.asking import answer, end_unasked, is_another
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
@@ -234,7 +234,7 @@ def _overlapping(
 
 
 def choose(
-    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True
+    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True, full: bool = False
 ) -> tuple[Used, str | None]:
     """Chooses the backend that encodes, when a pipeline is built.
 
@@ -243,6 +243,7 @@ def choose(
         backend: `auto`: the first of `BACKENDS` whose ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
         spans: tokens of spans will be encoded, too.
+        full: the reference will encode all texts, too.
 
     Returns:
         One of `BACKENDS`, or `transformers`; and why it is none of them, where one was wanted.
@@ -254,12 +255,24 @@ def choose(
     prepare = partial(token_bytes, tokenizer) if spans else lambda: None
     used, problem = _choose(tokenizer, backend, first_texts, prepare)
     _chosen[tokenizer] = used
-    if used == "transformers" or (spans and token_bytes(tokenizer) is None):
+    if used == "transformers" or (is_another() and (full or _encodes_many(tokenizer, used, first_texts, spans))):
         _ = tokenizer.reference
     end_unasked()
     return used, problem
 
 
+def _encodes_many(tokenizer: Tokenizer, backend: Used, texts: Sequence[str], spans: bool) -> bool:
+    """True if the reference encodes so many of some texts that each worker should have it."""
+    table = token_bytes(tokenizer) if spans else None
+    if spans and table is None:
+        return True
+    left = len(_loaded(tokenizer, backend).encode(texts)[1])
+    lossy = 0 if table is None else sum(not table.keeps(text) for text in texts)
+    return _MANY * (left + lossy) > len(texts)
+
+
+_MANY = 20
+"""One text of so many that the reference encodes takes it as long as gigatoken takes for all."""
 _chosen: dict[Tokenizer, Used] = {}
 
 
