@@ -57,8 +57,8 @@ def watch(log: Path) -> None:
 
     import_beam = cli._import_beam
 
-    def imported(*given: Any) -> None:
-        import_beam(*given)
+    def imported(stores: bool = True, first: Callable[[], object] = lambda: None) -> None:
+        import_beam(stores, first)
         note("Beam imported")
         from beam_prep import worker
         from beam_prep.storage import publish as _publish
