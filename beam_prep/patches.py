@@ -1,6 +1,7 @@
 """Every change that we make to other libraries in a running process. No other file makes one.
 
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
+* `views_made_once`, in the command line's own process, in `Pipeline.run`;
 * `plain_labels` and `ipython_if_imported`, in `Pipeline.run`, too;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
 * `numpy_for_awkward`, there, too: takes the place of awkward, of which gigatoken calls a few functions;
@@ -55,6 +56,33 @@ def frequent_sampling() -> Iterator[None]:
         yield
     finally:
         StateSampler.__init__ = original
+
+
+@contextlib.contextmanager
+def views_made_once() -> Iterator[None]:
+    """Each view of a pipeline's options is made once.
+
+    Why: Beam asks for one some 400 times while it makes a pipeline and launches it, and each time makes a parser, and
+    reads the command line. A view has nothing of its own: all views of an object share the dict of its values.
+    Until: Beam keeps them.
+    """
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    original = PipelineOptions.view_as
+    made: dict[tuple[int, type], tuple[object, Any]] = {}
+
+    def view_as(self: Any, cls: type) -> Any:
+        values = self._all_options
+        key = id(values), cls
+        if key not in made:
+            made[key] = values, original(self, cls)  # the values, so that no others get their id
+        return made[key][1]
+
+    PipelineOptions.view_as = view_as
+    try:
+        yield
+    finally:
+        PipelineOptions.view_as = original
 
 
 @contextlib.contextmanager

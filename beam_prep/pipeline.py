@@ -258,7 +258,12 @@ class Pipeline:
                 self._finish_for_others(result, alone)
                 return result
             try:
-                with patches.plain_labels(), patches.ipython_if_imported():
+                own = processes.is_own_program()  # nobody else's options are looked at there
+                with (
+                    patches.plain_labels(),
+                    patches.ipython_if_imported(),
+                    patches.views_made_once() if own else contextlib.nullcontext(),
+                ):
                     return self._run(options, wait)
             except Stopped:
                 if self._dies:  # the signal may have come while the folder was being removed

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.runners.worker.statesampler import StateSampler
@@ -266,3 +267,19 @@ assert yaml.__file__ and beartype.__file__
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_view_of_options_is_made_once_and_shares_its_values() -> None:
+    original = PipelineOptions.view_as
+    options, others = PipelineOptions(["--job_name=one"]), PipelineOptions(["--job_name=other"])
+    with patches.views_made_once():
+        view = options.view_as(GoogleCloudOptions)
+        assert options.view_as(GoogleCloudOptions) is view
+        assert view.view_as(GoogleCloudOptions) is view
+        view.project = "ours"
+        assert options.view_as(GoogleCloudOptions).project == "ours"
+        assert others.view_as(GoogleCloudOptions).project is None
+        assert [each.view_as(GoogleCloudOptions).job_name for each in (options, others)] == ["one", "other"]
+        assert options.view_as(StandardOptions).runner is None
+    assert PipelineOptions.view_as is original
+    assert options.view_as(GoogleCloudOptions).project == "ours"
