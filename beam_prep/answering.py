@@ -40,7 +40,7 @@ def begin(path: str, askers: int) -> "AnsweringProcess | None":
         askers: see `AnsweringProcess`.
 
     Returns:
-        the process; None where there is none, since too many files are open.
+        the process; None where too many files are open, or processes run, for one more.
     """
     with contextlib.suppress(TokenizerError, OSError):  # whoever needs it will say what is wrong
         if (tokenizer := Tokenizer.resolved(path)) is not None:

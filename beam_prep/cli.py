@@ -6,6 +6,7 @@ import difflib
 import gc
 import glob
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -412,8 +413,7 @@ def _run_job(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
     with _without_collections():
         begins = not beam_options and not given.dry_run and _may_begin(given)
-        is_large = begins and _size_of_files(given.inputs) > worker.SMALL_INPUT
-        first = partial(_begin_to_answer, given) if is_large else lambda: None
+        first = partial(_begin_to_answer, given) if begins and _are_large(given.inputs) else lambda: None
         _import_beam(_names_a_store(given, beam_options), first)
         if problem := unknown_beam_options(beam_options, "run"):
             print(f"beam-prep run: {problem}", file=sys.stderr)
@@ -466,9 +466,15 @@ def _may_begin(given: argparse.Namespace) -> bool:
     return not os.path.exists(os.path.join(given.output_dir, "manifest.json"))  # there may be nothing to do
 
 
-def _size_of_files(inputs: Sequence[str]) -> int:
-    """Bytes of files, as far as can be said without Beam."""
-    return sum(os.path.getsize(path) for text in inputs for path in glob.glob(text) if os.path.isfile(path))
+def _are_large(inputs: Sequence[str]) -> bool:
+    """True if input files are no small input, as far as can be said without Beam. Looks at no more than it needs."""
+    size = 0
+    for path in itertools.chain.from_iterable(map(glob.iglob, inputs)):
+        with contextlib.suppress(OSError):  # whoever needs it will say what is wrong
+            size += os.path.getsize(path) if os.path.isfile(path) else 0
+        if size > worker.SMALL_INPUT:
+            return True
+    return False
 
 
 def _begin_to_answer(given: argparse.Namespace) -> None:

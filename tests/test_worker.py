@@ -15,7 +15,7 @@ import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import Tokenizer, processes, runners, worker
+from beam_prep import Tokenizer, cli, processes, runners, worker
 from beam_prep.storage.files import list_inputs
 
 pytestmark = pytest.mark.long
@@ -551,6 +551,26 @@ def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: p
 
     assert told("a.jsonl.gz", 1000) == told("a.jsonl", 4000) == "runner: in-process"
     assert told("b.jsonl.gz", 1001) == told("b.jsonl", 4001) == "runner: 2 worker processes"
+
+
+def test_inputs_are_looked_at_until_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a million of them, and this is before the first line of the log."""
+    monkeypatch.setattr(worker, "SMALL_INPUT", 4000)
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_bytes(b"x" * 2000)
+    (tmp_path / "d.jsonl").symlink_to("nowhere")
+    (tmp_path / "e.jsonl").mkdir()
+    looked: list[str] = []
+    size = os.path.getsize
+
+    def noted(path: str) -> int:
+        looked.append(path)
+        return size(path)
+
+    monkeypatch.setattr(os.path, "getsize", noted)
+    assert cli._are_large([str(tmp_path / "*.jsonl")] * 2)
+    assert len(looked) == 3
+    assert not cli._are_large([str(tmp_path / "[ab].jsonl"), str(tmp_path / "[d-f].jsonl"), str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize(

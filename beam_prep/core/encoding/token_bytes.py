@@ -100,7 +100,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     return answer(_read_token_bytes, tokenizer)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)  # of the process that answers all others
 def _read_token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     if type(tokenizer.reference.model).__name__ != "BPE":
         return None

@@ -145,7 +145,7 @@ def _makeup(tokenizer: "Tokenizer") -> Makeup:
     return answer(_read_makeup, tokenizer)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)  # of the process that answers all others
 def _read_makeup(tokenizer: "Tokenizer") -> Makeup:
     backend = tokenizer.reference
     model: Any = backend.model

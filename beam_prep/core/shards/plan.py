@@ -213,7 +213,8 @@ def make_plan(
 
     sidecars = Sidecars(fetch, receipts, see)
     end = input_end(receipts, sidecars, max_items)
-    ledger, counters = _ledger(receipts, sidecars, end)
+    cut = _cut_at(sidecars, end)
+    ledger, counters = _ledger(receipts, cut)
     splits, runs = compose.splits, None
     mixed: tuple[MixedDomain, ...] = ()
     groups: Iterable[RunGroup] = ()
@@ -228,7 +229,7 @@ def make_plan(
         else:
             runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items))
             shards = ShardsOfSplits(())
-    rejects = Rejects(receipts, _rejected(receipts, sidecars, end))
+    rejects = Rejects(receipts, _counted(receipts, cut, "rejected"))
     plan = Plan(
         shards=shards,
         rejects=rejects,
@@ -241,10 +242,10 @@ def make_plan(
         blocks=len(receipts),
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made", len(receipts)).items())),
-        roles=_roles(receipts, sidecars, end),
-        drops=_listed(receipts, sidecars, "dropped", ledger.dropped, end),
-        marks=_listed(receipts, sidecars, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, end),
-        first_rejected=rejects.of(_first_rejected(receipts, sidecars, ledger.rejected, end)),
+        roles=_roles(receipts, sidecars, cut),
+        drops=_listed(receipts, sidecars, "dropped", ledger.dropped, cut),
+        marks=_listed(receipts, sidecars, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, cut),
+        first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN, cut)),
         lengths=_lengths(receipts, sidecars, end),
         drawn=_drawn(receipts, end, splits),
         splits=() if splits is None else splits.names,
@@ -296,25 +297,51 @@ def with_mix(plan: Plan, mixed: Sequence[MixedDomain]) -> Plan:
     )
 
 
-def _cut_line(sidecar: Sidecar, rows: int) -> int:
-    """The line after the last kept row."""
-    return int(sidecar.line[rows - 1]) + 1
+class _Cut(NamedTuple):
+    """The block of the last kept row, where the input ends in it.
+
+    Attributes:
+        block: its number.
+        line: the line after that row.
+        rows: how many are kept.
+        counts: kind -> what -> how many lie before that line, see `Receipts.counted`.
+    """
+
+    block: int
+    line: int
+    rows: int
+    counts: dict[str, dict[str, int]]
 
 
-def _ledger(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[LedgerTotals, dict[str, int]]:
-    complete = end.block + 1 if end.rows < 0 else end.block
+def _cut_at(sidecars: Sidecars, end: Border) -> _Cut | None:
+    """None where the input does not end within a block."""
+    if end.rows < 0:
+        return None
+    sidecar = sidecars.get(end.block)
+    line = int(sidecar.line[end.rows - 1]) + 1
+    seen = count_outcomes(sidecar.status[:line], sidecar.outcomes)
+    counters = {name: int(per_row[: end.rows].sum()) for name, per_row in sidecar.counters.items()}
+    return _Cut(end.block, line, end.rows, {**seen, "blank": {"": seen["blank"]}, "counter": counters})
+
+
+def _counted(receipts: Receipts, cut: _Cut | None, kind: str, of: Sequence[str] | None = None) -> Array:
+    """`Receipts.counted`, before the end of the input."""
+    found = receipts.counted(kind, of)
+    if cut is not None:
+        found[cut.block] = sum(count for what, count in cut.counts[kind].items() if of is None or what in of)
+        found[cut.block + 1 :] = 0
+    return found
+
+
+def _ledger(receipts: Receipts, cut: _Cut | None) -> tuple[LedgerTotals, dict[str, int]]:
+    complete = len(receipts) if cut is None else cut.block
     counts = {kind: Counter(receipts.counts(kind, complete)) for kind in ("blank", "dropped", "rejected", "counter")}
     kept, lines = int(receipts.rows[:complete].sum()), int(receipts.lines.sum())
     not_read = int(receipts.lines[complete:].sum())
-    if end.rows >= 0:
-        sidecar = sidecars.get(end.block)
-        cut = _cut_line(sidecar, end.rows)
-        seen = count_outcomes(sidecar.status[:cut], sidecar.outcomes)
-        counts["blank"][""] += seen["blank"]
-        counts["dropped"].update(seen["dropped"])
-        counts["rejected"].update(seen["rejected"])
-        counts["counter"].update({name: int(per_row[: end.rows].sum()) for name, per_row in sidecar.counters.items()})
-        kept, not_read = kept + end.rows, not_read - cut
+    if cut is not None:
+        for kind, found in counts.items():
+            found.update(cut.counts[kind])
+        kept, not_read = kept + cut.rows, not_read - cut.line
     ledger = LedgerTotals(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
     return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
 
@@ -331,12 +358,11 @@ def _of_files(receipts: Receipts, end: Border) -> Array:
     return found
 
 
-def _roles(receipts: Receipts, sidecars: Sidecars, end: Border) -> dict[str, dict[str, int]]:
-    complete = end.block + 1 if end.rows < 0 else end.block
+def _roles(receipts: Receipts, sidecars: Sidecars, cut: _Cut | None) -> dict[str, dict[str, int]]:
+    complete = len(receipts) if cut is None else cut.block
     found = {what: Counter(receipts.counts(what, complete)) for what in ROLE_COUNTS}
-    if end.rows >= 0:
-        sidecar = sidecars.get(end.block)
-        for role, counts in sidecar.roles.sums(_cut_line(sidecar, end.rows)).items():
+    if cut is not None:
+        for role, counts in sidecars.get(cut.block).roles.sums(cut.line).items():
             for what, count in zip(ROLE_COUNTS, counts, strict=True):
                 found[what][role] += count
     return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
@@ -378,22 +404,20 @@ _MARKS = {CONTAMINATED}
 
 
 def _listed(
-    receipts: Receipts, sidecars: Sidecars, kind: str, counts: Mapping[str, int], end: Border
+    receipts: Receipts, sidecars: Sidecars, kind: str, counts: Mapping[str, int], cut: _Cut | None
 ) -> tuple[Dropped, ...]:
     """`Plan.drops`, or `Plan.marks` (`counter`): of each reason the first `SHOWN`, in input order.
 
     At most as many blocks are read.
     """
-    blocks = _first_blocks(receipts, kind, counts, SHOWN).tolist()
+    blocks = _first_blocks(receipts, kind, counts, SHOWN, cut).tolist()
     before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
-        if block > end.block:
-            break
         sidecar = sidecars.get(block, blocks[place:])
-        cut = _cut_line(sidecar, end.rows) if block == end.block and end.rows >= 0 else len(sidecar.status)
+        until = cut.line if cut is not None and block == cut.block else len(sidecar.status)
         for drop in sidecar.drops if kind == "dropped" else sidecar.marks:
-            if drop.line < cut and left.get(drop.reason):
+            if drop.line < until and left.get(drop.reason):
                 left[drop.reason] -= 1
                 offset, kept = int(receipts.first_byte[block]) + drop.offset, None
                 if drop.reason == DUPLICATE and kind == "dropped":
@@ -425,39 +449,7 @@ def reasons_shown(counts: Mapping[str, int]) -> list[str]:
     return sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
 
 
-def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
-    """The first blocks that have each of the most frequent reasons, int64, ascending."""
-    return _first_of_each([receipts.counted(kind, [reason]) for reason in reasons_shown(counts)], count)
-
-
-def _first_rejected(receipts: Receipts, sidecars: Sidecars, counts: Mapping[str, int], end: Border) -> Array:
-    """The first blocks in which records were rejected before the end, for each of the most frequent reasons."""
-    found = {reason: receipts.counted("rejected", [reason]) for reason in reasons_shown(counts)}
-    if end.rows >= 0:
-        before = _rejected_before(sidecars, end) if receipts.counted("rejected")[end.block] else {}
-        for reason, blocks in found.items():
-            blocks[end.block] = before.get(reason, 0)
-    return _first_of_each([*found.values()], REJECTS_SHOWN)
-
-
-def _first_of_each(counts: Sequence[Array], count: int) -> Array:
-    """int64, ascending: the first blocks that have any, so many for each array of counts."""
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(each)[:count] for each in counts)]))
-
-
-def _rejected(receipts: Receipts, sidecars: Sidecars, end: Border) -> Array:
-    """int64 [blocks]: rejects of each that lie before the end."""
-    rejected = receipts.counted("rejected")
-    if end.rows >= 0:
-        rejected[end.block + 1 :] = 0
-        if rejected[end.block]:
-            rejected[end.block] = sum(_rejected_before(sidecars, end).values())
-    return rejected
-
-
-def _rejected_before(sidecars: Sidecars, end: Border) -> Mapping[str, int]:
-    """Reason -> rejects that lie before the end, in the block of the last kept row."""
-    sidecar = sidecars.get(end.block)
-    found = count_outcomes(sidecar.status[: _cut_line(sidecar, end.rows)], sidecar.outcomes)
-    rejected: Mapping[str, int] = found["rejected"]
-    return rejected
+def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int, cut: _Cut | None) -> Array:
+    """The first blocks that have each of the most frequent reasons before the end, int64, ascending."""
+    found = [np.flatnonzero(_counted(receipts, cut, kind, [reason]))[:count] for reason in reasons_shown(counts)]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
