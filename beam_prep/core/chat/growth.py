@@ -332,7 +332,8 @@ def _json(value: Any, ensure_ascii: Any = False, indent: Any = None, separators:
     if separators is not None:
         size += size // ITEM * weigh(separators)
     if added:
-        size += size // ITEM * (added * levels_of(value) + 2)
+        # Before it looks at the value, Python makes a text of the indent.
+        size += added + size // ITEM * (added * levels_of(value) + 2)
     expect(size)
     return value
 

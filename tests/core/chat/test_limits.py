@@ -10,7 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from beam_prep.core.chat import limits, template
 from beam_prep.core.chat.message import Message
@@ -78,6 +78,7 @@ BOMBS = {
     "wordwrap": "{{ ('a b ' * 1000000) | wordwrap(1) }}",
     "urlize": "{{ ('a.com ' * 1000000) | urlize }}",
     "json with an indent": "{{ [1, 2, 3] | tojson(indent=10**9) }}",
+    "json of a number with an indent": "{{ 0 | tojson(indent=10**9) }}",
     "json with a long indent": "{{ {'a': [1]} | tojson(indent='x' * 10000000) }}",
     "sum of lists": "{{ ([[1] * 1000] * 10000) | sum(start=[]) | length }}",
     "sort": "{% set x = ['y' * 1000000] * 1000 %}{{ x | sort | length }}",
@@ -248,6 +249,7 @@ def expressions(draw: st.DrawFn) -> str:
 
 @settings(max_examples=300, deadline=None)
 @given(expressions())
+@example("0 | tojson(indent=10**9)")
 def test_whatever_a_template_puts_together_it_is_a_text_or_a_reject(expression: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "MAX_CHARACTERS", 1 << 18)
