@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import IGNORE_INDEX, Column
 from beam_prep.core.shards.domains import part_of
@@ -141,7 +143,8 @@ def count_tokens(columns: Sequence[Column], rows: Mapping[str, Ragged | Array]) 
         if column.role == "ids":
             counts["tokens"][column.name] = len(values)
         elif column.role in ("mask", "labels"):
-            counts["trained"][column.name] = int((values != (0 if column.role == "mask" else IGNORE_INDEX)).sum())
+            nothing = 0 if column.role == "mask" else IGNORE_INDEX
+            counts["trained"][column.name] = int(np.count_nonzero(values != nothing))
     return counts
 
 

@@ -153,7 +153,7 @@ def _trained(labels: Ragged, ids: Ragged, column: Column) -> Array | None:
     if column.role != "labels" or column.shifted or labels.flat.dtype != ids.flat.dtype:
         return None
     trained: Array = labels.flat != IGNORE_INDEX
-    return trained if np.array_equal(labels.flat, _labels(trained, ids.flat)) else None
+    return None if (trained & (labels.flat != ids.flat)).any() else trained
 
 
 def _labels(trained: Array, ids: Array) -> Array:

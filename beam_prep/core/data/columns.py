@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_prep.core.data.on_demand import OnDemand
-from beam_prep.core.data.ragged import Array, Ragged, check_narrow, narrow, offsets_of
+from beam_prep.core.data.ragged import Array, Ragged, changes, check_narrow, narrow, offsets_of
 
 KEYS = ("role", "content")
 """Keys of a message as chat templates want it."""
@@ -96,7 +96,7 @@ class Texts(OnDemand[str]):
     def characters(self) -> Array:
         """int64: their lengths."""
         data, borders = self.data
-        if (data[borders[0] : borders[-1]] < 0x80).all():
+        if data[borders[0] : borders[-1]].max(initial=0) < 0x80:
             return np.diff(borders)
         return np.asarray(pc.fill_null(pc.utf8_length(self.array), 0)).astype(np.int64)
 
@@ -223,18 +223,21 @@ class Columns:
     def patterns(self, rows: Array | None = None, counts: Array | None = None) -> list[Array]:
         """The rows (ascending) of each sequence of roles in the block, of rows that are `plain` and have messages.
 
+        The sequences are in the order of their first rows.
+
         Args:
             rows: bool [rows]: those that are looked at; None: all.
             counts: int64 [rows, n]: rows of one pattern have the same.
         """
-        found: dict[tuple[bytes, bytes], list[int]] = {}
-        codes, borders = self.role.tobytes(), (self.offsets * self.role.itemsize).tolist()
-        numbers, width = (b"", 0) if counts is None else (counts.tobytes(), counts.shape[1] * counts.itemsize)
         wanted = self.plain & (np.diff(self.offsets) > 0)
-        for row in np.flatnonzero(wanted if rows is None else wanted & rows).tolist():
-            key = numbers[row * width : (row + 1) * width], codes[borders[row] : borders[row + 1]]
-            found.setdefault(key, []).append(row)
-        return [np.array(each, np.int64) for each in found.values()]
+        some = np.flatnonzero(wanted if rows is None else wanted & rows)
+        codes = _numbered(self.role, self.offsets)[some]
+        if counts is not None:
+            width = counts.shape[1]
+            codes = codes * len(counts) + _numbered(counts.ravel(), np.arange(len(counts) + 1) * width)[some]
+        order = np.argsort(codes, kind="stable")
+        found = np.split(some[order], changes(codes[order])[1:])
+        return sorted(found, key=lambda each: int(each[0])) if len(some) else []
 
     def alone(self) -> "Columns":
         """Each of the messages as a row."""
@@ -259,12 +262,13 @@ def ends_of(texts: Texts) -> tuple[Array, Array]:
     """(bool [texts], bool [texts]): the text certainly does not begin, and does not end, with white space."""
     data, borders = texts.data
     filled = np.flatnonzero(borders[1:] > borders[:-1])
-    data = np.concatenate([np.zeros(1, np.uint8), data, np.zeros(1, np.uint8)])  # so that each byte has neighbours
-    first, second = data[borders[filled] + 1], data[borders[filled] + 2]
+    begin, end = borders[filled], borders[filled + 1] - 1
+    # A byte at the end of the data is a character of its own, as is one at its beginning.
+    first, second = data[begin], data[np.minimum(begin + 1, len(data) - 1)]
     unclear = first <= 0x20
     for one, two in _SPACE_BEGINS:
         unclear |= (first == one) & (second == two)
-    last, before = data[borders[filled + 1]], data[borders[filled + 1] - 1]
+    last, before = data[end], data[np.maximum(end - 1, 0)]
     begins, ends = np.zeros((2, len(texts)), bool)
     begins[filled] = ~unclear
     ends[filled] = ~((last <= 0x20) | ((last >= 0x80) & np.isin(before, _SPACE_ENDS)))
@@ -287,6 +291,13 @@ def columns_of(table: pa.Table, wanted: Wanted) -> Columns:
     missing = _nulls(roles) | _nulls(contents)
     plain = rows_without(missing, offsets) & have_none(table, _SEEN_BY_TEMPLATES)
     return Columns(kind, field, keys, table, offsets, Texts(contents), _codes(roles), plain)
+
+
+def _numbered(values: Array, offsets: Array) -> Array:
+    """int64 [rows]: the same number for rows that have the same values, less than the number of rows."""
+    borders = pa.py_buffer(offsets * values.itemsize)
+    rows = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, borders, pa.py_buffer(values)])
+    return np.asarray(rows.dictionary_encode().indices).astype(np.int64)
 
 
 def array_of(column: pa.ChunkedArray) -> pa.Array:

@@ -8,9 +8,11 @@ import numpy as np
 
 from beam_prep.core.data.columns import characters, utf8
 from beam_prep.core.data.ragged import Array, offsets_of
+from beam_prep.core.data.search import places_of
 
 _SAME, _OTHER = 1, 2
-_STEP = 32
+_FEW = 32
+"""Of so many bytes one: then it takes longer to look at its kind than at the character."""
 _LOW = 6
 """Bits of a character that are in the last byte of its UTF-8."""
 
@@ -68,20 +70,28 @@ class TriedCharacters:
 
     def _places(self, data: Array) -> Array:
         """int64: where the characters begin that may not be trusted; uint8 [bytes], UTF-8."""
-        leads, pairs = self._looked_at
-        first = max(leads.find(1), 0xC0)
-        # A table takes longer than a comparison, but leaves fewer places in texts of few Latin letters.
-        latin = np.count_nonzero(data[::_STEP] >= first) * _STEP * _STEP < len(data)
-        marked = data >= first if latin else np.frombuffer(data.tobytes().translate(leads), bool)
-        places = np.flatnonzero(marked)
+        first, trusted, pairs = self._looked_at
+
+        def may_begin_one(part: Array) -> Array:
+            marked: Array = part >= first
+            if np.count_nonzero(marked) * _FEW > len(part):
+                for lead, more in trusted:
+                    marked &= part - lead > more
+            return marked
+
+        places = places_of(data, may_begin_one)
         found: Array = places[pairs[data[places].astype(np.uint16) << 8 | data[places + 1]]]
         return found
 
     @functools.cached_property
-    def _looked_at(self) -> tuple[bytes, Array]:
-        """For each first byte of UTF-8, and bool [65,536] for both first ones, whether a character may not be trusted.
+    def _looked_at(self) -> tuple[np.uint8, list[tuple[np.uint8, np.uint8]], Array]:
+        """Where characters may not be trusted, by the bytes that they begin with in UTF-8.
 
         So most characters of a text, which stand together in Unicode, are not even decoded.
+
+        Returns:
+            the lowest first byte; ranges of higher ones whose characters are all trusted (the lowest, and how many
+            follow it); for both first bytes, bool [65,536].
         """
         assert self._trusted is not None
         trusted = np.fromiter(map(self._trusted, map(chr, range(1 << 16))), bool, 1 << 16)
@@ -91,7 +101,10 @@ class TriedCharacters:
         pairs[0xC0:0xE0] = ~entirely[:32, None]
         pairs[0xE0:0xF0, 0x80:0xC0] = ~entirely.reshape(16, 64)
         pairs[0xE0:0xF0, :0x80] = pairs[0xE0:0xF0, 0xC0:] = False
-        return pairs.any(axis=1).astype(np.uint8).tobytes(), pairs.ravel()
+        leads = np.flatnonzero(pairs.any(axis=1))
+        more = np.diff(leads) - 2
+        ranges = [(np.uint8(lead + 1), np.uint8(size)) for lead, size in zip(leads, more, strict=False) if size > 0]
+        return np.uint8(leads[0]), ranges, pairs.ravel()
 
 
 def _points(data: Array, places: Array) -> Array:

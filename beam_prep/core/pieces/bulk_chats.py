@@ -74,15 +74,12 @@ class _Rendered:
         borders = offsets_of(widths)
         pieces, found = np.empty(borders[-1], np.int64), []
         for layout, table, rows, places in groups:
-            index = np.zeros((len(rows), len(layout.constants)), np.int64)
-            lengths = np.zeros_like(index)
-            for piece, (text, message) in enumerate(zip(layout.constants, layout.plain_content, strict=True)):
-                if text is None:
-                    index[:, piece] = chats.offsets[rows] + message
-                    lengths[:, piece] = characters[index[:, piece]]
-                else:
-                    index[:, piece] = len(chats.text) + constants.setdefault(text, len(constants))
-                    lengths[:, piece] = len(text)
+            fixed = [None if text is None else constants.setdefault(text, len(constants)) for text in layout.constants]
+            said = np.array([number is None for number in fixed])
+            index = np.array([0 if number is None else len(chats.text) + number for number in fixed])
+            index = np.where(said, chats.offsets[rows][:, None] + layout.plain_content, index)
+            lengths = np.tile([len(text or "") for text in layout.constants], (len(rows), 1))
+            lengths[:, said] = characters[index[:, said]]
             pieces[borders[places][:, None] + np.arange(index.shape[1])] = index
             totals[places] = lengths.sum(axis=1)
             found.append((table, places, lengths))

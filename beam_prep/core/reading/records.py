@@ -13,6 +13,7 @@ from beam_prep.core.data.columns import Columns, Wanted
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.search import places_of
 from beam_prep.core.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.core.reading.json_line import describe, parse_carefully
 from beam_prep.core.reading.parse_columns import read_columns
@@ -218,7 +219,7 @@ def parse(raw: RawBlock, origin: Origin, wanted: Wanted | None = None) -> Record
 
 def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
     view = np.frombuffer(data, np.uint8)
-    newlines = np.flatnonzero(view == 10)
+    newlines = places_of(view, lambda part: part == ord("\n"))
     starts = np.concatenate([np.zeros(1, np.int64), newlines + 1])
     ends = np.concatenate([newlines, np.array([len(data)], np.int64)])
     if starts[-1] == len(data):

@@ -7,7 +7,7 @@ filters, tests and calls.
 
 import math
 import operator
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
@@ -358,7 +358,7 @@ class Trace:
         self._names = 0
         self.texts: list[str] = []  # variables whose lengths count
         self.measured: set[str] = set()  # expressions that count besides
-        self._weights: Counter[str] = Counter()  # variable -> how often something is made of it
+        self._weights: defaultdict[str, int] = defaultdict(int)  # variable -> how often something is made of it
         self._within: dict[str, str] = {}  # variable -> the one that it is a part of
         self._growing = 0
 
@@ -436,22 +436,22 @@ class Trace:
 
     def pay(self, *values: Any) -> None:
         """Counts a step of the template, and the values that it takes and gives."""
-        work = STEP
+        work, weights, within = STEP, self._weights, self._within
         for value in values:
             kind = type(value)
             if kind is str:
                 work += len(value)
             elif kind is Tracer and not value.parts:
-                if value.name:
-                    self._weights[self._within.get(value.name, value.name)] += 1
+                if name := value.name:
+                    weights[within.get(name, name)] += 1
             elif kind is Tracer:
                 # Most parts are texts and variables; the others may hold more than is to be looked at for nothing.
                 work += ITEM * len(value.parts)
                 for part in value.parts:
                     if type(part) is str:
                         work += len(part)
-                    elif type(part) is Tracer and not part.parts and part.name:
-                        self._weights[self._within.get(part.name, part.name)] += 1
+                    elif type(part) is Tracer and not part.parts and (name := part.name):
+                        weights[within.get(name, name)] += 1
                     else:
                         self._pay(part)
             else:
