@@ -531,7 +531,9 @@ class Pipeline:
                 recipe.wanted_of_groups(config, self.render),
                 workers_of(pipeline.options),
             )
-            | recipe.Prepare(config, self.tokenizer, self._backend, self.render, self.check, self.references)
+            | recipe.Prepare(
+                config, self.tokenizer, self._backend, self.render, self.check, self.references, releases=True
+            )
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,

@@ -100,6 +100,8 @@ class Prepare(beam.PTransform):
         check: `sample`: see `sampled` of these two; `full`: see `check_in_full`.
         references: gives the evaluation data of `preprocessing.decontaminate` on workers; None: it is read here, and is
             a part of the pipeline.
+        releases: no other transform gets the records: what they hold is given up when they are rendered, which takes
+            less memory.
     """
 
     config: PipelineConfig
@@ -108,6 +110,7 @@ class Prepare(beam.PTransform):
     render: Render = "auto"
     check: Check = "sample"
     references: IndexSource | None = None
+    releases: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -116,7 +119,8 @@ class Prepare(beam.PTransform):
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         blocks: Any = records
         backend, render, check = self.tokenizer_backend, self.render, self.check
-        for transform in chain(self.config, self.tokenizer, backend, render, check, self.references):
+        for number, transform in enumerate(chain(self.config, self.tokenizer, backend, render, check, self.references)):
+            transform.releases = self.releases or number > 0
             blocks |= transform
         return blocks
 

@@ -10,14 +10,23 @@ import apache_beam as beam
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A step that notes how long it takes."""
+    """A step that notes how long it takes.
+
+    Attributes:
+        step, name: the step.
+        releases: it is the only one that gets the blocks. Beam holds them until all steps behind it have ended, and a
+            text or a table takes as much memory as the block's lines.
+    """
 
     step: Callable[[Any], Any]
     name: str
+    releases: bool
 
     def __call__(self, block: Any) -> Any:
         started = perf_counter()
         made = self.step(block)
+        if self.releases and made is not block:
+            block.release()
         if made.receipt is None:  # otherwise it did nothing
             made.spent(self.name, perf_counter() - started)
         return made
@@ -25,7 +34,7 @@ class _Timed:
 
 def timed(transform: "BlockStep") -> Callable[[Any], Any]:
     """The function of a step, which notes how long it takes."""
-    return _Timed(transform.step(), type(transform).__name__)
+    return _Timed(transform.step(), type(transform).__name__, transform.releases)
 
 
 class BlockStep(beam.PTransform):
@@ -35,9 +44,11 @@ class BlockStep(beam.PTransform):
 
     Attributes:
         gives: the type of the blocks that it makes. Beam chooses their coder by this type.
+        releases: no other step gets its blocks, so what they hold is given up when it has ended.
     """
 
     gives: ClassVar[type]
+    releases = False
 
     def step(self) -> Callable[[Any], Any]:
         """The pure function (block) -> block. It can be pickled."""
