@@ -152,6 +152,8 @@ def _trained(labels: Ragged, ids: Ragged, column: Column) -> Array | None:
     """bool [values]: where labels are the ids; None where they are something else than that or -100."""
     if column.role != "labels" or column.shifted or labels.flat.dtype != ids.flat.dtype:
         return None
+    if len(labels.flat) != len(ids.flat):
+        return None
     trained: Array = labels.flat != IGNORE_INDEX
     return None if (trained & (labels.flat != ids.flat)).any() else trained
 

@@ -295,7 +295,7 @@ def columns_of(table: pa.Table, wanted: Wanted) -> Columns:
 
 def _numbered(values: Array, offsets: Array) -> Array:
     """int64 [rows]: the same number for rows that have the same values, less than the number of rows."""
-    borders = pa.py_buffer(offsets * values.itemsize)
+    borders, values = pa.py_buffer(offsets * values.itemsize), np.ascontiguousarray(values)
     rows = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, borders, pa.py_buffer(values)])
     return np.asarray(rows.dictionary_encode().indices).astype(np.int64)
 

@@ -55,8 +55,7 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> tupl
     for tried, part in enumerate(parts):
         if tried == _ALL_ODD and not tables:
             return None
-        begin, end = int(starts[part.start]), int(ends[part.stop - 1])
-        table = _table(raw[begin:end], starts[part] - begin, ends[part] - begin, wanted, schema)
+        table = _table(raw, starts[part], ends[part], wanted, schema)
         if table is not None:
             tables.append(table)
             odd[part] = False
@@ -77,11 +76,15 @@ def _first_lines(raw: bytes, starts: Array, ends: Array) -> list[bytes]:
     return [raw[start:end] for start, end in zip(starts[:_SAMPLED], ends[:_SAMPLED], strict=True)]
 
 
-def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Schema) -> pa.Table | None:
-    """The lines of a block as a table; None if a line is, or may be, something else or invalid."""
+def _table(block: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Schema) -> pa.Table | None:
+    """Some lines of a block as a table; None if a line is, or may be, something else or invalid."""
+    if not len(starts):
+        return None
+    raw = memoryview(block)[starts[0] : ends[-1]]
     view = np.frombuffer(raw, np.uint8)
+    starts, ends = starts - starts[0], ends - starts[0]
     # So each object ends in its line: after "}" only another object can begin with "{".
-    if not len(starts) or (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
+    if (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
         return None
     if _null_between(view, raw):
         return None
@@ -112,7 +115,7 @@ def _table(raw: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.Sc
     return table
 
 
-def _null_between(view: Array, raw: bytes) -> bool:
+def _null_between(view: Array, raw: memoryview) -> bool:
     """True if a null may follow a record in its line: Arrow's parser would crash the process."""
     closed = places_of(view[:-2], lambda part: part == ord("}"))
     one = view[closed + 1]
