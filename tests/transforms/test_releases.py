@@ -1,5 +1,7 @@
 """What a step was given is given up when nobody else reads it, and only then."""
 
+from dataclasses import replace
+
 import apache_beam as beam
 import pytest
 from apache_beam.testing.test_pipeline import TestPipeline
@@ -9,6 +11,7 @@ import beam_prep as bp
 from beam_prep.core.reading.records import Records
 from beam_prep.recipe import chain
 from beam_prep.transforms.block_step import timed
+from beam_prep.transforms.by_group import ByGroup
 from tests.conftest import ROOT
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
@@ -28,7 +31,7 @@ def test_a_step_gives_up_what_it_was_given(releases: bool) -> None:
         made = timed(step)(block)
         if made is not block:
             own = "rows" if isinstance(block, Records) else "domain"
-            assert hasattr(block, own) is not releases
+            assert hasattr(block, own) == (not releases)
             assert len(block) == 1
         block = made
     assert len(bp.testing.to_rows(block)) == 1
@@ -44,3 +47,14 @@ def test_records_that_another_transform_reads_stay() -> None:
         assert_that(before, equal_to(["Hello", "Yes."] * 2), label="before")
         assert_that(rows, equal_to([1, 1]), label="rows")
         assert_that(after, equal_to(["Hello", "Yes."] * 2), label="after")
+
+
+@pytest.mark.parametrize("releases", [False, True])
+def test_so_does_the_step_of_all_groups(releases: bool) -> None:
+    block = bp.testing.records([CHAT])
+    block.origin = replace(block.origin, source=replace(block.origin.source, group=0))
+    step = ByGroup([chain(CONFIG, TOKENIZER)])
+    step.releases = releases
+    made = step.step()(block)
+    assert hasattr(block, "rows") == (not releases)
+    assert len(bp.testing.to_rows(made)) == 1

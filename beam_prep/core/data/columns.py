@@ -263,7 +263,7 @@ def ends_of(texts: Texts) -> tuple[Array, Array]:
     data, borders = texts.data
     filled = np.flatnonzero(borders[1:] > borders[:-1])
     begin, end = borders[filled], borders[filled + 1] - 1
-    # A byte at the end of the data is a character of its own, as is one at its beginning.
+    # Where a byte has no neighbour, it is a character of its own, and the neighbour does not count.
     first, second = data[begin], data[np.minimum(begin + 1, len(data) - 1)]
     unclear = first <= 0x20
     for one, two in _SPACE_BEGINS:

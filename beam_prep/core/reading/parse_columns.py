@@ -23,10 +23,10 @@ _NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 _PARTS = 16
 """Parts of a block that are read one by one: an odd record is one of the part in which it is, and of no other. A block
 without odd records is read at once, which takes four fifths of the time."""
-_odd: set[Wanted] = set()
-"""Those of which the last block of this process had odd records: the next one may have some, too."""
 _ALL_ODD = 4
 """Parts with an odd record, from the first on, after which no other is tried."""
+_odd: set[Wanted] = set()
+"""Those of which the last block of this process had odd records: the next one may have some, too."""
 
 
 def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> tuple[Columns, Array] | None:
@@ -41,12 +41,13 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> tupl
         the columns, an entry a line; and bool [lines]: those of the other parts, of which there is nothing in any
         column. None if there are no others: each part has a line that is, or may be, something else or invalid.
     """
-    parts = _cut(len(starts), max(1, min(_PARTS, len(starts) // _SAMPLED)))
+    borders = np.linspace(0, len(starts), max(1, min(_PARTS, len(starts) // _SAMPLED)) + 1).astype(np.int64)
+    parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
     schemas = (_schema(_first_lines(raw, starts[part], ends[part]), wanted) for part in parts[:_ALL_ODD])
     schema = next((found for found in schemas if found is not None), None)
     if schema is None or not len(starts) or len(raw) >= 1 << 27:
         return None
-    table = None if wanted in _odd else _table(raw, starts, ends, wanted, schema)
+    table = None if wanted in _odd or len(parts) == 1 else _table(raw, starts, ends, wanted, schema)
     if table is not None:
         return columns_of(table, wanted), np.zeros(len(starts), bool)
     _odd.add(wanted)
@@ -65,11 +66,6 @@ def read_columns(raw: bytes, starts: Array, ends: Array, wanted: Wanted) -> tupl
         return None
     found = columns_of(pa.concat_tables(tables).combine_chunks(), wanted)
     return (found.spread(np.flatnonzero(~odd), len(starts)) if odd.any() else found), odd
-
-
-def _cut(lines: int, parts: int) -> list[slice]:
-    borders = np.linspace(0, lines, parts + 1).astype(np.int64)
-    return [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
 
 
 def _first_lines(raw: bytes, starts: Array, ends: Array) -> list[bytes]:

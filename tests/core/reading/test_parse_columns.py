@@ -83,6 +83,9 @@ def test_a_block_is_read_at_once_unless_the_one_before_it_had_odd_records(monkey
     assert parts_of(plain, CHATS, monkeypatch) == 1
     assert parts_of(odd, CHATS, monkeypatch) == 1 + 16
     assert parts_of(odd, CHATS, monkeypatch) == 16
+    few = b'{"text": "a"}\n' * 70 + ODD[TEXTS][0]
+    assert parts_of(few, TEXTS, monkeypatch) == 1  # of few lines there is one part
+    parse_columns._odd.discard(TEXTS)
     assert parts_of(block(TEXTS, {}), TEXTS, monkeypatch) == 1  # of other records nothing is known
     assert parts_of(plain, CHATS, monkeypatch) == 16
     assert parts_of(plain, CHATS, monkeypatch) == 1
