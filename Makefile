@@ -70,7 +70,7 @@ engines: $(VENV)/.engines
 	@$(BIN)/python -m tests.engines.build
 
 test-engines: engines
-	@$(BIN)/python -m pytest tests/engines
+	@$(BIN)/python -m pytest -n auto --dist loadgroup tests/engines
 
 # Outputs in TRL, Megatron, mosaicml-streaming and a loop of your own. Their environments, of 7 GB, go into the cache, once.
 test-trainers: $(VENV)/.installed

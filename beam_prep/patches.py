@@ -1,8 +1,8 @@
 """Every change that we make to other libraries in a running process. No other file makes one.
 
 * `frequent_sampling`, in our worker processes, and in `Pipeline.run` while it works in this process;
-* `views_made_once`, in the command line's own process, in `Pipeline.run`;
-* `plain_labels` and `ipython_if_imported`, in `Pipeline.run`, too;
+* `arguments_found_once`, in our worker processes, and in `Pipeline.run`;
+* `views_made_once`, `plain_labels` and `ipython_if_imported`, in `Pipeline.run`;
 * `without_unused_libraries`, in the command line's own process, while it imports Beam;
 * `numpy_for_awkward`, there, too: takes the place of awkward, of which gigatoken calls a few functions;
 * `quiet_import`, while a public name is imported;
@@ -19,6 +19,7 @@ import contextlib
 import functools
 import importlib
 import importlib.abc
+import inspect
 import logging
 import sys
 import threading
@@ -60,7 +61,7 @@ def frequent_sampling() -> Iterator[None]:
 
 @contextlib.contextmanager
 def views_made_once() -> Iterator[None]:
-    """Each view of a pipeline's options is made once.
+    """Each view of a pipeline's options is made once, where this thread asks for it.
 
     Why: Beam asks for one some 400 times while it makes a pipeline and launches it, and each time makes a parser, and
     reads the command line. A view has nothing of its own: all views of an object share the dict of its values.
@@ -69,9 +70,15 @@ def views_made_once() -> Iterator[None]:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     original = PipelineOptions.view_as
+    if getattr(original, "__module__", None) == __name__:  # a run in another thread undoes it
+        yield
+        return
     made: dict[tuple[int, type], tuple[object, Any]] = {}
+    mine = threading.get_ident()
 
     def view_as(self: Any, cls: type) -> Any:
+        if threading.get_ident() != mine:  # options of somebody else
+            return original(self, cls)
         values = self._all_options
         key = id(values), cls
         if key not in made:
@@ -83,6 +90,37 @@ def views_made_once() -> Iterator[None]:
         yield
     finally:
         PipelineOptions.view_as = original
+
+
+@contextlib.contextmanager
+def arguments_found_once() -> Iterator[None]:
+    """The arguments of each method of a step are found once.
+
+    Why: for every step Beam looks six times at the signatures of thirty methods, nearly all of them those of `DoFn`.
+    Until: Beam keeps them.
+    """
+    from apache_beam.transforms import core
+
+    original = core.get_function_args_defaults
+    if original.__module__ == __name__:  # a run in another thread undoes it
+        yield
+        return
+    found: dict[tuple[Callable[..., Any], bool], tuple[list[str], list[Any]]] = {}
+
+    def get_function_args_defaults(f: Any) -> tuple[list[str], list[Any]]:
+        bound = inspect.ismethod(f)  # then without the first one
+        key = (f.__func__, True) if bound else (f, False)
+        try:
+            names, defaults = found.get(key) or found.setdefault(key, original(f))
+        except TypeError:  # it cannot be a key
+            return original(f)  # type: ignore[no-any-return]
+        return [*names], [*defaults]
+
+    core.get_function_args_defaults = get_function_args_defaults
+    try:
+        yield
+    finally:
+        core.get_function_args_defaults = original
 
 
 @contextlib.contextmanager

@@ -258,11 +258,11 @@ class Pipeline:
                 self._finish_for_others(result, alone)
                 return result
             try:
-                own = processes.is_own_program()  # nobody else's options are looked at there
                 with (
+                    patches.arguments_found_once(),
+                    patches.views_made_once(),
                     patches.plain_labels(),
                     patches.ipython_if_imported(),
-                    patches.views_made_once() if own else contextlib.nullcontext(),
                 ):
                     return self._run(options, wait)
             except Stopped:

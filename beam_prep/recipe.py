@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import math
@@ -39,6 +38,7 @@ from beam_prep.formats.spool import SPOOL_VERSION
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.paths import is_local
 from beam_prep.storage.references import References, read_references
+from beam_prep.storage.reuse import library_version
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.by_group import ByGroup, InDomain
@@ -491,7 +491,7 @@ def facts(
     Of the `inputs`, how many each group has.
     """
     groups = files_of_groups(inputs)
-    versions = {name: importlib.metadata.version(name) for name in _TOKEN_LIBRARIES}
+    versions = {name: library_version(name) for name in _TOKEN_LIBRARIES}
     return {
         "config": config.canonical(),
         "options": {
@@ -536,7 +536,7 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
             config[part].pop(field, None)  # `canonical` leaves some out
     for key in ("attention_mask", "position_ids", "seq_lens"):
         config["output"]["dtype"].pop(key, None)
-    versions = {name: importlib.metadata.version(name) for name in _BLOCK_LIBRARIES}
+    versions = {name: library_version(name) for name in _BLOCK_LIBRARIES}
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
     versions |= {name: backend.version for name, backend in BACKENDS.items()}
     versions |= {"python": ".".join(platform.python_version_tuple()[:2])}

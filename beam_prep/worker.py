@@ -370,7 +370,7 @@ def _work(main: Any) -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 10, 10)
-    with patches.frequent_sampling():
+    with patches.frequent_sampling(), patches.arguments_found_once():
         main(None)
 
 

@@ -138,10 +138,10 @@ def test_the_names_of_blocks_hold_the_versions_of_all_that_made_them(
     before, seen = name(), set[str]()
     for library in ("orjson", "pyarrow", "numpy", "jinja2", "tokenizers", "transformers"):
         monkeypatch.setattr(
-            importlib.metadata, "version", lambda each, other=library: "0" if each == other else version(each)
+            "beam_prep.recipe.library_version", lambda each, other=library: "0" if each == other else version(each)
         )
         seen.add(name())
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr("beam_prep.recipe.library_version", version)
     for library, other in BACKENDS.items():
         with monkeypatch.context() as changed:
             changed.setitem(BACKENDS, library, other._replace(version="0"))

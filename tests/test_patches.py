@@ -6,15 +6,19 @@ import inspect
 import logging
 import subprocess
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.runners.worker.statesampler import StateSampler
+from apache_beam.transforms import core, userstate
 
 from beam_prep import cli, patches
 from tests.conftest import ROOT
@@ -27,12 +31,14 @@ from apache_beam.runners.portability.fn_api_runner.worker_handlers import Worker
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.runners.worker.statesampler import StateSampler
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.transforms import core
 from apache_beam.transforms.environments import Environment
 
 
 def state():
     return {
-        "sampling": StateSampler.__init__,
+        "beam": [StateSampler.__init__, PipelineOptions.view_as, core.get_function_args_defaults],
         "finders": [finder for finder in sys.meta_path if type(finder).__module__.startswith("beam_prep")],
         "environments": [*Environment._known_urns, *WorkerHandler._registered_environments],
         "variables": dict(os.environ),
@@ -283,3 +289,78 @@ def test_a_view_of_options_is_made_once_and_shares_its_values() -> None:
         assert options.view_as(StandardOptions).runner is None
     assert PipelineOptions.view_as is original
     assert options.view_as(GoogleCloudOptions).project == "ours"
+
+
+def test_views_that_another_thread_asks_for_are_made_as_ever() -> None:
+    options, found = PipelineOptions(["--job_name=one"]), list[GoogleCloudOptions]()
+    with patches.views_made_once():
+        mine = options.view_as(GoogleCloudOptions)
+        with patches.views_made_once():  # of a run in another thread
+            thread = threading.Thread(
+                target=lambda: found.extend(options.view_as(GoogleCloudOptions) for _ in range(2))
+            )
+            thread.start()
+            thread.join()
+        assert options.view_as(GoogleCloudOptions) is mine
+    one, other = found
+    assert one is not other
+    assert one.job_name == other.job_name == "one"
+
+
+class _Step(beam.DoFn):
+    def process(self, element: int, window: Any = beam.DoFn.WindowParam, *, other: int = 1) -> list[int]:
+        return [element + other]
+
+
+class _Called:
+    """A callable that cannot be a key."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, first: int, second: int = 2) -> int:
+        return first + second
+
+
+def test_arguments_that_are_found_once_are_those_that_beam_finds() -> None:
+    step, other = _Step(), _Step()
+    every = [
+        step.process,
+        other.process,
+        _Step.process,
+        step.setup,
+        _Called(),
+        len,
+        str.upper,
+        _Step,
+        lambda a, b=[]: a,
+    ]
+    original = core.get_function_args_defaults
+    expected = [original(each) for each in every]
+    assert expected[0] == (["element", "window"], [beam.DoFn.WindowParam])
+    assert expected[2] == (["self", "element", "window"], [beam.DoFn.WindowParam])
+    with patches.arguments_found_once():
+        with patches.arguments_found_once():  # of a run in another thread
+            first = [core.get_function_args_defaults(each) for each in every]
+        for names, defaults in first:  # a list that a caller changes is its own
+            names.append("more")
+            defaults.append("more")
+        assert [core.get_function_args_defaults(each) for each in every] == expected
+        with pytest.raises(TypeError):
+            core.get_function_args_defaults(3)
+    assert core.get_function_args_defaults is original
+
+
+def test_the_signature_of_a_method_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Counter[str]()
+    original = core.get_signature
+
+    def counted(function: Any) -> Any:
+        read[function.__name__] += 1
+        return original(function)
+
+    monkeypatch.setattr(core, "get_signature", counted)
+    with patches.arguments_found_once():
+        for _ in range(3):
+            userstate.get_dofn_specs(_Step())
+    assert read["process"] == 1
+    assert set(read.values()) == {1}

@@ -1,5 +1,6 @@
 """The page: numbers of a manifest and a `run.json` -> HTML that needs nothing else, no network, no scripts."""
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from importlib.resources import files
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 
 from beam_prep.core.data.lengths import BORDERS, quantile
 from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -47,11 +48,15 @@ def page(
         title: the name of the output.
         draw: with charts, which need matplotlib. A run has none: they take longer than a small job.
     """
+    found = _found(manifest, run, tokenizer, draw) | {"title": title, "draw": draw}
+    return _template().render(found).encode("utf-8", "replace")
+
+
+@functools.cache
+def _template() -> Template:
     environment = Environment(autoescape=True, finalize=_visible)
     environment.globals |= {"n": "{:,}".format, "percent": percent, "place_in": place_in}
-    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    found = _found(manifest, run, tokenizer, draw) | {"title": title, "draw": draw}
-    return template.render(found).encode("utf-8", "replace")
+    return environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
 
 
 def _visible(value: Any) -> Any:

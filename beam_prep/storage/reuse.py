@@ -132,7 +132,7 @@ class Keys:
         libraries = [*_WRITING_LIBRARIES, *(name for each in self.formats for name in _BY_FORMAT.get(each, ()))]
         facts = {
             "version": SHARD_VERSION,
-            "libraries": {name: _version(name) for name in libraries},
+            "libraries": {name: library_version(name) for name in libraries},
             "beam_prep": __version__,
             "python": platform.python_version_tuple()[:2],
             "recipe": self.spool.recipe,
@@ -151,7 +151,8 @@ class Keys:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:40]
 
 
-_version = functools.cache(importlib.metadata.version)
+library_version = functools.cache(importlib.metadata.version)
+"""The version of a library that is installed. Python reads and parses a file each time."""
 
 
 def slices_text(shards: Sequence[WrittenShard], manifest: bytes) -> bytes:

@@ -28,6 +28,17 @@ def program(name: str) -> str:
     return shutil.which(name) or missing(f"no {name} on this machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n auto`, what shares a start stays in one process: the tests of a file, those of all files on Flink.
+
+    Tests of storage servers, which start at once, are shared out one by one.
+    """
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.path.name != "test_storage.py":
+            on_flink = "flink" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("flink" if on_flink else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def flink(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Flink]":
     """A cluster with one TaskManager of two slots, and its job server: all tests share their start."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, S3Options
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,14 @@ class StoreOptions:
     def current(cls) -> "StoreOptions":
         """The options of this process."""
         found = FileSystems._pipeline_options
-        every = {} if found is None else found.get_all_options(drop_default=True)
-        mine = ("project", "impersonate_service_account")
-        return cls(tuple((k, v) for k, v in sorted(every.items()) if k.startswith("s3_") or k in mine))
+        if found is None:
+            return cls()
+        s3, google = (
+            found.view_as(group).get_all_options(drop_default=True, current_only=True)
+            for group in (S3Options, GoogleCloudOptions)
+        )
+        mine = {name: google[name] for name in ("project", "impersonate_service_account") if name in google}
+        return cls(tuple(sorted({**mine, **s3}.items())))
 
     def activate(self) -> None:
         """Makes these the options of this process, if they are not yet. Beam's FileSystems uses them, too.
