@@ -100,7 +100,9 @@ def test_rows_without_a_domain_are_in_the_order_of_the_groups(make: Made) -> Non
     assert rows(make(given)) == [row for single in singles for row in rows(single)]
 
 
-@pytest.mark.parametrize("packing", ["none", "bfd", "wrapped"])
+@pytest.mark.parametrize(
+    "packing", ["none", *(pytest.param(each, marks=pytest.mark.long) for each in ("bfd", "wrapped"))]
+)
 def test_neither_blocks_nor_workers_change_a_byte(packing: str, make: Made, tmp_path: Path) -> None:
     given = config(
         named(),

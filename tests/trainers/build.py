@@ -7,13 +7,14 @@ one or not: 6 GB in all. `streaming` has mosaicml-streaming and the older versio
 torch above all, from `trainers`.
 """
 
+import importlib.metadata
 import sys
 import tomllib
 import venv
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.engines.build import BuildError, Part, build, digest, folder_of, pip
+from tests.engines.build import BuildError, Part, build, digest, folder_of, install
 from tests.engines.conftest import missing
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
@@ -24,14 +25,13 @@ STREAMING = Path(__file__).with_name("mds-requirements.txt")
 def environment() -> Part:
     """TRL, Megatron, OLMo-core, torchtune and torch, pinned, and what those and beam_prep need; not beam_prep."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    # What is pinned comes first; what pyproject.toml has had since then is found by pip.
+    # What is pinned comes first; what pyproject.toml has had since then is found by uv.
     wanted = [*project["dependencies"], *project["optional-dependencies"]["trainers"]]
 
     def make(folder: Path) -> None:
         venv.create(folder, with_pip=True)
-        # No cache: the wheels would lie on the disk beside what they hold.
-        pip(python_of(folder), "install", "--no-cache-dir", "--requirement", str(REQUIREMENTS), *wanted)
-        pip(python_of(folder), "install", "--no-cache-dir", "--no-deps", "--requirement", str(NO_DEPS))
+        install(python_of(folder), "--requirement", str(REQUIREMENTS), *wanted, complete=False)
+        install(python_of(folder), "--no-deps", "--requirement", str(NO_DEPS), complete=False)
 
     return Part(digest([REQUIREMENTS.read_text(), NO_DEPS.read_text(), *wanted]), (), make)
 
@@ -45,7 +45,11 @@ def streaming() -> Part:
         (packages,) = folder.glob("lib/python*/site-packages")
         (shared,) = folder_of("trainers", trainers).glob("lib/python*/site-packages")
         (packages / "trainers.pth").write_text(f"{shared}\n")
-        pip(python_of(folder), "install", "--no-cache-dir", "--no-deps", "--requirement", str(STREAMING))
+        there = {
+            f"{each.name.lower()}=={each.version}" for each in importlib.metadata.distributions(path=[str(shared)])
+        }
+        pinned = [line for line in STREAMING.read_text().splitlines() if not line.startswith("#")]
+        install(python_of(folder), "--no-deps", *(line for line in pinned if line not in there), complete=False)
 
     return Part(digest([STREAMING.read_text(), trainers.version]), (), make)
 

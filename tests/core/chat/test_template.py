@@ -463,6 +463,7 @@ def test_no_name_is_written_as_an_address(name: str) -> None:  # fmt: skip
     assert not ADDRESS.search(loop[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", VALUES)
 def test_no_method_is_written_as_an_address(value: str) -> None:
     kinds: tuple[type, ...] = (
@@ -486,6 +487,7 @@ def test_no_method_is_written_as_an_address(value: str) -> None:
         assert not [text for text in found if ADDRESS.search(text)], name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EVERY_FILTER)
 def test_nothing_that_a_filter_gives_is_written_as_an_address(name: str) -> None:
     arguments = ["", "('upper')", "(4)", "(attribute='role')", "('role')", "('string', 'x')"]

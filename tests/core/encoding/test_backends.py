@@ -360,6 +360,7 @@ ADDED = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @given(ADDED, st.booleans(), st.lists(st.lists(st.sampled_from(AROUND), max_size=6).map("".join), max_size=8))
 def test_with_any_added_tokens_ids_are_the_references_or_the_gate_is_closed(
     tokens: list[tuple[str, frozenset[str]]], nfc: bool, texts: list[str]
