@@ -74,7 +74,7 @@ test-engines: engines
 
 # Outputs in TRL, Megatron, mosaicml-streaming and a loop of your own. Their environments, of 7 GB, go into the cache, once.
 test-trainers: $(VENV)/.engines
-	@python=$$($(BIN)/python -m tests.trainers.build) && HF_HUB_OFFLINE=1 $$python -m pytest tests/trainers
+	@python=$$($(BIN)/python -m tests.trainers.build) && HF_HUB_OFFLINE=1 $$python -m pytest -n auto tests/trainers
 
 # The pages of `beam-prep inspect --html` in a browser. Skipped without one; REQUIRE_BROWSER=1 makes that a failure.
 test-browser: $(VENV)/.browser

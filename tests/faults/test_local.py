@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import ROOT, commit
 from tests.faults.harness import Fault, Jobs, contents, names, restore
 
-DRAWN = 3
+DRAWN = 2
 """Changes of each case that are tried where not all are."""
 EVERY = os.environ.get("FAULTS") == "all"
 pytestmark = pytest.mark.timeout(7200 if EVERY else 900)

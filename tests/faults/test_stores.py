@@ -37,7 +37,7 @@ from tests.faults.harness import Jobs
 from tests.faults.proxy import Disturbance, Proxy, proxy_before
 from tests.faults.test_local import CONFIG, RUNNERS, chats
 
-DRAWN = 5
+DRAWN = 4
 """Trials of each case where not all are tried."""
 STEP = 12
 PASSING: tuple[Disturbance, ...] = ("drop", "cut request", "lose answer", "cut headers", "cut body", "503", "delay")
