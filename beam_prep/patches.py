@@ -105,15 +105,15 @@ def arguments_found_once() -> Iterator[None]:
     if original.__module__ == __name__:  # a run in another thread undoes it
         yield
         return
-    found: dict[tuple[Callable[..., Any], bool], tuple[list[str], list[Any]]] = {}
+    found: dict[tuple[int, bool], tuple[object, list[str], list[Any]]] = {}
 
     def get_function_args_defaults(f: Any) -> tuple[list[str], list[Any]]:
         bound = inspect.ismethod(f)  # then without the first one
-        key = (f.__func__, True) if bound else (f, False)
-        try:
-            names, defaults = found.get(key) or found.setdefault(key, original(f))
-        except TypeError:  # it cannot be a key
-            return original(f)  # type: ignore[no-any-return]
+        function = f.__func__ if bound else f
+        key = id(function), bound
+        if key not in found:
+            found[key] = function, *original(f)  # the function, so that no other gets its id
+        _, names, defaults = found[key]
         return [*names], [*defaults]
 
     core.get_function_args_defaults = get_function_args_defaults

@@ -312,6 +312,24 @@ class _Step(beam.DoFn):
         return [element + other]
 
 
+class _Equal:
+    """A callable that is equal to one with other arguments."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Equal)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __call__(self, third: int, fourth: int = 4) -> int:
+        return third + fourth
+
+
+class _EqualToo(_Equal):
+    def __call__(self, fifth: int, sixth: int = 6) -> int:
+        return fifth + sixth
+
+
 class _Called:
     """A callable that cannot be a key."""
 
@@ -329,6 +347,8 @@ def test_arguments_that_are_found_once_are_those_that_beam_finds() -> None:
         _Step.process,
         step.setup,
         _Called(),
+        _Equal(),
+        _EqualToo(),
         len,
         str.upper,
         _Step,

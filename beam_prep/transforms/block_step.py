@@ -1,6 +1,7 @@
 """The base of most PTransforms here: a pure function on each block."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar
@@ -25,7 +26,10 @@ class _Timed:
     def __call__(self, block: Any) -> Any:
         started = perf_counter()
         made = self.step(block)
-        if self.releases and made is not block:
+        if made is block:
+            # A later step may give up what it is given: not what others get, too.
+            made = block if self.releases else copy(block)
+        elif self.releases:
             block.release()
         if made.receipt is None:  # otherwise it did nothing
             made.spent(self.name, perf_counter() - started)

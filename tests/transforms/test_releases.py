@@ -1,6 +1,9 @@
 """What a step was given is given up when nobody else reads it, and only then."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -58,3 +61,30 @@ def test_so_does_the_step_of_all_groups(releases: bool) -> None:
     made = step.step()(block)
     assert hasattr(block, "rows") == (not releases)
     assert len(bp.testing.to_rows(made)) == 1
+
+
+TEXT = "Hello, all of you. " * 5
+UNCHANGED = {
+    "decontaminate": {"against": ["eval.jsonl"], "field": "text", "ngram": 8},
+    "min_chars": 1,
+}
+
+
+@pytest.mark.parametrize("rule", UNCHANGED)
+@pytest.mark.parametrize("columns", [None, ("texts", "text")])
+def test_a_step_that_changes_nothing_leaves_others_their_records(
+    rule: str, columns: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives the block that it was given, which the next step gives up."""
+    monkeypatch.chdir(tmp_path)
+    Path("eval.jsonl").write_text(json.dumps({"text": "a text that is in no record, of as many words as it takes"}))
+    Path("a.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    sections = [{"field": "text", "action": "train"}]
+    config = bp.PipelineConfig.from_dict({"input": {"sections": sections}, "preprocessing": {rule: UNCHANGED[rule]}})
+    with TestPipeline(runner="FnApiRunner") as pipeline:
+        records = pipeline | bp.ReadJSONL(["a.jsonl"], columns=columns)
+        for name in ("first", "second", "third"):
+            rows = records | name >> bp.Prepare(config, TOKENIZER) | f"rows {name}" >> bp.testing.rows()
+            assert_that(rows | f"ones {name}" >> beam.Map(lambda _: 1), equal_to([1]), label=name)
+        texts = records | beam.FlatMap(lambda block: [row["text"] for row in block.rows])
+        assert_that(texts, equal_to([TEXT]), label="texts")

@@ -82,7 +82,7 @@ def _table(block: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.
     # So each object ends in its line: after "}" only another object can begin with "{".
     if (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
         return None
-    if _null_between(view, raw):
+    if _more_between(raw, starts, ends) or _null_between(view, raw):
         return None
     try:
         table = pj.read_json(
@@ -109,6 +109,13 @@ def _table(block: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.
         if _begin_with(view, braces, key) - _begin_with(view, starts, key) != sum(map(len, messages)):
             return None
     return table
+
+
+def _more_between(raw: memoryview, starts: Array, ends: Array) -> bool:
+    """True if there is more than white space between two lines: a line that is a reject already, which is read, too."""
+    apart = np.flatnonzero(starts[1:] - ends[:-1] > 2)  # no other line has place in a line feed and a carriage return
+    borders = zip(ends[apart].tolist(), starts[apart + 1].tolist(), strict=True)
+    return any(bytes(raw[end:start]).strip(b" \t\r\n") for end, start in borders)
 
 
 def _null_between(view: Array, raw: memoryview) -> bool:

@@ -1,6 +1,8 @@
 """Lines as columns: a block is read at once, or in parts where one of its lines is odd."""
 
+import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.columns import Columns, Wanted
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading import parse_columns
-from beam_prep.core.reading.records import _line_borders
+from beam_prep.core.reading.blocks import read_blocks
+from beam_prep.core.reading.records import _line_borders, parse
 
 CHATS, TEXTS = Wanted("chats", "messages"), Wanted("texts", "text")
 LINES = 16 * 64
@@ -89,3 +93,46 @@ def test_a_block_is_read_at_once_unless_the_one_before_it_had_odd_records(monkey
     assert parts_of(block(TEXTS, {}), TEXTS, monkeypatch) == 1  # of other records nothing is known
     assert parts_of(plain, CHATS, monkeypatch) == 16
     assert parts_of(plain, CHATS, monkeypatch) == 1
+
+
+RECORDS = {
+    CHATS: b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+    TEXTS: b'{"text": "a {b}, c"}',
+    Wanted("lists", "answers"): b'{"answers": ["a", "b"]}',
+}
+MOST = 300
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([*RECORDS]),
+    st.lists(
+        st.tuples(st.integers(0, 150), st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=3)), max_size=3
+    ),
+    st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\n \t\r\n"]),
+)
+def test_of_lines_that_are_too_long_nothing_is_read(
+    wanted: Wanted, broken: list[tuple[int, list[tuple[int, bool]]]], end: bytes
+) -> None:
+    """Not as a part of the record that the line before it begins, either."""
+    lines = [RECORDS[wanted]] * 151
+    for line, cuts in broken:
+        for cut, long in cuts:
+            places = [match.end() for match in re.finditer(rb"[\[\]{},:]", RECORDS[wanted])]
+            head, tail = lines[line][: places[cut % len(places)]], lines[line][places[cut % len(places)] :]
+            lines[line] = head + b"\n" + b" " * MOST * long + tail
+    raw = next(read_blocks(io.BytesIO(end.join(lines)), 0, -1, 1 << 30, MOST))
+    origin = raw.origin(0, InputFile("a.jsonl", 0, 0.0), 1 << 30, MOST)
+    found, expected = parse(raw, origin, wanted), parse(raw, origin)
+    assert found.ledger.status.tolist() == expected.ledger.status.tolist()
+    assert found.line.tolist() == expected.line.tolist()
+    assert [*found.rows] == [*expected.rows]
+
+
+def test_only_the_part_with_a_line_that_is_too_long_is_read_by_lines() -> None:
+    long = b'{"messages": [{"role": "user", "content": "%b"}]}' % (b"x" * MOST)
+    data = block(CHATS, {LINES // 2: long})
+    raw = next(read_blocks(io.BytesIO(data), 0, -1, 1 << 30, MOST))
+    records = parse(raw, raw.origin(0, InputFile("a.jsonl", 0, 0.0), 1 << 30, MOST), CHATS)
+    assert len(records) == LINES - 1
+    assert LINES - 1 - records.in_columns == (LINES - 1) // 15  # parts of at least 64 lines
