@@ -27,7 +27,7 @@ class _Timed:
         started = perf_counter()
         made = self.step(block)
         if made is block:
-            # A later step may give up what it is given: not what others get, too.
+            # Others may get this block, too, and the next step may give up what it is given.
             made = block if self.releases else copy(block)
         elif self.releases:
             block.release()

@@ -159,7 +159,7 @@ def _airflow(folder: Path) -> None:
 
 
 def install(python: str, *arguments: str, complete: bool = True) -> None:
-    """Installs packages for a Python with uv, which takes a minute where pip takes six.
+    """Installs packages for a Python with uv: pip unpacks one after the other, and takes several times as long.
 
     Args:
         python: the Python of an environment.

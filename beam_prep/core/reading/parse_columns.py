@@ -79,10 +79,10 @@ def _table(block: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.
     raw = memoryview(block)[starts[0] : ends[-1]]
     view = np.frombuffer(raw, np.uint8)
     starts, ends = starts - starts[0], ends - starts[0]
-    # So each object ends in its line: after "}" only another object can begin with "{".
-    if (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any():
+    # With nothing between the lines each object ends in its own: after "}" only another object can begin with "{".
+    if (view[starts] != ord("{")).any() or (view[ends - 1] != ord("}")).any() or _more_between(raw, starts, ends):
         return None
-    if _more_between(raw, starts, ends) or _null_between(view, raw):
+    if _null_between(view, raw):
         return None
     try:
         table = pj.read_json(
@@ -112,7 +112,7 @@ def _table(block: bytes, starts: Array, ends: Array, wanted: Wanted, schema: pa.
 
 
 def _more_between(raw: memoryview, starts: Array, ends: Array) -> bool:
-    """True if there is more than white space between two lines: a line that is a reject already, which is read, too."""
+    """True if a line that is a reject already lies between two others: Arrow would read it, too."""
     apart = np.flatnonzero(starts[1:] - ends[:-1] > 2)  # no other line has place in a line feed and a carriage return
     borders = zip(ends[apart].tolist(), starts[apart + 1].tolist(), strict=True)
     return any(bytes(raw[end:start]).strip(b" \t\r\n") for end, start in borders)
