@@ -16,11 +16,10 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from beam_prep.core.data.block import InputFile, Origin, Split
 from beam_prep.core.data.hashing import CHUNK, Node, tree_nodes
@@ -30,6 +29,9 @@ from beam_prep.core.reading.blocks import RawBlock, Readable, read_up_to
 from beam_prep.core.reading.foreign import HEAD_BYTES, refusal
 from beam_prep.errors import InputError
 from beam_prep.storage.files import open_input, open_table
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 _BATCH_BYTES, _BATCH_ROWS = 1 << 20, 1024
 """Of a Parquet file, read at once: as far as its footer tells, and at most."""
@@ -264,7 +266,9 @@ def _cut(lines: Iterator[bytes], block_bytes: int) -> Iterator[tuple[int, bytes]
         yield len(held), b"\n".join([*held, b""])
 
 
-def _parquet(source: InputFile, stream: Any) -> pq.ParquetFile:
+def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":
+    import pyarrow.parquet as pq
+
     if not source.size:
         raise InputError(f"{source.path!r} is empty: a Parquet file without rows has its columns at least")
     file = pq.ParquetFile(_native(stream), buffer_size=_PAGES, pre_buffer=False, page_checksum_verification=True)
