@@ -119,15 +119,25 @@ def encode_rows(
     types |= {key: pa.array(values[:0]).type for key, values in beside.items()}
     bits = {name: {_OF: of.encode()} for name, of in found.bits.items()}
     written = pa.schema([pa.field(key, kind, metadata=bits.get(key)) for key, kind in types.items()])
-    sink = pa.BufferOutputStream()
-    messages = []
-    with pa.ipc.new_file(sink, written, metadata=dict(footer)) as writer:
-        for part in parts:
-            first = sink.tell()
-            taken = [*(_arrow(rows[part]) for rows in columns), *(pa.array(values[part]) for values in beside.values())]
-            writer.write_batch(pa.record_batch(taken, schema=written))
-            messages.append((first, sink.tell()))
-    content = sink.getvalue()
+    batches = []
+    for part in parts:
+        taken = [*(_arrow(rows[part]) for rows in columns), *(pa.array(values[part]) for values in beside.values())]
+        batches.append(pa.record_batch(taken, schema=written))
+
+    def write(sink: pa.NativeFile) -> list[tuple[int, int]]:
+        messages = []
+        with pa.ipc.new_file(sink, written, metadata=dict(footer)) as writer:
+            for batch in batches:
+                first = sink.tell()
+                writer.write_batch(batch)
+                messages.append((first, sink.tell()))
+        return messages
+
+    # A stream that grows would copy what is there, and take twice the memory.
+    counted = pa.MockOutputStream()
+    write(counted)
+    content = pa.allocate_buffer(counted.size())
+    messages = write(pa.FixedSizeBufferWriter(content))
     return content, seal(content, name, [(_body(content, first), last) for first, last in messages])
 
 
