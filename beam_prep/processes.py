@@ -15,7 +15,7 @@ from beam_prep.errors import BeamPrepError, EngineError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
-_KEPT_FREE, _GIVEN_BACK = 8 << 20, 32 << 20
+_KEPT_FREE, _GIVEN_BACK = 16 << 20, 32 << 20
 """Bytes that a heap keeps; and of an allocation that is given back at once, which arrays of a block seldom have.
 
 With 32 MiB kept, memory grows by 40 MB; with 8 MiB given back, 800 MB of chats take 4 % more time, documents 8 %.

@@ -28,6 +28,7 @@ from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
+from beam_prep.processes import give_back_memory
 from beam_prep.progress import Counts, Reports, report_block, reported_rows
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.memory import memory_limit
@@ -244,6 +245,7 @@ class Write(beam.DoFn):
 
     def setup(self) -> None:
         self.arranger.spool.options.activate()
+        give_back_memory()  # of the blocks, which a process keeps
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
         if isinstance(work, KeyedShard):
