@@ -20,7 +20,8 @@ from beam_prep.core.encoding.asking import answered_by
 from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
-from beam_prep.processes import end_with_parent, give_back_memory, single_threaded_tokenizers
+from beam_prep.memory import give_back_memory
+from beam_prep.processes import end_with_parent, single_threaded_tokenizers
 
 Answer = TypeVar("Answer")
 

@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_prep import answering, patches, processes, recipe, worker
+from beam_prep import answering, memory, patches, processes, recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.backends import INHERITED, Backend
@@ -503,7 +503,7 @@ class Pipeline:
             return "transformers"
         with processes.single_threaded_tokenizers():
             chosen, problem = self._gate.choose()
-        processes.give_back_memory()
+        memory.give_back_memory()
         if problem is not None:
             log.info("%s", problem)
         return chosen

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from beam_prep import errors, patches, processes
+from beam_prep import errors, memory, patches, processes
 from beam_prep.errors import BeamPrepError
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def _run_first_worker(
                 report["words"] = prepare()
             except BeamPrepError as error:
                 report = {"raised": type(error).__name__, "words": str(error)}
-    processes.give_back_memory()
+    memory.give_back_memory()
     mine, *others = readings
     first = os.getpid()
     gc.freeze()

@@ -15,8 +15,8 @@ from beam_prep.core.shards.layout import Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import StorageError
 from beam_prep.formats import FORMATS
+from beam_prep.memory import memory_limit
 from beam_prep.progress import Counts
-from beam_prep.storage.memory import memory_limit
 
 FIRST_SHARE = 0.01
 """Share of the input that is done before the first estimate, and at least `FIRST_BLOCKS`."""

@@ -28,10 +28,9 @@ from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
-from beam_prep.processes import give_back_memory
+from beam_prep.memory import give_back_memory, memory_limit
 from beam_prep.progress import Counts, Reports, report_block, reported_rows
 from beam_prep.storage.arrange import Arranger
-from beam_prep.storage.memory import memory_limit
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.paths import is_local
@@ -245,7 +244,7 @@ class Write(beam.DoFn):
 
     def setup(self) -> None:
         self.arranger.spool.options.activate()
-        give_back_memory()  # of the blocks, which a process keeps
+        give_back_memory()  # of the blocks: a process that has no shard would keep it
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
         if isinstance(work, KeyedShard):

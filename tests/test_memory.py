@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_prep.storage.memory import memory_limit
+from beam_prep.memory import memory_limit
 
 
 def put(path: Path, text: str) -> None:
