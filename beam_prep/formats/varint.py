@@ -12,6 +12,7 @@ from beam_prep.core.data.ragged import Array, offsets_of, take_rows
 
 _LIMITS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.uint64)
 _MAX_SIZE = 10
+_NONE = np.zeros(0, np.int64)
 
 
 def sizes(values: Array) -> Array:
@@ -40,15 +41,17 @@ def encode(values: Array) -> tuple[Array, Array | None]:
         uint8 [bytes], which may be a view of `values`; and where each varint begins and the last one ends, int64
         [n + 1], or None where each takes one byte.
     """
-    if len(values) == 0 or values.dtype == bool or (values.min() >= 0 and values.max() < 128):
+    least, most = (values.min(), values.max()) if len(values) else (0, 0)
+    if values.dtype == bool or (least >= 0 and most < 128):
         return values.astype(np.uint8, copy=False), None
     widths = (values >= 1 << 7).view(np.uint8)
     widths += values >= 1 << 14
     widths += 1
     # Nearly all ids take up to three bytes; of what takes more, small negatives (the -100 of labels) are common.
-    negative = np.flatnonzero(values < 0)
+    negative = np.flatnonzero(values < 0) if least < 0 else _NONE
     widths[negative] = _MAX_SIZE
-    wide = np.flatnonzero((values < -1 << 21) | (values >= 1 << 21))
+    rare = least < -1 << 21 or most >= 1 << 21
+    wide = np.flatnonzero((values < -1 << 21) | (values >= 1 << 21)) if rare else _NONE
     rest = values[wide].astype(np.int64, copy=False).view(np.uint64)
     widths[wide] = sizes(rest)
     borders = _borders(widths)
