@@ -23,6 +23,7 @@ Source of the frame around each Example: tensorflow/core/lib/io/record_writer.h:
 bytes, the Example, masked crc32c of the Example, all little-endian.
 """
 
+import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -132,13 +133,8 @@ def chunks(columns: Sequence[Ragged]) -> Iterator[tuple[int, int]]:
     They are alike in size, since a small one takes nearly as long as a large one.
     """
     ends = offsets_of(np.sum([16 + ragged.flat_lengths for ragged in columns], axis=0))
-    start, rows = 0, len(ends) - 1
-    values = ends[-1] / max(1, round(ends[-1] / CHUNK_VALUES))
-    while start < rows:
-        stop = int(np.searchsorted(ends, ends[start] + values, "right")) - 1
-        stop = max(stop, start + 1)
-        yield start, stop
-        start = stop
+    wanted = np.linspace(0, ends[-1], max(1, round(ends[-1] / CHUNK_VALUES)) + 1)
+    yield from itertools.pairwise(np.unique(np.searchsorted(ends, wanted)).tolist())
 
 
 def encode_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> Array:

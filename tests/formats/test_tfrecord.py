@@ -560,3 +560,13 @@ def test_three_million_tokens_take_little_time() -> None:
     start = time.perf_counter()
     encode_rows([SEQUENCE], rows)
     assert time.perf_counter() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"), [(0, []), (1, [1]), (14, [14]), (16, [8, 8]), (24, [12, 12]), (26, [8, 9, 9])]
+)
+def test_chunks_are_alike_in_size(rows: int, wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one at the end would take nearly as long as the others."""
+    monkeypatch.setattr(tfrecord, "CHUNK_VALUES", 1000)
+    found = [stop - start for start, stop in tfrecord.chunks([Ragged.from_lengths(np.zeros(84 * rows), [84] * rows)])]
+    assert sorted(found) == wanted
