@@ -227,6 +227,7 @@ import sys
 from beam_prep import cli, processes
 processes.own_program()
 cli._import_beam(False)
+import beam_prep.pipeline
 late = ("beartype", "httplib2", "cryptography", "yaml", "pyarrow.parquet", "awkward.operations")
 print([name for name in late if name in sys.modules])
 from apache_beam.typehints import Dict, List, typehints

@@ -29,6 +29,7 @@ from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.roles import RoleCounts
 from beam_prep.errors import FormatError
+from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Proven, Sealed, seal
 
 SPOOL_VERSION = 9
@@ -119,25 +120,15 @@ def encode_rows(
     types |= {key: pa.array(values[:0]).type for key, values in beside.items()}
     bits = {name: {_OF: of.encode()} for name, of in found.bits.items()}
     written = pa.schema([pa.field(key, kind, metadata=bits.get(key)) for key, kind in types.items()])
-    batches = []
-    for part in parts:
-        taken = [*(_arrow(rows[part]) for rows in columns), *(pa.array(values[part]) for values in beside.values())]
-        batches.append(pa.record_batch(taken, schema=written))
-
-    def write(sink: pa.NativeFile) -> list[tuple[int, int]]:
-        messages = []
-        with pa.ipc.new_file(sink, written, metadata=dict(footer)) as writer:
-            for batch in batches:
-                first = sink.tell()
-                writer.write_batch(batch)
-                messages.append((first, sink.tell()))
-        return messages
-
-    # A stream that grows would copy what is there, and take twice the memory.
-    counted = pa.MockOutputStream()
-    write(counted)
-    content = pa.allocate_buffer(counted.size())
-    messages = write(pa.FixedSizeBufferWriter(content))
+    sink = pa.BufferOutputStream()
+    messages = []
+    with pa.ipc.new_file(sink, written, metadata=dict(footer)) as writer:
+        for part in parts:
+            first = sink.tell()
+            taken = [*(_arrow(rows[part]) for rows in columns), *(pa.array(values[part]) for values in beside.values())]
+            writer.write_batch(pa.record_batch(taken, schema=written))
+            messages.append((first, sink.tell()))
+    content = sink.getvalue()
     return content, seal(content, name, [(_body(content, first), last) for first, last in messages])
 
 
@@ -178,20 +169,15 @@ def _arrow(rows: Ragged) -> pa.ListArray:
 
 
 def _arrow_values(values: Array) -> pa.Array:
-    if values.dtype != bool:
-        return pa.array(values)
-    bits = np.packbits(values, bitorder="little")  # in a twentieth of the time that Arrow takes
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
+    return array_of(values, pa.bool_()) if values.dtype == bool else pa.array(values)
 
 
 def _values(array: pa.Array) -> Array:
     """The values of an array without nulls: a view of its memory, except for bits."""
     if not pa.types.is_boolean(array.type):
         return np.asarray(array.to_numpy())
-    first, before = divmod(array.offset, 8)
-    bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)[first:]
-    values: Array = np.unpackbits(bits, count=before + len(array), bitorder="little")[before:].view(bool)
-    return values
+    bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+    return unpacked(bits, array.offset, array.offset + len(array))
 
 
 def _sidecar(
