@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from beam_prep.core.data.schema import Section as Section
     from beam_prep.core.data.schema import TextRules as TextRules
     from beam_prep.core.encoding.tokenizer import Tokenizer as Tokenizer
-    from beam_prep.core.pieces.rendered import Rendered as Rendered
+    from beam_prep.chat.texts import Rendered as Rendered
     from beam_prep.core.reading.records import Records as Records
     from beam_prep.core.reading.rollouts import RolloutFields as RolloutFields
     from beam_prep.core.shards.chunk import Chunking as Chunking
@@ -89,7 +89,7 @@ _PUBLIC = {
     "Ragged": "core.data.ragged",
     "ReadJSONL": "transforms.read",
     "Records": "core.reading.records",
-    "Rendered": "core.pieces.rendered",
+    "Rendered": "chat.texts",
     "Replay": "replay",
     "RolloutFields": "core.reading.rollouts",
     "RoleMask": "core.tokens.mask",

@@ -15,7 +15,6 @@ from beam_prep.config import PipelineConfig
 from beam_prep.config.problems import shown, unknown_name
 from beam_prep.core.encoding.backends import Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.core.tokens.check import Check
@@ -102,7 +101,6 @@ def prepare(
     config: ConfigOrPath,
     tokenizer: str,
     tokenizer_backend: Backend = "auto",
-    render: Render = "auto",
     check: Check = "sample",
 ) -> Prepare:
     """Records -> rows: all steps of a config. See `beam_prep.Prepare`.
@@ -111,10 +109,9 @@ def prepare(
         config: the config, or its path.
         tokenizer: the path of the tokenizer's folder.
         tokenizer_backend: auto, transformers, gigatoken or tokie.
-        render: auto or jinja.
         check: sample or full.
     """
-    return Prepare(*_loaded(config, tokenizer), tokenizer_backend, render, check)
+    return Prepare(*_loaded(config, tokenizer), tokenizer_backend, check)
 
 
 def _step(kind: type[BlockStep], config: ConfigOrPath, tokenizer: str, **ways: Any) -> BlockStep:
@@ -151,9 +148,9 @@ labels = _one_step(Labels)
 
 
 @_for_yaml("ApplyTemplate")
-def apply_template(config: ConfigOrPath, tokenizer: str, render: Render = "auto") -> BlockStep:
-    """Records -> pieces of text. `config`, `tokenizer`, `render`: see Prepare. See `beam_prep.ApplyTemplate`."""
-    return _step(ApplyTemplate, config, tokenizer, render=render)
+def apply_template(config: ConfigOrPath, tokenizer: str) -> BlockStep:
+    """Records -> pieces of text. `config`, `tokenizer`: see Prepare. See `beam_prep.ApplyTemplate`."""
+    return _step(ApplyTemplate, config, tokenizer)
 
 
 @_for_yaml("Tokenize")

@@ -300,16 +300,6 @@ OPTIONS = (
         example="transformers",
     ),
     Option(
-        name="render",
-        label="Renderer of chat templates",
-        group="Speed",
-        kind="choice",
-        help="what renders chat templates; plans are compared with jinja, see check",
-        default="auto",
-        choices=(("auto", "recorded plans where they give what jinja gives"), ("jinja", "jinja alone")),
-        example="jinja",
-    ),
-    Option(
         name="shuffle_method",
         label="How rows are shuffled",
         group="Speed",

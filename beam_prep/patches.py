@@ -277,44 +277,22 @@ def without_unused_libraries(stores: bool = True) -> Iterator[None]:
 def numpy_for_awkward() -> None:
     """gigatoken finds a module `awkward` of ours, with what it calls of that library, and arrays of numpy.
 
-    Why: it takes texts and gives ids as arrays of awkward, and the import of that takes 0.1 s and 15 MB.
-    Until: gigatoken takes and gives arrays of numpy or Arrow. Written for 0.10.0, the only version that is used
+    Why: it gives ids as arrays of awkward, and the import of that takes 0.1 s and 15 MB.
+    Until: gigatoken gives arrays of numpy or Arrow. Written for 0.10.0, the only version that is used
     (`with_gigatoken.VERSION`).
     """
     if "awkward" in sys.modules:
         return
     import numpy as np
 
-    def list_of(offsets: Any, content: Any, parameters: object = None) -> Any:
-        return SimpleNamespace(offsets=offsets, content=content)
-
-    def of_data(data: Any, parameters: object = None) -> Any:
-        return SimpleNamespace(data=data)
-
     class Array:
-        def __init__(self, layout: Any) -> None:
-            self.layout = layout
-
-    def unflatten(values: Any, counts: Any) -> Array:
-        offsets = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=offsets[1:])
-        return Array(list_of(of_data(offsets), of_data(values)))
-
-    def flatten(rows: Array) -> Any:
-        offsets = rows.layout.offsets.data
-        return rows.layout.content.data[offsets[0] : offsets[-1]]  # more may lie around the rows
+        def __init__(self, values: Any, counts: Any) -> None:
+            offsets = np.zeros(len(counts) + 1, np.int64)
+            np.cumsum(counts, out=offsets[1:])
+            self.layout = SimpleNamespace(offsets=SimpleNamespace(data=offsets), content=SimpleNamespace(data=values))
 
     made = ModuleType("awkward", numpy_for_awkward.__doc__)
-    vars(made).update(
-        contents=SimpleNamespace(ListOffsetArray=list_of, NumpyArray=of_data),
-        index=SimpleNamespace(Index64=of_data),
-        Array=Array,
-        unflatten=unflatten,
-        without_parameters=lambda rows: rows,
-        flatten=flatten,
-        num=lambda rows: np.diff(rows.layout.offsets.data),
-        to_numpy=np.asarray,
-    )
+    vars(made).update(Array=Array, unflatten=Array)
     sys.modules["awkward"] = made
 
 

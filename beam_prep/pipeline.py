@@ -23,7 +23,6 @@ from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.backends import INHERITED, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.voice_of import Render
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.reading.decontaminate import IndexSource
 from beam_prep.core.shards.compose import Method
@@ -127,7 +126,6 @@ class Pipeline:
         generation: its name; by default the time of the launch in UTC, `20261122T180738Z`.
         lease: seconds after which a launch that was killed no longer holds the output.
         tokenizer_backend: `auto`, `transformers`, `gigatoken` or `tokie`: see `Tokenize`.
-        render: `auto` or `jinja`: see `ApplyTemplate`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
             block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.
         shuffle_method: `auto`, `gather` or `runs`: see `Compose`.
@@ -164,7 +162,6 @@ class Pipeline:
         generation: str | None = None,
         lease: float = LEASE,
         tokenizer_backend: Backend = "auto",
-        render: Render = "auto",
         check: Check = "sample",
         shuffle_method: Method = "auto",
         beam_options: Sequence[str] | PipelineOptions | None = None,
@@ -200,12 +197,9 @@ class Pipeline:
         if tokenizer_backend not in get_args(Backend):
             wanted = ", ".join(get_args(Backend))
             raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, wanted one of {wanted}")
-        if render not in get_args(Render):
-            raise ConfigError(f"render is {render!r}, wanted {' or '.join(get_args(Render))}")
         if check not in get_args(Check):
             raise ConfigError(f"check is {check!r}, wanted {' or '.join(get_args(Check))}")
         self.tokenizer_backend = tokenizer_backend
-        self.render = render
         self.check = check
         if shuffle_method not in get_args(Method):
             raise ConfigError(f"shuffle_method is {shuffle_method!r}, wanted one of {', '.join(get_args(Method))}")
@@ -482,15 +476,14 @@ class Pipeline:
         parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
         if not parts:
             return None
-        columns = [None if part.input.adapter else recipe.wanted_columns(part, self.render) for part in parts.values()]
-        spans = any(each is None or each.kind != "texts" for each in columns)
+        spans = any(output.conversation for part in parts.values() for output in recipe.outputs_of(part))
         firsts = {file.group or 0: file for file in reversed(self.inputs)}
         wanted = self.tokenizer_backend
         if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
             wanted = "transformers"
         probed = [] if wanted == "transformers" else [*parts.items()][:_GROUPS_PROBED]
         index = None if self._references is None else self._references.index
-        steps = (recipe.text_steps(part, self.tokenizer, self.render, index) for _, part in probed)
+        steps = (recipe.text_steps(part, self.tokenizer, index) for _, part in probed)
         each = zip((firsts[group] for group, _ in probed), steps, strict=True)
         return Gate(self.tokenizer, wanted, tuple(each), spans, self.check == "full")
 
@@ -526,13 +519,11 @@ class Pipeline:
                 self.inputs,
                 self.block_bytes,
                 spool,
-                None if config.input.groups else recipe.wanted_columns(config, self.render),
                 self.max_line_bytes,
-                recipe.wanted_of_groups(config, self.render),
                 workers_of(pipeline.options),
             )
             | recipe.Prepare(
-                config, self.tokenizer, self._backend, self.render, self.check, self.references, releases=True
+                config, self.tokenizer, self._backend, self.check, self.references, releases=True
             )
             | Shard(
                 self.output,
@@ -568,7 +559,7 @@ class Pipeline:
     def spool_of_run(self, single_use: bool = False) -> Spool:
         """The spool; for `single_use` see there."""
         folder = self.spool or join(self.staging.root, "spool")
-        trust = Trust(self.tokenizer_backend, self.render, self.check)
+        trust = Trust(self.tokenizer_backend, self.check)
         made_by, kept = recipe.spool_recipe(self.facts), self.spool is not None
         groups = recipe.group_recipes(self.facts)
         return Spool(

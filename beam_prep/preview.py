@@ -459,7 +459,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         of_files=of_files,
     )
     cut = kinds["counter"][CUT_TOKENS]
-    return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut)
+    return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut, counters=kinds["counter"])
 
 
 def _head(job: _Job) -> Text:

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import apache_beam as beam
 
 from beam_prep._version import __version__
+from beam_prep.chat.apply import COMPARED
+from beam_prep.chat.voice import TEMPLATE_LIMITS, check_voice
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
-from beam_prep.core.data.columns import RecordKind, Wanted
-from beam_prep.core.data.schema import CUTTING, Output, Section, TextRules
+from beam_prep.core.data.schema import CUTTING, Output, TextRules
 from beam_prep.core.encoding.backends import BACKENDS, Backend
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.voice_of import TEMPLATE_LIMITS, Render, check_voice
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.core.reading.decontaminate import IndexSource
 from beam_prep.core.reading.json_list import is_json_file, parse_list
@@ -96,8 +96,7 @@ class Prepare(beam.PTransform):
         config: the config.
         tokenizer: its tokenizer.
         tokenizer_backend: see `Tokenize`.
-        render: see `ApplyTemplate`.
-        check: `sample`: see `sampled` of these two; `full`: see `check_in_full`.
+        check: `sample`: see `compared` and `sampled` of these two; `full`: see `check_in_full`.
         references: gives the evaluation data of `preprocessing.decontaminate` on workers; None: it is read here, and is
             a part of the pipeline.
         releases: no other transform gets the records: what they hold is given up when they are rendered, which takes
@@ -107,7 +106,6 @@ class Prepare(beam.PTransform):
     config: PipelineConfig
     tokenizer: Tokenizer
     tokenizer_backend: Backend | Literal["inherited"] = "auto"
-    render: Render = "auto"
     check: Check = "sample"
     references: IndexSource | None = None
     releases: bool = False
@@ -118,8 +116,8 @@ class Prepare(beam.PTransform):
 
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         blocks: Any = records
-        backend, render, check = self.tokenizer_backend, self.render, self.check
-        for number, transform in enumerate(chain(self.config, self.tokenizer, backend, render, check, self.references)):
+        steps = chain(self.config, self.tokenizer, self.tokenizer_backend, self.check, self.references)
+        for number, transform in enumerate(steps):
             transform.releases = self.releases or number > 0
             blocks |= transform
         return blocks
@@ -129,7 +127,6 @@ def chain(
     config: PipelineConfig,
     tokenizer: Tokenizer,
     backend: AnyBackend = "reference",
-    render: Render = "jinja",
     check: Check | None = None,
     references: IndexSource | None = None,
 ) -> list[BlockStep]:
@@ -144,7 +141,6 @@ def chain(
         config: the config.
         tokenizer: its tokenizer.
         backend: see `Tokenize`.
-        render: see `ApplyTemplate`.
         check: `sample`: the reference makes a sample of each block, too; `full`: see `check_in_full`; None: neither.
         references: see `Prepare`.
     """
@@ -153,8 +149,8 @@ def chain(
             found = references_of(config)  # read once for all groups
             references = None if found is None else found.index
         parts = config.parts()
-        return [ByGroup([chain(part, tokenizer, backend, render, check, references) for part in parts])]
-    steps = mask_steps(config, tokenizer, backend, render, check, references)
+        return [ByGroup([chain(part, tokenizer, backend, check, references) for part in parts])]
+    steps = mask_steps(config, tokenizer, backend, check, references)
     if check == "full":
         steps.append(CheckInFull(config, tokenizer, references))
     return steps + row_steps(config, tokenizer)
@@ -169,7 +165,6 @@ def mask_steps(
     config: PipelineConfig,
     tokenizer: Tokenizer,
     backend: AnyBackend = "reference",
-    render: Render = "jinja",
     check: Check | None = None,
     references: IndexSource | None = None,
 ) -> list[BlockStep]:
@@ -194,11 +189,11 @@ def mask_steps(
     if config.char_filter_fields:
         steps.append(FilterByChars(preprocessing.min_chars, preprocessing.max_chars, config.char_filter_fields))
     steps += compared
-    sampled = check == "sample"
+    conversations = COMPARED if check == "sample" else 0 if check is None else None
     return [
         *steps,
-        ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), render, sampled),
-        Tokenize(tokenizer, backend, sampled),
+        ApplyTemplate(outputs, tokenizer, domain_key, text_rules(config), conversations),
+        Tokenize(tokenizer, backend, check == "sample"),
         BuildMask(config.mask, config.mask_default, text_rules(config).mask_options),
         *domain,
     ]
@@ -282,43 +277,6 @@ class CheckInFull(BlockStep):
         return partial(check_in_full, config=self.config, tokenizer=self.tokenizer, references=self.references)
 
 
-def wanted_columns(config: PipelineConfig, render: Render) -> Wanted | None:
-    """The records of a config that are parsed as columns; None if a step needs every record as an object."""
-    if config.input.tokenized or config.output.loss_weights:
-        return None
-    if config.output.fim is not None or config.mask_options is not None:
-        return None
-    outputs = outputs_of(config)
-    if any(output.has_template for output in outputs) and render != "auto":
-        return None
-    if config.input.adapter is not None:
-        chat = len(outputs) == len(outputs[0].sections) == 1 and outputs[0].conversation
-        return config.input.adapter.build().wanted if chat and outputs[0].sections[0].field == "messages" else None
-    if config.input.implicit_prompt and sum(output.kind != "value" for output in outputs) > 2:
-        return None  # another output would read what the pair leaves of the record
-    kinds: dict[str, RecordKind] = {}
-    for output in outputs:
-        if output.joint and len(output.sections) > 1:
-            return None
-        # A prompt that is what both sides begin with is no field.
-        for section in output.sections[1 if config.input.implicit_prompt and output.kind == "ids" else 0 :]:
-            kind = _kind_of(output, section)
-            if kind is None or kinds.setdefault(section.field, kind) != kind:
-                return None
-    numbers_last = sorted(kinds.items(), key=lambda pair: pair[1] == "numbers")
-    first, *others = (Wanted(kind, field) for field, kind in numbers_last)
-    return None if first.kind == "numbers" else first._replace(others=tuple(others))
-
-
-def _kind_of(output: Output, section: Section) -> RecordKind | None:
-    """The kind of what a section reads; None: it is never read as columns."""
-    if output.kind == "value":
-        return "numbers"
-    if output.kind == "list":
-        return "lists" if section.template is None else None
-    return "texts" if section.template is None else "chats"
-
-
 def inputs_of(
     config: PipelineConfig, given: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
 ) -> list[InputFile]:
@@ -366,17 +324,12 @@ def files_of_groups(files: Iterable[InputFile]) -> list[int]:
     ]
 
 
-def wanted_of_groups(config: PipelineConfig, render: Render) -> tuple[Wanted | None, ...]:
-    """`wanted_columns` of each group; (): there are none."""
-    return tuple(wanted_columns(part, render) for part in config.parts()) if config.input.groups else ()
-
-
 def text_steps(
-    config: PipelineConfig, tokenizer: Tokenizer, render: Render, references: IndexSource | None = None
+    config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
 ) -> tuple[Callable[[Any], Any], ...]:
-    """The functions of `chain` that make texts of records, without a sample by jinja. They leave in what
+    """The functions of `chain` that make texts of records, without a comparison. They leave in what
     `decontaminate` would leave out. For the arguments see `chain`."""
-    steps = mask_steps(config, tokenizer, render=render, references=references)
+    steps = mask_steps(config, tokenizer, references=references)
     return tuple(step.step() for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate))
 
 
@@ -385,8 +338,8 @@ def check_in_full(
 ) -> Batch:
     """The batch, if the reference gives the same for every line of its block, from the bytes on.
 
-    Lines are parsed one by one, chats rendered by jinja, texts and their offsets encoded by the Rust library of
-    transformers. What follows the masks is the same code for all.
+    Texts and their offsets are encoded by the Rust library of transformers. The text of each conversation was compared
+    with transformers' own when it was rendered. What follows the masks is the same code for all.
 
     Raises:
         RunError: it gives something else; the message names file and byte offset of the first line where it does.
@@ -401,12 +354,10 @@ def check_in_full(
         if found is not None:
             line, how = found
             raise RunError(
-                f"--check full: {batch.place(line)} is not what transformers and jinja give: "
-                f"{how}; run with --tokenizer_backend transformers --render jinja, and tell us about it"
+                f"--check full: {batch.place(line)} is not what transformers gives: "
+                f"{how}; run with --tokenizer_backend transformers, and tell us about it"
             )
-        for way in ("jinja", "transformers"):
-            if way == "transformers" or any(name.startswith("rendered_") for name in batch.made):
-                batch.made[f"compared_with_{way}"] = len(batch)
+        batch.made["compared_with_transformers"] = len(batch)
     batch.made[IN_FULL] = 1
     return batch
 
@@ -430,6 +381,9 @@ def text_rules(config: PipelineConfig) -> TextRules:
         given.date,
         None if config.output.fim is None else config.output.fim.build(),
         None if config.mask_options is None else config.mask_options.build(),
+        given.template_variables or None,
+        given.not_rendered,
+        given.tool_arguments,
     )
 
 

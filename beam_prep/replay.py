@@ -276,7 +276,7 @@ class Replay:
             for key in {**job.facts, recipe.REFERENCES: None, recipe.GROUP_FILES: None}
             if key in self.manifest
         }
-        trust = Trust(job.tokenizer_backend, job.render, job.check)
+        trust = Trust(job.tokenizer_backend, job.check)
         doubt = None
         if job.check != "full" and self._same_vocabulary(job.tokenizer):
             doubt = doubt_of(facts, job.facts)

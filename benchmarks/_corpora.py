@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import invented
 from _measure import BenchmarkError, make_corpus, say
 
 VERSION = 1
@@ -42,7 +43,8 @@ def make(kind: str, shared: Path, megabytes: float, cache: Path) -> Path:
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         with open(part, "wb") as file:
-            for row in varied(KINDS[kind](shared), maker(shared), kind):
+            rows = KINDS[kind](shared)
+            for row in rows if kind in invented.KINDS else varied(rows, maker(shared), kind):
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
                 if file.tell() >= wanted:
                     break
@@ -202,6 +204,13 @@ def _documents(*names: str) -> Callable[[Path], Iterator[Row]]:
     return documents
 
 
+def _invented(kind: str) -> Callable[[Path], Iterator[Row]]:
+    def records(shared: Path) -> Iterator[Row]:
+        return invented.rows(kind)
+
+    return records
+
+
 KINDS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "sgd": sgd,
     "tools": tools,
@@ -215,8 +224,9 @@ KINDS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "domains": domains,
     "text_zh": _documents("text_libreoffice_help_zh-cn.jsonl.gz"),
     "text_ru": _documents("text_libreoffice_help_ru.jsonl.gz"),
+    **{kind: _invented(kind) for kind in invented.KINDS},
 }
-"""Kind -> its real rows, in the order of the files."""
+"""Kind -> its real rows, in the order of the files; or, without end and without the material, those of invented.py."""
 
 
 def texts_of(shared: Path) -> Iterator[str]:

@@ -73,19 +73,19 @@ Tool = Callable[[Path, Path, Place], Done]
 """(corpus, output, place) -> a run."""
 
 
-def ours(config: str, *options: str, cores: Collection[int] = ()) -> Tool:
+def ours(config: str, *options: str, cores: Collection[int] = (), code: Path | None = None) -> Tool:
     """`beam-prep run` as a user calls it: the runner is not named, unless the options do.
 
     Args:
         config: the name of a file in configs/.
         options: of `beam-prep run`, in addition.
-        cores: see `measure`.
+        cores, code: see `measure`.
     """
 
     def run(corpus: Path, output: Path, place: Place) -> Done:
         command = [sys.executable, "-m", "beam_prep.cli", "run", str(corpus), "-o", str(output)]
         command += ["-c", str(HERE / "configs" / f"{config}.json"), "--tokenizer_path", str(place.tokenizer)]
-        usage = measure([*command, *options], place.work / "ours.log", cores)
+        usage = measure([*command, *options], place.work / "ours.log", cores, code)
         run = json.loads((output / "run.json").read_bytes())
         manifest = json.loads((output / "manifest.json").read_bytes())
         totals, ledger = manifest["totals"], manifest["ledger"]

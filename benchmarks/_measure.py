@@ -105,11 +105,12 @@ def memory(pid: int) -> dict[str, int]:
     return sizes
 
 
-def measure(command: Sequence[str], log: Path, cores: Collection[int] = ()) -> Usage:
+def measure(command: Sequence[str], log: Path, cores: Collection[int] = (), code: Path | None = None) -> Usage:
     """Runs a command to its end. Its output goes to `log` and `log`.err.
 
     Args:
         cores: numbers of the processors that it may use; none: those of this process.
+        code: another checkout of the project, whose `beam_prep` it is to import.
 
     Raises:
         BenchmarkError: it failed.
@@ -117,11 +118,13 @@ def measure(command: Sequence[str], log: Path, cores: Collection[int] = ()) -> U
     # As users have it: modules are compiled once.
     left_out = ("TOKENIZERS_PARALLELISM", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    if code is not None:
+        environment["PYTHONPATH"] = str(code)
     errors = log.with_suffix(".err")
     with open(log, "wb") as out, open(errors, "wb") as err:
         started = time.perf_counter()
         with _bound_to(cores):
-            process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, env=environment)
+            process = subprocess.Popen(command, stdout=out, stderr=err, cwd=code or ROOT, env=environment)
         with Watch(psutil.Process(process.pid)) as watch:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             wall = time.perf_counter() - started

@@ -4,6 +4,8 @@
 * `gemma-like`: SentencePiece's BPE without a dummy prefix; unknown characters become bytes, turns have special tokens.
 * `bert-like`: WordPiece, lower case, `[CLS]` and `[SEP]` around a text; no chat template.
 
+And the one of examples/, with a template that writes tools and calls, where there is no test material.
+
 The same records and the same version of `tokenizers` give the same bytes.
 """
 
@@ -17,7 +19,7 @@ from typing import Any
 
 import tokenizers
 from _corpora import texts_of
-from _measure import say
+from _measure import ROOT, say
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 VERSION = 1
@@ -62,6 +64,39 @@ _GEMMA_TEMPLATE = """\
 {%- endif -%}
 """
 
+_SAMPLE_TEMPLATE = """\
+{%- if tools -%}
+    {{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message['role'] + '\\n' -}}
+    {%- if message['role'] == 'assistant' -%}
+        {%- generation -%}
+            {{- message['content'] or '' -}}
+            {%- for call in message['tool_calls'] or () -%}
+                {{- '<tool_call>' + call['function'] | tojson + '</tool_call>' -}}
+            {%- endfor -%}
+            {{- '<|im_end|>' -}}
+        {%- endgeneration -%}
+    {%- else -%}
+        {{- message['content'] + '<|im_end|>' -}}
+    {%- endif -%}
+    {{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+
+def sample(cache: Path) -> Path:
+    """A folder with examples/tokenizer and a template of its own."""
+    folder = cache / "tokenizers" / f"sample-{VERSION}"
+    say("no test material: examples/tokenizer in its place, whose 4,096 entries make more tokens a MB than a model's")
+    shutil.copytree(ROOT / "examples" / "tokenizer", folder, dirs_exist_ok=True)
+    _write_templates(folder, _SAMPLE_TEMPLATE)
+    return folder
+
 
 def trained(name: str, shared: Path, cache: Path) -> Path:
     """The folder of one of `TRAINED`, trained unless it is there."""
@@ -76,12 +111,16 @@ def trained(name: str, shared: Path, cache: Path) -> Path:
         (part / "tokenizer.json").write_text(make(lambda: texts_of(shared)).to_str(), encoding="utf-8")
         (part / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
         if template:
-            # As with the material's own: a template, and one that says where the assistant speaks.
-            plain = re.sub(r"\{%- (end)?generation -%\}", "", template)
-            (part / "chat_template.jinja").write_text(plain, encoding="utf-8")
-            (part / "chat_template_generation.jinja").write_text(template, encoding="utf-8")
+            _write_templates(part, template)
         part.rename(folder)
     return folder
+
+
+def _write_templates(folder: Path, template: str) -> None:
+    """As the material's tokenizers have them: a template, and one that says where the assistant speaks."""
+    plain = re.sub(r"\{%- (end)?generation -%\}", "", template)
+    (folder / "chat_template.jinja").write_text(plain, encoding="utf-8")
+    (folder / "chat_template_generation.jinja").write_text(template, encoding="utf-8")
 
 
 Texts = Callable[[], Iterator[str]]

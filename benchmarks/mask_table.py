@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.voice import Voice
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapter
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize

@@ -33,7 +33,7 @@ BOUND = 0.10
 STAGES = {
     "read": ("core.reading.blocks:read_blocks", "core.reading.blocks:RawBlock.origin", "storage.spool:Spool.find"),
     "parse": ("core.reading.records:parse",),
-    "render": ("core.pieces.voice_of:voice_of", "core.pieces.apply:apply_template"),
+    "render": ("chat.voice:voice_of", "chat.apply:apply_template"),
     "encode": ("core.tokens.tokenize:tokenize",),
     "mask": ("core.tokens.mask:build_mask",),
     "truncate, labels": ("core.tokens.truncate:truncate", "core.tokens.shift:to_labels", "core.tokens.settle:settle"),

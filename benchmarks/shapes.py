@@ -35,6 +35,9 @@ from end_to_end import check_agreement, keep
 MARKER = "shapes"
 OURS, MAP = "beam-prep", "datasets.map"
 LABELS = {"input_ids": "input_ids", "labels": "labels"}
+ANY_REJECTS = "--max_reject_rate=1"
+"""What is rejected is left out, and told with the result."""
+
 IDS = {"sequence": "input_ids"}
 PAIR = {name: name for name in ("chosen", "chosen_mask", "rejected", "rejected_mask")}
 ROLLOUTS = {name: name for name in ("prompts", "responses", "masks", "rewards")}
@@ -70,6 +73,10 @@ SHAPES = {
     "chats-mistral-v1": Shape("sgd", "mistral-v1", "chat_role", "chats", LABELS),
     "chats-mistral-v3": Shape("sgd", "mistral-v3", "chat_role", "chats", LABELS),
     "tools": Shape("tools", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
+    "agents": Shape("agents", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
+    "agents-strings": Shape("agents_strings", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
+    "agents-mistral-v3": Shape("agents", "mistral-v3", "shapes/tools", "tools", LABELS, longest=4096),
+    "calls": Shape("calls", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
     "sharegpt": Shape("sharegpt", "qwen2.5", "shapes/sharegpt", "sharegpt", LABELS),
     "alpaca": Shape("alpaca", "qwen2.5", "shapes/alpaca", "alpaca", LABELS),
     "prompt_completion": Shape("prompt_completion", "qwen2.5", "shapes/prompt_completion", "prompt_completion", LABELS),
@@ -125,7 +132,7 @@ def run_shape(name: str, given: argparse.Namespace, place: Place) -> None:
     shape = SHAPES[name]
     corpus = _corpora.make(shape.corpus, given.shared, given.mb, given.cache)
     place = replace(place, tokenizer=tokenizer_of(shape, place))
-    tools = {OURS: ours(shape.config)} if given.skip_peer else {OURS: ours(shape.config), MAP: peer(shape)}
+    tools = {OURS: ours(shape.config, ANY_REJECTS)} | ({} if given.skip_peer else {MAP: peer(shape)})
     outputs = {tool: place.work / f"output_{number}" for number, tool in enumerate(tools)}
     runs: list[Run] = []
     for turn in range(given.rounds):

@@ -58,19 +58,15 @@ def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
     return _run
 
 
-@pytest.fixture(params=[("auto", "auto"), ("transformers", "jinja")], ids=["fast", "reference"])
+@pytest.fixture(params=["auto", "transformers"], ids=["fast", "reference"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that name no backend and no renderer use gigatoken and plans, these from the first record on; or neither."""
-    from beam_prep.core.chat.recorded import plans
+    """Runs that name no backend use gigatoken, or the reference."""
     from beam_prep.pipeline import Pipeline
 
-    backend, render = request.param
     monkeypatch.setattr("beam_prep.pipeline.REFERENCE_ALONE", 0)
     defaults = Pipeline.__init__.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, "tokenizer_backend", backend)
-    monkeypatch.setitem(defaults, "render", render)
-    monkeypatch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
+    monkeypatch.setitem(defaults, "tokenizer_backend", request.param)
 
 
 def tree(folder: Path | str, leave_out: tuple[str, ...] = UNLISTED) -> dict[str, bytes]:

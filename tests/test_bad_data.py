@@ -18,10 +18,10 @@ import pytest
 from apache_beam.testing import test_pipeline
 
 import beam_prep as bp
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.voice import voice_of
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import Block
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.voice_of import voice_of
 from beam_prep.core.reading.records import Records
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.spool import SIDECAR, read_sidecar

@@ -106,6 +106,30 @@ def test_shapes_are_measured_and_their_rows_are_those_of_datasets_map(tmp_path: 
     assert [found[row] for row in ("rollouts", "domains", "packed_tfrecord")] == ["all", "all", "counts equal"]
 
 
+def test_what_a_mb_more_costs_is_measured_without_test_material_too(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    given: list[str | Path] = ["--rows", "agents", "agents-mistral-v3", "text", "--small", "0.5", "--large", "1"]
+    given += ["--beside", ROOT, "--shared", tmp_path, "--cache", tmp_path]
+    done = run_script(*given, script=FOLDER / "marginal.py")
+    assert done.returncode == 0, done.stderr
+    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 8}
+    assert list(found)[2:] == ["agents", "text"]
+    assert found["agents"][0] == found["agents"][2] == "0.5-1"
+    assert all(re.fullmatch(r"-?[\d.]+", cell) for row in list(found.values())[2:] for cell in row[3:])
+    assert "agents-mistral-v3: skipped" in done.stderr
+
+
+def test_a_larger_corpus_of_agents_begins_with_the_smaller_and_no_two_have_the_same_tools(tmp_path: Path) -> None:
+    paths = [tmp_path / "small.jsonl", tmp_path / "large.jsonl"]
+    for path, megabytes in zip(paths, ("0.3", "0.6"), strict=True):
+        done = run_script("agents", megabytes, path, script=FOLDER / "invented.py")
+        assert done.returncode == 0, done.stderr
+    small, large = (path.read_text(encoding="utf-8").splitlines() for path in paths)
+    assert len(small) < len(large)
+    assert large[: len(small)] == small
+    assert len({json.dumps(json.loads(line)["tools"]) for line in large}) == len(large)
+
+
 def test_cores_that_the_machine_has_not_are_skipped(tmp_path: Path) -> None:
     given: list[str | Path] = ["--only", "documents", "--mb", "0.5", "--rounds", "1", "--cores", "1,4096"]
     done = run_script(*given, "--shared", material(), "--cache", tmp_path, script=FOLDER / "shapes.py")

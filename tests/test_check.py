@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beam_prep.core.pieces import bulk_chats
 
 from beam_prep import recipe, testing
 from beam_prep.config import PipelineConfig
@@ -17,7 +18,6 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
 from beam_prep.core.encoding.backends import BACKENDS, FastEncoder
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
-from beam_prep.core.pieces import bulk_chats
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import first_difference
 from beam_prep.errors import ConfigError, OutputError, RunError
@@ -47,7 +47,7 @@ def told(made: Any) -> dict[str, Any]:
 
 def ways(made: Any) -> dict[str, Any]:
     """How its records were made, and what was compared."""
-    names = ("parsed_", "rendered_", "encoded_", "compared_", "encoders", "blocks_checked")
+    names = ("rendered_", "encoded_", "compared_", "encoders", "blocks_checked")
     return {name: value for name, value in told(made).items() if name.startswith(names)}
 
 
@@ -63,7 +63,7 @@ def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool:
     first = run(config(), CHAT, spool=spool)
     found, records = ways(first), first.manifest["ledger"]["kept"]
     assert found["encoders"] == {f"gigatoken {BACKENDS['gigatoken'].version}": records}
-    assert found["encoded_by_gigatoken"] == found["parsed_as_columns"] == records
+    assert found["encoded_by_gigatoken"] == records
     # What was rendered before in this process decides how many of them jinja renders.
     ways_to_render = ("rendered_as_columns", "rendered_by_plans", "rendered_by_jinja")
     assert sum(found.get(way, 0) for way in ways_to_render) == records
@@ -79,7 +79,6 @@ def test_the_backend_of_the_reference_has_its_version_too(run: Run) -> None:
     made = run(config(), CHAT, tokenizer_backend="transformers", render="jinja")
     records = made.manifest["ledger"]["kept"]
     assert ways(made)["encoders"] == {f"tokenizers {importlib.metadata.version('tokenizers')}": records}
-    assert ways(made)["parsed_as_objects"] == records
     assert "compared_with_jinja" not in ways(made)  # all is jinja's
 
 
@@ -249,26 +248,6 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
 
     monkeypatch.setattr(bulk_chats, "join", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'sequence': found")
-
-
-def test_one_line_that_is_parsed_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here: a key that stands twice, in a block that is taken as columns all the same."""
-    from beam_prep.core.reading import parse_columns, records
-
-    data, offset = needle(TEXTS, "number 123,")
-    doubled = data.replace(b'{"text": "Text number 123,', b'{"text": "", "text": "Text number 123,')
-    whole = parse_columns.read_columns
-    monkeypatch.setattr(
-        records,
-        "read_columns",
-        lambda raw, starts, ends, wanted: whole(data, *records._line_borders(data, True), wanted),
-    )
-    wrong = run(TEXT, doubled)
-    assert wrong.manifest["ledger"]["rejected"] == {}
-    with pytest.raises(
-        RunError, match=rf"\(byte offset {offset}\) is not .+: found a row, wanted rejected \(duplicate"
-    ):
-        run(TEXT, doubled, "full", check="full")
 
 
 def test_an_output_that_was_not_checked_is_not_taken_for_one_that_was(run: Run) -> None:

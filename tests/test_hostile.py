@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 import beam_prep as bp
+from beam_prep.chat import checks
 from beam_prep.config import PipelineConfig
-from beam_prep.core.pieces import checks
 from beam_prep.errors import ConfigError, InputError, RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT

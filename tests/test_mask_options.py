@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.core.chat.kinds import Kinds, Part, partition, without_history_reasoning
+from beam_prep.chat.kinds import Kinds, Part, partition, without_history_reasoning
 from beam_prep.core.data.schema import PART_KINDS
 from beam_prep.errors import ConfigError
 from tests.conftest import ROOT

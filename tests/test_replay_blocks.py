@@ -80,9 +80,8 @@ class Chain:
 
     def make(self, path: Path, spool: Spool) -> Iterator[str]:
         """Writes the blocks of a file; gives their names."""
-        wanted = recipe.wanted_columns(self.config, "auto")
         for split in split_file((0, list_inputs([path])[0]), 64 * KB):
-            for records in read_split(split, 64 * KB, spool, wanted):
+            for records in read_split(split, 64 * KB, spool):
                 name = spool.name(records.origin.digest)
                 batch = recipe.run_steps(self.steps, records)
                 if batch.receipt is None:

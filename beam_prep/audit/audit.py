@@ -10,6 +10,7 @@ from beam_prep.audit import of_records, of_template, of_tokens
 from beam_prep.audit.draw import Drawn, draw
 from beam_prep.audit.finding import Finding
 from beam_prep.audit.sample import Sample
+from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.places import is_table
@@ -140,7 +141,7 @@ def _with_date(config: PipelineConfig, tokenizer: Tokenizer) -> tuple[PipelineCo
     """(the config with a date, that date) if the template asks for one and the config has none; else (config, None)."""
     source = config.input.chat_template or tokenizer.chat_template or ""
     templated = any(spec.has_template for spec in config.outputs())
-    if not templated or config.input.date is not None or not of_template.asks_for_date(source):
+    if not templated or config.input.date is not None or not asks_for_date(source):
         return config, None
     today = date.today().isoformat()
     return config.model_copy(update={"input": config.input.model_copy(update={"date": today})}), today
@@ -157,7 +158,7 @@ def _notes(sample: Sample) -> Iterable[str]:
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         yield f"fields that the config does not read: {', '.join(map(repr, names[:12]))}{more}"
     date = sample.config.input.date
-    if date is not None and of_template.asks_for_date(sample.template_source):
+    if date is not None and asks_for_date(sample.template_source):
         yield f"the chat template writes a date, and the config says which: {date} in every row"
     if any(s.template == "message" and s.action != "mask" for spec in sample.config.outputs() for s in spec.sections):
         yield 'headers of trained messages are trained, too, with "template": true; "conversation" leaves them out'

@@ -1,7 +1,7 @@
 """Records drawn from all files: always the same ones."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -189,4 +189,4 @@ def _take(blocks: Sequence[Records], lines: int, count: int) -> Iterator[Records
         for line in left_out.tolist():
             ledger.messages.pop(line, None)
         rows = np.flatnonzero(ledger.status[block.line] == ALIVE)
-        yield replace(block, ledger=ledger, line=block.line[rows], rows=[block.rows[row] for row in rows.tolist()])
+        yield block.keep(rows, ledger)

@@ -34,6 +34,14 @@ _MEND_REJECTS = {
     "control_token": '"preprocessing": {"control_tokens": "escape"}',
     "line_too_long": "run with a larger --max_line_bytes",
     "template_limit": "take out the record that makes so much text",
+    "not_rendered": '"input": {"chat_template": ...} that writes them; or "input": {"not_rendered": "keep"}, which takes '
+    "the rest",
+    "bad_arguments": 'make the arguments a JSON object, or "input": {"tool_arguments": "as_is"}',
+    **dict.fromkeys(
+        ("turn_begin", "turn_end", "turn_apart", "turn_unplaced"),
+        'give a template that writes header, content and end token, message after message: "input": {"chat_template": '
+        "...}; or one with {% generation %} around what the assistant says",
+    ),
 }
 
 
@@ -41,8 +49,6 @@ def left_out(sample: Sample) -> Iterator[Finding]:
     """Records that are rejected, or dropped with nothing to train on; those that the config drops, if many."""
     found: dict[tuple[str, str], Hits] = {}
     for kind, reason, part, line in sample.left_out():
-        if reason == "spans_unproven":
-            continue  # of_template says why
         if reason == "untrained" and sample.trained_before_cutting(part, line):
             reason = "cut"
         message = part.rows.ledger.messages.get(line, "")

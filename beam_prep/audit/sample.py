@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from beam_prep.audit.draw import NOT_DRAWN, Drawn
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.texts import Rendered
 from beam_prep.config import PipelineConfig
-from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import InputFile, count_outcomes
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import CUTTING, Output
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.reading.drops import LOST
 from beam_prep.core.reading.records import Record, Records
 from beam_prep.core.shards.plan import Dropped, dropped_in
@@ -112,7 +112,7 @@ class Sample:
             BeamPrepError: the config asks for what the tokenizer does not have.
         """
         # Without the check by sample: blocks are so small here that it would render every record three times.
-        steps = mask_steps(config, tokenizer, render="auto")
+        steps = mask_steps(config, tokenizer)
         cutting = config
         if config.preprocessing.truncation_mode == "error":
             step = config.preprocessing.model_copy(update={"truncation_mode": "keep_start"})

@@ -10,7 +10,7 @@ from beam_prep.config.columns import column_dtypes, contents_of
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.problems import Location, Problem, unknown_name
+from beam_prep.config.problems import Location, Problem, shown, unknown_name
 from beam_prep.config.sections import prompt_first
 from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
 from beam_prep.core.data.carried import FILE, OFFSET
@@ -90,7 +90,7 @@ def joint_problems(
         yield from _format_problems(dtypes, output, lists=bool(given.sources))
 
 
-_FOR_SOME: tuple[Location, ...] = (("input", "date"), ("preprocessing", "bos"))
+_FOR_SOME: tuple[Location, ...] = (("input", "date"), ("input", "template_variables"), ("preprocessing", "bos"))
 """Settings that only some inputs need: those of other groups are not changed by them."""
 
 
@@ -209,6 +209,9 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
 def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
     if given.date is not None and not any(spec.has_template for spec in specs_of(given, OutputConfig())):
         yield ("input", "date"), f"found {given.date!r}; it works only with a template, which may ask for the date"
+    if given.template_variables and not any(spec.has_template for spec in specs_of(given, OutputConfig())):
+        text = f"found {shown(given.template_variables)}; they work only with a template"
+        yield ("input", "template_variables"), text
     specs = [spec for spec in specs_of(given, OutputConfig()) if spec.kind == "ids"]
     conversation = any(section.template == "conversation" for spec in specs for section in spec.sections)
     if preprocessing.bos != "keep" and not conversation:

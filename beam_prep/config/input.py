@@ -1,7 +1,7 @@
 """`input`: what is read from a record, and the outputs that it becomes."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
@@ -154,6 +154,19 @@ class InputConfig(FieldsConfig):
     ] = Field(
         default=None, description="The day that the chat template is told when it asks for today's date: 2026-11-22."
     )
+    template_variables: dict[str, Any] = Field(
+        default={},
+        description="What the chat template is given for all records, as enable_thinking: false; a record's own "
+        "chat_template_kwargs win.",
+    )
+    not_rendered: Literal["reject", "keep"] = Field(
+        default="reject",
+        description="A content or a call that the chat template does not write: the record is rejected, or kept.",
+    )
+    tool_arguments: Literal["auto", "object", "string", "as_is"] = Field(
+        default="auto",
+        description="The form in which calls' arguments are given to the chat template: auto: the one that it takes.",
+    )
     implicit_prompt: bool = Field(
         default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
     )
@@ -227,6 +240,9 @@ class InputConfig(FieldsConfig):
             for name in FieldsConfig.model_fields:
                 if getattr(self, name) is not None:
                     yield (name,), f"found {name} beside groups; give each group its own, and leave it out here"
+        for name in ("messages", "tools", "add_generation_prompt"):
+            if name in self.template_variables:
+                yield ("template_variables", name), f"found {name!r}, which is not for a config to set; take it out"
         if "\0" in (self.chat_template or ""):
             yield ("chat_template",), "found a NUL in the template; take it out"
         for number, part in enumerate((self,) if self.groups is None else self.groups):

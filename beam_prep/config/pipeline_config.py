@@ -23,6 +23,9 @@ from beam_prep.errors import ConfigError
 
 LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "date"): None,
+    ("input", "template_variables"): {},
+    ("input", "not_rendered"): "reject",
+    ("input", "tool_arguments"): "auto",
     ("preprocessing", "stride"): 0,
     ("output", "fim"): None,
     ("input", "rollouts"): None,
@@ -241,7 +244,7 @@ class PipelineConfig(Strict):
         """Without what changes nothing of this group."""
         specs = specs_of(given, self.output)
         if not any(spec.has_template for spec in specs):
-            given = given.model_copy(update={"date": None})
+            given = given.model_copy(update={"date": None, "template_variables": {}})
         update: dict[str, Any] = {"input": given}
         if given.domain is not None:
             update["output"] = self.output.model_copy(update={"domain_key": None})

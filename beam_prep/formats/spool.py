@@ -32,7 +32,7 @@ from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Proven, Sealed, seal
 
-SPOOL_VERSION = 9
+SPOOL_VERSION = 10
 """Rises with every change of the contents of a spool file; older blocks are then not used again."""
 
 ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"

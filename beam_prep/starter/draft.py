@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-from beam_prep.audit.of_template import asks_for_date
+from beam_prep.chat.environment import asks_for_date
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.adapters import ROLES
 from beam_prep.core.shards.report import near_name

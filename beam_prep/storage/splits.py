@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 
 from beam_prep.core.data.block import REPLAYED, InputFile, Ledger, Origin, Split
-from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.places import is_table
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.core.reading.json_list import is_json_file, parse_list
@@ -106,11 +105,7 @@ def blocks_of(
 
 
 def read_split(
-    split: Split,
-    block_bytes: int,
-    spool: Spool | None = None,
-    columns: Wanted | None = None,
-    max_line_bytes: int = MAX_LINE_BYTES,
+    split: Split, block_bytes: int, spool: Spool | None = None, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterable[Records]:
     """The blocks of a split. A block that is in the spool already has its receipt and no rows.
 
@@ -118,7 +113,7 @@ def read_split(
         InputError: the file changed, is damaged, or cannot be read.
     """
     for raw, origin in blocks_of(split, block_bytes, max_line_bytes):
-        yield _block(raw, origin, spool, columns)
+        yield _block(raw, origin, spool)
 
 
 FIRST_BYTES = 1024 * 1024
@@ -185,8 +180,8 @@ def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int)
     return [_block(raw, origin) for raw, origin in found], end, complete
 
 
-def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None, columns: Wanted | None = None) -> Records:
-    receipt, made = None, {}
+def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None) -> Records:
+    receipt, made = None, dict[str, int]()
     try:
         receipt = spool.find(spool.digest(origin)) if spool is not None else None
     except SpoolError as error:
@@ -196,13 +191,12 @@ def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None, columns: W
         receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
         part = spool.earlier.part(raw, origin) if spool is not None and spool.earlier is not None else None
-        content, columns = (raw, columns) if part is None else (part, None)
-        records = parse_list(content, origin) if is_json_file(origin.source.path) else parse(content, origin, columns)
+        read = parse_list if is_json_file(origin.source.path) else parse
+        records = read(raw if part is None else part, origin)
         if part is not None:
             records.ledger.raw = raw.data
             made[REPLAYED] = 1
-        ways = {"parsed_as_columns": records.in_columns, "parsed_as_objects": len(records) - records.in_columns}
-        records.made = made | {way: count for way, count in ways.items() if count}
+        records.made = made
         return records
     if spool is not None and spool.earlier is not None:
         spool.earlier.check_reused(spool, raw, origin)

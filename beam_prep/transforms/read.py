@@ -3,12 +3,10 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from typing import get_args
 
 import apache_beam as beam
 
 from beam_prep.core.data.block import InputFile, Split
-from beam_prep.core.data.columns import RecordKind, Wanted
 from beam_prep.core.data.hashing import CHUNK
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.reading.records import Records
@@ -23,18 +21,14 @@ class ReadSplits(beam.DoFn):
 
     block_bytes: int
     spool: Spool | None
-    columns: Wanted | None
     max_line_bytes: int = MAX_LINE_BYTES
-    columns_of: tuple[Wanted | None, ...] = ()
 
     def setup(self) -> None:
         if self.spool is not None:
             self.spool.options.activate()
 
     def process(self, split: Split) -> Iterable[Records]:
-        group = split.source.group
-        columns = self.columns if group is None or not self.columns_of else self.columns_of[group]
-        blocks = iter(read_split(split, self.block_bytes, self.spool, columns, self.max_line_bytes))
+        blocks = iter(read_split(split, self.block_bytes, self.spool, self.max_line_bytes))
         while True:
             started = time.perf_counter()
             block = next(blocks, None)
@@ -57,11 +51,7 @@ class ReadJSONL(beam.PTransform):
         inputs: paths and globs.
         block_bytes: bytes of input in a block; a multiple of 65536, so that digests of inputs do not depend on it.
         spool: the folder of blocks of earlier runs, which are reused; for launchers.
-        columns: `("chats", FIELD)`, `("texts", FIELD)` or `("lists", FIELD)`: blocks whose records are chats of roles
-            and contents alone, texts, or lists of texts, are parsed as columns, which `ApplyTemplate` renders several
-            times faster. Every other step still gets the records.
         max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
-        columns_of: `columns` of each group of inputs; for launchers.
         workers: that there will be, about: so many share a large compressed file.
 
     >>> with beam.Pipeline("FnApiRunner") as pipeline:
@@ -73,9 +63,7 @@ class ReadJSONL(beam.PTransform):
     inputs: Sequence[str | InputFile]
     block_bytes: int = BLOCK_BYTES
     spool: Spool | None = None
-    columns: tuple[RecordKind, str] | Wanted | None = None
     max_line_bytes: int = MAX_LINE_BYTES
-    columns_of: tuple[Wanted | None, ...] = ()
     workers: int = 1
 
     def __post_init__(self) -> None:
@@ -84,12 +72,6 @@ class ReadJSONL(beam.PTransform):
             raise ValueError(f"block_bytes is {self.block_bytes}, wanted a multiple of {CHUNK} below 2 GiB")
         if not 1 <= self.max_line_bytes < 1 << 31:
             raise ValueError(f"max_line_bytes is {self.max_line_bytes}, wanted 1 or more, below 2 GiB")
-        if self.columns is not None:
-            known = [kind for kind in get_args(RecordKind) if kind != "numbers"]  # which are never alone
-            if self.columns[0] not in known:
-                kinds = " or ".join(known)
-                raise ValueError(f"columns is {self.columns!r}, wanted (KIND, FIELD), KIND {kinds}")
-            self.columns = Wanted(*self.columns)
         if not self.inputs or not isinstance(self.inputs[0], InputFile):
             self.inputs = list_inputs(self.inputs)  # type: ignore[arg-type]
 
@@ -99,13 +81,7 @@ class ReadJSONL(beam.PTransform):
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]
-        read = ReadSplits(
-            block_bytes=self.block_bytes,
-            spool=self.spool,
-            columns=self.columns,  # type: ignore[arg-type]
-            max_line_bytes=self.max_line_bytes,
-            columns_of=self.columns_of,
-        )
+        read = ReadSplits(block_bytes=self.block_bytes, spool=self.spool, max_line_bytes=self.max_line_bytes)
         return (
             start
             | "Once" >> beam.Impulse()

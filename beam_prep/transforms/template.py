@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import get_args
 
+from beam_prep.chat.apply import COMPARED, render_records
+from beam_prep.chat.texts import Rendered
+from beam_prep.chat.voice import check_voice
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.rendered import Rendered
-from beam_prep.core.pieces.voice_of import Render, check_voice, render_records
 from beam_prep.core.reading.records import Records
 from beam_prep.transforms.block_step import BlockStep
 
@@ -24,10 +24,9 @@ class ApplyTemplate(BlockStep):
         tokenizer: its chat template renders messages.
         domain_key: the record's key that names its domain.
         rules: BOS, EOS, implicit prompts, another chat template.
-        render: `auto`: recorded plans render chat templates where they are proven, several times faster and with the
-            same result (`core.chat.recorded.plans`); `jinja`: they never do.
-        sampled: jinja renders a sample of each block, too, and the entire block if one record differs. A difference in
-            a record outside the sample is not seen: `Pipeline(check="full")` compares all records instead.
+        compared: of so many conversations of each block the text is compared with transformers' own, and what is
+            trained with renderings of prefixes; if one differs, the block is rendered in the plain way. A difference
+            in a record outside the sample is not seen: None compares all, as `Pipeline(check="full")` does.
 
     Raises:
         TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or
@@ -44,8 +43,7 @@ class ApplyTemplate(BlockStep):
     tokenizer: Tokenizer
     domain_key: str | None = None
     rules: TextRules = dataclasses.field(default_factory=TextRules)
-    render: Render = "auto"
-    sampled: bool = True
+    compared: int | None = COMPARED
 
     gives = Rendered
 
@@ -55,8 +53,6 @@ class ApplyTemplate(BlockStep):
             self.rules = dataclasses.replace(self.rules, date=getattr(self.outputs, "date", None))
         outputs = getattr(self.outputs, "outputs", None)
         self.outputs = tuple(outputs() if callable(outputs) else self.outputs)
-        if self.render not in get_args(Render):
-            raise ValueError(f"render is {self.render!r}, wanted {' or '.join(get_args(Render))}")
         check_voice(self.outputs, self.tokenizer, self.rules)
 
     def step(self) -> Callable[[Records], Rendered]:
@@ -66,6 +62,5 @@ class ApplyTemplate(BlockStep):
             tokenizer=self.tokenizer,
             domain_key=self.domain_key,
             rules=self.rules,
-            render=self.render,
-            sampled=self.sampled,
+            compared=self.compared,
         )

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from beam_prep import testing
-from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.texts import Rendered
+from beam_prep.chat.voice import Voice
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.rendered import Rendered
-from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize import tokenize
 
@@ -58,7 +58,7 @@ def chat(*turns: str, **own: bool) -> list[dict[str, Any]]:
 
 
 def render(rows: Sequence[Any], *outputs: Output, template: str = TEMPLATE) -> Rendered:
-    return apply_template(testing.records(rows), outputs, Voice(ChatTemplate(template, {}), (), BOS, EOS))
+    return apply_template(testing.records(rows), outputs, Voice(ChatTemplate(template, {}, ()), (), BOS, EOS))
 
 
 def batch_of(

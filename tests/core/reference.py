@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from beam_prep.chat.texts import Pieces
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.rendered import Pieces
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Chains of steps: each line is one row or has its outcome, whatever the steps, and columns change nothing."""
+"""Chains of steps: each line is one row or has its outcome, whatever the steps."""
 
 import ast
 import json
@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import Voice
 from beam_prep.core.data.block import ALIVE, Block, InputFile
-from beam_prep.core.data.columns import Wanted
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Output, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapt_records, adapter
 from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.carry import carry_fields
@@ -52,8 +51,7 @@ SOURCE = (
 )
 pytestmark = pytest.mark.usefixtures("at_once")
 
-# Plans are learnt from what was rendered, so each way has its own.
-VOICES = [Voice(ChatTemplate(SOURCE, TOKENS, True), CONTROLS) for _ in range(2)]
+VOICE = Voice(ChatTemplate(SOURCE, TOKENS, CONTROLS), CONTROLS)
 
 TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
 CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
@@ -61,10 +59,10 @@ EACH = Output("sequence", "ids", (Section("messages", "$role", "message"),), "lo
 BOTH = Output("sequence", "ids", (Section("text", "mask"), Section("messages", "$role", "message")), "loss_mask")
 
 
-def read(lines: list[bytes], wanted: Wanted | None) -> Records:
+def read(lines: list[bytes]) -> Records:
     data = b"".join(line + b"\n" for line in lines)
     raw = RawBlock(0, len(data), 0, data, b"")
-    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), wanted)
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536))
 
 
 def pick(record: Record) -> bool | str:
@@ -170,7 +168,6 @@ def content(block: Block) -> Any:
 
 @given(
     lines=blocks(),
-    wanted=st.sampled_from([Wanted("texts", "text"), Wanted("chats", "messages")]),
     before=st.lists(ON_RECORDS, max_size=4),
     output=st.sampled_from([TEXT, CHAT, EACH, BOTH]),
     between=st.lists(ON_BATCHES, max_size=3),
@@ -179,41 +176,31 @@ def content(block: Block) -> Any:
 )
 @example(
     lines=[b'{"messages": [{"role": "user", "content": "a"}]}', b'{"messages": [{"role": "user", "content": "b"}]}'],
-    wanted=Wanted("chats", "messages"),
     before=[lambda records: filter_by_chars(records, 2, 9, ("messages",))],
     output=CHAT,
     between=[],
     last=lambda batch: batch,
     untrained="keep",
 )
-def test_no_line_is_lost_and_columns_change_nothing(
-    lines: list[bytes],
-    wanted: Wanted,
-    before: list[Step],
-    output: Output,
-    between: list[Step],
-    last: Step,
-    untrained: Any,
+def test_no_line_is_lost(
+    lines: list[bytes], before: list[Step], output: Output, between: list[Step], last: Step, untrained: Any
 ) -> None:
-    blocks: list[Any] = [read(lines, None), read(lines, wanted)]
-    rule = RoleMask({"assistant": "train"})
-    steps: list[list[Callable[..., Any]]] = [
-        *([work, work] for work in before),
-        [lambda records, voice=voice: apply_template(records, (output,), voice, "topic") for voice in VOICES],
-        [lambda rendered: tokenize(rendered, TOKENIZER, 1)] * 2,
-        [lambda batch: build_mask(batch, rule)] * 2,
-        *([work, work] for work in between),
-        [last] * 2,
-        [lambda batch: settle(batch, untrained, {})] * 2,
+    block: Any = read(lines)
+    steps: list[Step] = [
+        *before,
+        lambda records: apply_template(records, (output,), VOICE, "topic"),
+        lambda rendered: tokenize(rendered, TOKENIZER, 1),
+        lambda batch: build_mask(batch, RoleMask({"assistant": "train"})),
+        *between,
+        last,
+        lambda batch: settle(batch, untrained, {}),
     ]
-    for both in steps:
-        given = [outcomes(block) for block in blocks]
-        made = [work(block) for work, block in zip(both, blocks, strict=True)]
-        assert [outcomes(block) for block in blocks] == given  # they may have a second consumer
-        blocks = made
-        assert outcomes(blocks[1]) == outcomes(blocks[0])
-        assert content(blocks[1]) == content(blocks[0])
-        assert len(blocks[0].ledger.status) == len(lines)
+    for work in steps:
+        given = outcomes(block), content(block)
+        made = work(block)
+        assert (outcomes(block), content(block)) == given  # it may have a second consumer
+        block = made
+        assert len(outcomes(block)) >= len(block.ledger.status) == len(lines)
 
 
 SIDES = tuple(
@@ -226,7 +213,7 @@ SAID = st.sampled_from(["", "a", "b", "a b", " ", None, 3])
 @given(st.lists(st.fixed_dictionaries({"prompt": SAID, "chosen": SAID, "rejected": SAID}), min_size=1, max_size=8))
 def test_no_line_of_preference_pairs_is_lost(records: list[Record]) -> None:
     lines = [json.dumps(record).encode() for record in records]
-    rendered = apply_template(read(lines, None), SIDES, VOICES[0], "topic")
+    rendered = apply_template(read(lines), SIDES, VOICE, "topic")
     batch = split_prompt(build_mask(tokenize(rendered, TOKENIZER, 1), RoleMask({})))
     assert len(batch) == np.count_nonzero(batch.ledger.status == ALIVE)
     assert len(batch.ledger.status) == len(lines)
@@ -250,11 +237,11 @@ def test_every_step_is_among_them() -> None:
 
 
 def records() -> Records:
-    return read([b'{"text": "one"}', b"", b'{"text": "two"}', b'{"text": "three"}'], Wanted("texts", "text"))
+    return read([b'{"text": "one"}', b"", b'{"text": "two"}', b'{"text": "three"}'])
 
 
 def batch() -> Batch:
-    return build_mask(tokenize(apply_template(records(), (TEXT,), VOICES[0]), TOKENIZER, None), RoleMask())
+    return build_mask(tokenize(apply_template(records(), (TEXT,), VOICE), TOKENIZER, None), RoleMask())
 
 
 WEIGHTS = Column("weights", "float32", 1, "value")
@@ -295,7 +282,6 @@ def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str,
     [
         (lambda records: replace(records, rows=records.rows[:1], line=records.line[:1]), "1 rows .+ 3 lines"),
         (lambda records: replace(records, rows=[*records.rows][:1]), "3 rows with 1 of rows"),
-        (lambda records: replace(records, rows=[{"text": "other"}] * 3), "3 rows with 0 of columns of these"),
     ],
 )
 @pytest.mark.parametrize(
@@ -306,7 +292,7 @@ def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str,
         lambda records: map_records(records, louder),
         lambda records: adapt_records(records, adapter("alpaca")),
         lambda records: decontaminate(records, REFERENCES[0]),
-        lambda records: apply_template(records, (TEXT,), VOICES[0]),
+        lambda records: apply_template(records, (TEXT,), VOICE),
         lambda records: from_tokens(records, TEXT, 100),
         lambda records: from_rollouts(records, RolloutFields(response_ids="input_ids", grouped=False), 100),
     ],
@@ -321,22 +307,6 @@ def test_rows_that_leave_by_drop_or_reject_are_no_error() -> None:
     left = truncate(given.drop(np.array([True, False, False]), "why").reject(np.array([True, False]), "b", "c"), 4)
     assert outcomes(left) == [("dropped", "why", None), ("blank", "blank", None), ("rejected", "b", "c"), "row"]
     assert outcomes(given).count("row") == 3
-
-
-@given(st.lists(st.lists(MESSAGE, max_size=3) | st.none(), min_size=1, max_size=6), st.data())
-def test_rows_that_are_taken_of_chats_are_those_of_the_chats_alone(chats: list[Any], data: st.DataObject) -> None:
-    lines = [json.dumps({"messages": messages}).encode() for messages in chats]
-    all_of_them = read(lines, Wanted("chats", "messages")).columns
-    rows = data.draw(st.lists(st.sampled_from(range(len(lines))), min_size=1, unique=True).map(sorted))
-    alone = read([lines[row] for row in rows], Wanted("chats", "messages")).columns
-    if all_of_them is None or alone is None:  # without a message there are no columns
-        return
-    taken = all_of_them.take(np.array(rows))
-    assert taken.table.equals(alone.table)
-    assert list(taken.text) == list(alone.text)
-    assert taken.text.data[1][-1] - taken.text.data[1][0] == sum(len(text.encode()) for text in alone.text if text)
-    assert (taken.offsets.tolist(), taken.plain.tolist()) == (alone.offsets.tolist(), alone.plain.tolist())
-    assert list(map(np.ndarray.tolist, taken.patterns())) == list(map(np.ndarray.tolist, alone.patterns()))
 
 
 def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

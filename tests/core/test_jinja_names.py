@@ -84,7 +84,7 @@ def test_compiled_code_passes_the_variables_of_its_frames_under_the_names_that_w
 
 def test_compiled_code_takes_no_name_from_its_module_that_we_do_not_know() -> None:
     """Else every conversation would be rendered by jinja2, several times slower, and nothing would say so."""
-    from beam_prep.core.chat.template import ChatTemplate  # not above: its import fails where a name is gone
+    from beam_prep.chat.template import ChatTemplate  # not above: its import fails where a name is gone
 
     template = ChatTemplate(SAMPLE, {}, plans=True)
     for index in range(200):

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from beam_prep.core.chat.recorded import plans
 
 from beam_prep import testing
-from beam_prep.core.chat.recorded import plans
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.voice import Voice
 from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.encoding.backends import FastEncoder, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.reading.adapters import adapter
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize

@@ -96,7 +96,7 @@ def steps_with_stores() -> list[beam.DoFn]:
     layout, arranger = Layout(), Arranger(spool, Scratch("s3://bucket/scratch"))
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
-        ReadSplits(block_bytes=1 << 20, spool=spool, columns=None),
+        ReadSplits(block_bytes=1 << 20, spool=spool),
         SpoolBlocks(
             spool=spool,
             dtype={},

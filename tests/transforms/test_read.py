@@ -177,11 +177,6 @@ def test_block_bytes_is_a_multiple_of_the_chunk(folder: Path, block_bytes: int) 
         ReadJSONL([str(folder / "a.jsonl")], block_bytes)
 
 
-def test_columns_are_of_a_kind_that_there_is(folder: Path) -> None:
-    with pytest.raises(ValueError, match="wanted \\(KIND, FIELD\\), KIND texts or chats"):
-        ReadJSONL([str(folder / "*.jsonl")], columns=("chat", "messages"))  # type: ignore[arg-type]
-
-
 # --- files that change
 
 

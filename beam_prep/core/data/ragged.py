@@ -36,26 +36,17 @@ MAX_NARROW = 2**31 - 1
 
 
 def narrow(offsets: Array) -> Array:
-    """Borders as int32.
+    """Borders as int32: Arrow itself does not always notice that they do not fit.
 
     Raises:
         RunError: there are too many values for that.
     """
-    check_narrow(int(offsets[-1]), "values")
-    return offsets.astype(np.int32)
-
-
-def check_narrow(size: int, what: str) -> None:
-    """Checks that borders up to `size` fit int32: Arrow itself does not always notice when they do not.
-
-    Raises:
-        RunError: they do not.
-    """
-    if size > MAX_NARROW:
+    if offsets[-1] > MAX_NARROW:
         raise RunError(
-            f"{size} {what} in one column of a block, wanted up to {MAX_NARROW}: "
+            f"{offsets[-1]} values in one column of a block, wanted up to {MAX_NARROW}: "
             "give a smaller --block_bytes, or leave out the record that is so long"
         )
+    return offsets.astype(np.int32)
 
 
 def take_rows(values: Array, offsets: Array, rows: Array) -> Array:

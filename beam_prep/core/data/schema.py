@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from beam_prep.core.data.fim import Fim
 
@@ -148,10 +148,14 @@ class TextRules:
             `tokenizer` add its own special tokens.
         implicit_prompt: (preference) the longest common prefix of both sides is the prompt.
         chat_template: replaces the tokenizer's own.
-        control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `control.Guard`.
+        control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `chat.control.Guard`.
         date: the result of `strftime_now` in a chat template, as "2026-11-22".
         fim: reorders documents, before they get their EOS; for one section of plain text.
         mask_options: tells the kinds of text within messages apart, for conversations; None: all of it is content.
+        template_variables: what chat templates are given for all records; a record's `chat_template_kwargs` win.
+        not_rendered: a content or a call that the template does not write: `reject` the record, or `keep` the rest.
+        tool_arguments: the form of the arguments of calls: `auto`: the one that the template takes; `object`, `string`:
+            this one; `as_is`: the record's own.
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -162,6 +166,9 @@ class TextRules:
     date: str | None = None
     fim: Fim | None = None
     mask_options: MaskOptions | None = None
+    template_variables: Mapping[str, Any] | None = None
+    not_rendered: Literal["reject", "keep"] = "reject"
+    tool_arguments: Literal["auto", "object", "string", "as_is"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from typing import Literal, cast
 
 import numpy as np
 
-from beam_prep.core.data.columns import characters, sizes, take, utf8
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
+from beam_prep.core.data.texts import characters, sizes, take, utf8
 from beam_prep.core.encoding import with_gigatoken, with_tokie
 from beam_prep.core.encoding.asking import answer, end_unasked, is_another
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
@@ -101,7 +101,7 @@ class FastEncoder:
         ids, left = _loaded(self.tokenizer, self.backend).encode(texts)
         if len(left):
             self.fell_back += len(left)
-            ids = _replaced(ids, left, self.tokenizer.encode(list(take(texts, left)), False))
+            ids = _replaced(ids, left, self.tokenizer.encode(take(texts, left), False))
         return self.with_special_tokens(ids) if add_special_tokens else ids
 
     def encode_spans(
@@ -115,7 +115,7 @@ class FastEncoder:
         ids = self.encode(texts, False)
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
-        others = list(take(texts, wide))
+        others = take(texts, wide)
         # Tokens rarely represent 2 GB of text, and sums of half the size take half the time.
         most = len(ids.flat) * int(table.lengths.max(initial=0))
         lengths = table.of(ids, texts)
@@ -149,7 +149,7 @@ class FastEncoder:
         self.fell_back += len(places)
         mine = lossy[spans.text]
         theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
-        found, encoded = self.tokenizer.encode_spans([texts[place] for place in places.tolist()], special, theirs)
+        found, encoded = self.tokenizer.encode_spans(take(texts, places), special, theirs)
         tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
         return _replaced(ids, places, found), tokens
 

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_prep.core.data.columns import Texts
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.encoding.asking import answer
 from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -61,7 +60,8 @@ class TokenBytes:
         begins = np.zeros(len(found), bool)
         first = ids.offsets[:-1]
         if self.prefix == "text":
-            begins[first[(ids.lengths > 0) & ~_begin_with_a_blank(texts)]] = True
+            blank = np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
+            begins[first[(ids.lengths > 0) & ~blank]] = True
         else:
             begins[first[ids.lengths > 0]] = True
             begins[1:] |= ends[:-1]
@@ -81,17 +81,6 @@ def _taken(values: Array, places: Array) -> Array:
 
 def _smallest(lengths: Array) -> Array:
     return lengths.astype(np.uint8) if int(lengths.max(initial=0)) <= np.iinfo(np.uint8).max else lengths
-
-
-def _begin_with_a_blank(texts: Sequence[str]) -> Array:
-    """bool [texts]."""
-    if not isinstance(texts, Texts):
-        return np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
-    data, borders = texts.data
-    found = np.zeros(len(texts), bool)
-    there = np.diff(borders) > 0
-    found[there] = data[borders[:-1][there]] == ord(" ")
-    return found
 
 
 @functools.lru_cache(maxsize=4)

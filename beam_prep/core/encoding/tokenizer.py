@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.chat.messages import ToolArguments
+from beam_prep.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.encoding import tokenizer_cache
-from beam_prep.core.encoding.asking import answer, answer_here, is_another
+from beam_prep.core.encoding.asking import answer, answer_here
 from beam_prep.core.encoding.resolver import expected_files, resolve, write
 from beam_prep.core.encoding.short_merges import with_short_merges
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
@@ -342,12 +343,14 @@ class Tokenizer:
         """What it is made of."""
         return _makeup(self)
 
-    def template(self, source: str | None = None, plans: bool = False, date: str | None = None) -> ChatTemplate:
+    def template(
+        self, source: str | None = None, date: str | None = None, tool_arguments: ToolArguments = "auto"
+    ) -> ChatTemplate:
         """The compiled chat template, the same object at every call; of `source`, if that is given.
 
         Args:
             source: a template in place of the tokenizer's own.
-            plans, date: see `ChatTemplate`.
+            date, tool_arguments: see `ChatTemplate`.
 
         Raises:
             TokenizerError: the tokenizer has none; or see `ChatTemplate`.
@@ -358,11 +361,11 @@ class Tokenizer:
                 'in the config (input.chat_template: "FILE.jinja"), or '
                 "put a chat_template.jinja into the tokenizer's folder, or use text sections"
             )
-        return _chat_template(self, source, plans, date)
+        return _chat_template(self, source, date, tool_arguments)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
-        return answer(_encode, self, _given(texts), add_special_tokens)
+        return answer(_encode, self, texts, add_special_tokens)
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
@@ -371,7 +374,7 @@ class Tokenizer:
 
         See `Encoder`.
         """
-        return answer(_encode_spans, self, _given(texts), add_special_tokens, spans)
+        return answer(_encode_spans, self, texts, add_special_tokens, spans)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
@@ -385,11 +388,6 @@ class Tokenizer:
         there the pieces show the complete characters of the run.)
         """
         return answer(_pieces, self, [int(i) for i in ids])
-
-
-def _given(texts: Sequence[str]) -> Sequence[str]:
-    """Texts as another process gets them, if one answers: not the whole block that they may be a part of."""
-    return list(texts) if is_another() else texts
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
@@ -443,9 +441,12 @@ def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _chat_template(tokenizer: Tokenizer, source: str | None, plans: bool, date: str | None) -> ChatTemplate:
-    # Kept, since plans are learnt from what was rendered.
-    return ChatTemplate(source or tokenizer.chat_template or "", tokenizer.special_tokens, plans, date)
+def _chat_template(
+    tokenizer: Tokenizer, source: str | None, date: str | None, tool_arguments: ToolArguments
+) -> ChatTemplate:
+    # Kept, since what it knows of the template takes some milliseconds to find out.
+    template = source or tokenizer.chat_template or ""
+    return ChatTemplate(template, tokenizer.special_tokens, tokenizer.controls, date, tool_arguments)
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:

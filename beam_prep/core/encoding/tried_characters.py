@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.data.columns import characters, utf8
 from beam_prep.core.data.ragged import Array, offsets_of
 from beam_prep.core.data.search import places_of
+from beam_prep.core.data.texts import characters, utf8
 
 _SAME, _OTHER = 1, 2
 _FEW = 32

@@ -10,12 +10,12 @@ import os
 import threading
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beam_prep.core.data.columns import Texts, sizes, take
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.texts import take
 from beam_prep.core.encoding.fast_backend import Encoded, Unsupported, first_line, wanted_version
 from beam_prep.core.encoding.token_bytes import normalisers, pre_tokenizers
 from beam_prep.core.encoding.tokenizer import AddedToken, Tokenizer
@@ -139,7 +139,7 @@ class WithGigatoken:
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
         self._first_call.join()
-        found = self._loaded.encode_batch(_inputs(texts), parallel=_parallel()).layout
+        found = self._loaded.encode_batch(list(texts), parallel=_parallel()).layout
         return Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
 
     def _agree(self, texts: list[str]) -> list[bool]:
@@ -159,22 +159,7 @@ def _is_old(character: str) -> bool:
 
 def _wide(texts: Sequence[str]) -> Array:
     """int64: the texts that are not ASCII."""
-    if isinstance(texts, Texts):
-        return np.flatnonzero(sizes(texts) > texts.characters)
     return np.flatnonzero(np.fromiter((not text.isascii() for text in texts), bool, len(texts)))
-
-
-def _inputs(texts: Sequence[str]) -> Any:
-    """Texts as gigatoken takes them; those of one array without a copy."""
-    if not isinstance(texts, Texts):
-        return list(texts)
-    import awkward  # which gigatoken needs
-
-    data, borders = texts.data
-    layout = awkward.contents
-    letters = layout.NumpyArray(data, parameters={"__array__": "char"})
-    offsets = awkward.index.Index64(borders)
-    return awkward.Array(layout.ListOffsetArray(offsets, letters, parameters={"__array__": "string"}))
 
 
 def _parallel() -> bool:

@@ -1,4 +1,4 @@
-"""Other shapes of records -> the shapes that sections read: ShareGPT, Alpaca, text parts, tools, tokenised rows.
+"""Other shapes of records -> the shapes that sections read: ShareGPT, Alpaca, tools, tokenised rows.
 
     adapt = adapter("sharegpt", roles={"bing": "assistant"})
     adapt({"conversations": [{"from": "human", "value": "Hi"}]})  # {'messages': [{'role': 'user', 'content': 'Hi'}]}
@@ -11,20 +11,17 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from beam_prep.core.data.block import Reject, step
-from beam_prep.core.data.columns import Columns, Texts, Wanted, chats, ends_of, have_none, rows_without, sizes
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import IGNORE_INDEX
 from beam_prep.core.reading.filters import work_on_each
 from beam_prep.core.reading.json_line import describe, exact_integer, finite_double, unique_keys
-from beam_prep.core.reading.records import Lines, MostLines, Record, Records
+from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import ConfigError
 
 Adapter = Callable[[Record], Record]
@@ -49,7 +46,6 @@ LARGEST_ID = 2**31 - 1
 
 _MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 _SIDES = ("prompt", "completion", "chosen", "rejected")
-_SHAREGPT_KEYS = ("from", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +78,6 @@ class ShareGPT:
     def reads(self) -> tuple[str, ...]:
         """The fields that a record needs."""
         return (self.field,)
-
-    @property
-    def wanted(self) -> Wanted | None:
-        """The records that `columns` takes."""
-        return Wanted("chats", self.field, _SHAREGPT_KEYS)
-
-    def columns(self, columns: Columns) -> Columns | None:
-        """What a call gives for the records that are `plain` in it; None where these are no such columns."""
-        table = columns.table.drop_columns([columns.field])
-        if not columns.are(self.wanted) or "messages" in table.column_names:
-            return None
-        mapping, names = self._mapping(), columns.role_names()
-        # One more than a code: that of null is -1.
-        roles, odd = np.full(max(names, default=-1) + 2, "", object), np.ones(max(names, default=-1) + 2, bool)
-        for code, name in names.items():
-            role = name if mapping is None else mapping.get(name)
-            roles[code + 1] = role or ""
-            odd[code + 1] = not role or (mapping is not None and name == "function_call")  # which may be `tool_calls`
-        codes = columns.role + 1
-        return chats(
-            table,
-            "messages",
-            columns.offsets,
-            pa.array(roles, pa.string()).take(pa.array(codes)),
-            columns.text,
-            columns.plain & rows_without(odd[codes], columns.offsets) & have_none(table, ("system", *_SIDES)),
-        )
 
     def __call__(self, record: Record) -> Record:
         roles = self._mapping()
@@ -232,34 +201,6 @@ class Alpaca:
     def _fields(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
 
-    @property
-    def wanted(self) -> Wanted | None:
-        """The records that `columns` takes."""
-        return Wanted("texts", self.output) if self.to == "messages" else None
-
-    def columns(self, columns: Columns) -> Columns | None:
-        """What a call gives for the records that are `plain` in it; None where these are no such columns."""
-        table, count = columns.table, len(columns)
-        names = [name for name in self._fields().values() if name in table.column_names]
-        others = table.drop_columns(names)
-        texts = all(table[name].type in (pa.string(), pa.null()) for name in names)
-        if not columns.are(self.wanted) or "messages" in others.column_names or not texts:
-            return None
-        first, second = (_optional(table, name) for name in (self.instruction, self.input))
-        (has_first, sure), (has_second, also_sure) = map(_are_there, (first, second))
-        both = pc.binary_join_element_wise(first, second, self.separator)
-        question = pc.if_else(has_first & has_second, both, pc.if_else(has_first, first, second))
-        said = pa.concat_arrays([question, columns.text.array])
-        turns = np.arange(2 * count).reshape(2, count).T.ravel()  # question and answer of each
-        return chats(
-            others,
-            "messages",
-            np.arange(0, 2 * count + 1, 2),
-            pa.array(["user", "assistant"]).take(pa.array(np.arange(2 * count) % 2)),
-            Texts(said.take(pa.array(turns))),
-            columns.plain & sure & also_sure & (has_first | has_second) & have_none(table, (self.system, self.history)),
-        )
-
     def __call__(self, record: Record) -> Record:
         if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
             return record
@@ -307,19 +248,6 @@ class Alpaca:
                     raise Reject("wrong_type", f"'{where}[{side}]' is {describe(text)}, wanted a string")
             messages += [_says("user", pair[0]), _says("assistant", pair[1])]
         return messages
-
-
-def _optional(table: pa.Table, name: str) -> pa.StringArray:
-    """The texts of a field that a record may lack; null is ""."""
-    if name not in table.column_names:
-        return pa.array([""] * len(table), pa.string())  # of no rows it would be an array of nulls
-    return pc.fill_null(table[name].cast(pa.string()).combine_chunks(), "")
-
-
-def _are_there(texts: pa.StringArray) -> tuple[Array, Array]:
-    """(bool [texts]: a text is not blank; bool [texts]: it is certain whether it is)."""
-    filled, _ = ends_of(Texts(texts))
-    return filled, filled | (sizes(Texts(texts)) == 0)
 
 
 def _says(role: str, content: str) -> dict[str, Any]:
@@ -372,26 +300,7 @@ def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
 @step
 def adapt_records(records: Records, adapt: Adapter) -> Records:
     """Puts `adapt(record)` in each record's place; one for which it raises Reject leaves the block."""
-    rows = records.rows
-    columns = rows.columns if isinstance(rows, MostLines) else records.columns
-    if columns is None or not isinstance(adapt, ShareGPT | Alpaca) or (changed := adapt.columns(columns)) is None:
-        return work_on_each(records, adapt)
-    assert isinstance(rows, Lines)
-    odd = np.flatnonzero(~changed.plain)
-    some = [rows[place] for place in odd.tolist()]
-    each = work_on_each(replace(records, line=records.line[odd], rows=some, columns=None), adapt)
-    stay = np.searchsorted(records.line, each.line)
-    kept = np.delete(np.arange(len(rows)), np.setdiff1d(odd, stay))
-    if len(kept) < len(rows):
-        changed = changed.take(kept)
-    done = dict(zip(np.searchsorted(kept, stay).tolist(), each.rows, strict=True))
-    return replace(
-        records,
-        ledger=each.ledger,
-        line=records.line[kept],
-        rows=rows.take(kept).changed(adapt, done, changed),
-        columns=None if done else changed,
-    )
+    return work_on_each(records, adapt)
 
 
 def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
@@ -406,37 +315,6 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {what} {name!r}; {hint}known: {', '.join(known)}"
-
-
-def flatten_content(message: Any, where: str = "message") -> Any:
-    """A message whose `content` is a list of text parts, with the text of all parts instead; any other as it is.
-
-    A part is `{"type": "text", "text": "..."}` or a string.
-
-    Args:
-        message: is not changed.
-        where: its place in the record, for messages of rejects.
-    """
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    parts = [_part(part, f"{where}.content[{place}]") for place, part in enumerate(message["content"])]
-    return {**message, "content": "".join(parts)}
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise Reject("unsupported_part", f"'{where}' is {describe(part)}, wanted a text part")
-    kind, text = part.get("type"), part.get("text")
-    if kind is None:
-        raise Reject("unsupported_part", f"'{where}' has no type, wanted the type 'text'")
-    if kind != "text":
-        raise Reject("unsupported_part", f"'{where}' is of type {str(kind)[:40]!r}, wanted the type 'text'")
-    if not isinstance(text, str):
-        found = f"has a text that is {describe(text)}" if "text" in part else "has no text"
-        raise Reject("unsupported_part", f"'{where}' {found}, wanted a string")
-    return text
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:

@@ -9,16 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.carried import Carried, CarryType, carried_column, one_each
-from beam_prep.core.data.columns import Columns, Texts
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Records
-from beam_prep.core.reading.rollouts import LARGEST_EXACT
 
 
 @step
@@ -40,11 +36,8 @@ def carry_fields(records: Records, fields: Mapping[str, CarryType]) -> Records:
     values: dict[str, Ragged] = {}
     missing, problems = np.zeros(lines, np.int64), dict[int, str]()
     for name, kind in fields.items():
-        found = _of_columns(records.columns, name, kind)
-        if found is None:
-            column = [row.get(name) for row in records.rows]
-            found = _strings(name, column) if kind == "string" else _numbers(name, column, kind)
-        rows, absent, wrong = found
+        column = [row.get(name) for row in records.rows]
+        rows, absent, wrong = _strings(name, column) if kind == "string" else _numbers(name, column, kind)
         lengths = np.zeros(lines, np.int64)
         if kind == "string":
             lengths[records.line] = rows.lengths
@@ -64,38 +57,6 @@ def carry_fields(records: Records, fields: Mapping[str, CarryType]) -> Records:
 
 _Found = tuple[Ragged, Array, dict[int, str]]
 """A value for each row; the rows that lack theirs; row -> why its value cannot be carried."""
-
-_NONE = np.zeros(0, np.int64)
-
-
-def _of_columns(columns: Columns | None, name: str, kind: CarryType) -> _Found | None:
-    """The values of a block that was parsed as columns; None where these do not have them as they are in the records.
-
-    Arrow's doubles are those of the records, but not which of them were integers: so no texts are made of them.
-    """
-    if columns is None:
-        return None
-    found = columns.table[name].combine_chunks() if name in columns.table.column_names else pa.nulls(len(columns))
-    if isinstance(found, pa.ChunkedArray):
-        found = found.chunk(0) if found.num_chunks else pa.nulls(0, found.type)
-    if kind == "string" and pa.types.is_null(found.type):
-        return Ragged(np.zeros(0, np.uint8), np.zeros(len(found) + 1, np.int64)), np.arange(len(found)), {}
-    if kind == "string" and pa.types.is_string(found.type):
-        absent = np.flatnonzero(np.asarray(found.is_null()))
-        data, borders = Texts(pc.fill_null(found, "")).data
-        return Ragged(data[borders[0] : borders[-1]], borders - borders[0]), absent, {}
-    if kind != "string" and pa.types.is_float64(found.type) and not found.null_count:
-        doubles = found.to_numpy()
-        if kind.startswith("float"):
-            with np.errstate(over="ignore"):
-                numbers = doubles.astype(kind) + np.dtype(kind).type(0)  # of -0, which is the integer 0 as an object
-            exact = bool(np.isfinite(numbers).all())
-        else:
-            exact = bool((np.abs(doubles) < min(LARGEST_EXACT, np.iinfo(kind).max)).all() and (doubles % 1 == 0).all())
-            numbers = doubles.astype(kind) if exact else doubles
-        if exact:
-            return one_each(numbers), _NONE, {}
-    return None
 
 
 def _strings(name: str, column: Sequence[Any]) -> _Found:
@@ -140,7 +101,7 @@ def _numbers(name: str, column: Sequence[Any], kind: CarryType) -> _Found:
                 wrong[row] = f"field {name!r} is {reject.message}"
                 yield 0
 
-    return one_each(np.fromiter(each(), kind, len(column))), _NONE, wrong
+    return one_each(np.fromiter(each(), kind, len(column))), np.zeros(0, np.int64), wrong
 
 
 def _number(value: Any, kind: CarryType) -> float:
@@ -155,7 +116,7 @@ def _number(value: Any, kind: CarryType) -> float:
     if kind.startswith("float"):
         try:
             with np.errstate(over="ignore"):
-                rounded = float(np.dtype(kind).type(float(value)))  # a double first, as in `_of_columns`
+                rounded = float(np.dtype(kind).type(float(value)))  # a double first, as JSON is mostly read
         except OverflowError:
             rounded = float("inf")
         if not np.isfinite(rounded):

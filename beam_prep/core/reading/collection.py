@@ -284,9 +284,7 @@ def blocks(
         digest = hashlib.sha256(b"records\n" + repr(refused).encode("utf-8", "backslashreplace") + b"\n" + data)
         origin = Origin(0, source, start, 0, size, nodes, digest.hexdigest(), refused=tuple(refused))
         start, nodes = start + size, ()
-        block = parse(RawBlock(origin.start, size, 0, data, b""), origin)
-        block.made = {"parsed_as_objects": len(block)} if len(block) else {}
-        yield block
+        yield parse(RawBlock(origin.start, size, 0, data, b""), origin)
 
 
 def _nodes(bucket: int, records: list[bytes], sizes: Mapping[int, int], buckets: int) -> tuple[Node, ...]:

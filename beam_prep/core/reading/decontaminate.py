@@ -358,13 +358,8 @@ def decontaminate(
         fields: the fields that are looked at, see `texts_of`.
         mode: `mark`: they are kept, and the ledger says what they share.
     """
-    columns = records.columns
-    if columns is not None and fields == (columns.field,):
-        texts: list[str] = [text or "" for text in columns.text]
-        borders = columns.offsets
-    else:
-        by_row = [texts_of(row, fields) for row in records.rows]
-        texts, borders = [text for each in by_row for text in each], offsets_of([len(each) for each in by_row])
+    by_row = [texts_of(row, fields) for row in records.rows]
+    texts, borders = [text for each in by_row for text in each], offsets_of([len(each) for each in by_row])
     if not texts or not (found := references.load().find(texts)):
         return records
     shared: dict[int, Shared] = {}

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from beam_prep.core.data.block import Reject, step
-from beam_prep.core.data.columns import Columns, sizes
 from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import UserFunctionError
@@ -29,9 +28,6 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
             raise _Drop(_why([*texts.values()], min_chars))
         return {name: value for name, value in row.items() if name not in outside}
 
-    columns = records.columns
-    if columns is not None and columns.kind == "texts" and fields == (columns.field,):
-        return _each_outside(records, columns, min_chars, max_chars)
     return work_on_each(records, work)
 
 
@@ -41,23 +37,6 @@ def _why(texts: list[str], min_chars: int) -> str:
     if not filled:
         return "empty"
     return "too_short" if any(len(text) < min_chars for text in filled) else "too_long"
-
-
-def _each_outside(records: Records, columns: Columns, min_chars: int, max_chars: int) -> Records:
-    """Drops the rows whose one text is too short or too long."""
-    # A character takes one to four bytes, so most need not be counted.
-    in_bytes = sizes(columns.text)
-    unsure = np.flatnonzero(((in_bytes < 4 * min_chars) | (in_bytes > max_chars)) & columns.plain)
-    texts = columns.text.take(unsure)
-    outside = np.flatnonzero((texts.characters < min_chars) | (texts.characters > max_chars))
-    if not len(outside):
-        return records
-    texts, rows = texts.take(outside), unsure[outside]
-    why = np.array([_why([text], min_chars) for text in texts])
-    ledger = records.ledger.copy()
-    for reason in dict.fromkeys(why.tolist()):  # in the order in which they come, as one by one
-        ledger.drop(records.line[rows[why == reason]], reason)
-    return records.keep(np.delete(np.arange(len(in_bytes)), rows), ledger)
 
 
 class _Drop(Exception):

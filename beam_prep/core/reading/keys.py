@@ -16,7 +16,6 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import Reject, step
-from beam_prep.core.data.columns import KEYS, Columns
 from beam_prep.core.reading.records import Records
 
 SPLIT, DUPLICATE = "split", "duplicate"
@@ -181,36 +180,21 @@ def _joined(fields: Sequence[Iterator[bytes | None]]) -> Iterator[bytes | None]:
 
 
 def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | None]:
-    """The `form` of a field of each record; None: the record does not have it. Records that are columns stay so."""
-    columns = records.columns
-    if columns is not None and (texts := columns.utf8(field)) is not None:
-        for text in texts:
-            yield (text if text is None else _text(_normal(text.decode(), how).encode() if how != "none" else text))
-    elif columns is not None and (columns.kind, columns.field, columns.keys, how) == ("chats", field, KEYS, "none"):
-        yield from _chat_forms(records, columns)
-    else:
-        for row in records.rows:
-            value = row.get(field)
-            yield None if value is None else form(value if how == "none" else normalized(value, how))
+    """The `form` of a field of each record; None: the record does not have it."""
+    for row in records.rows:
+        value = row.get(field)
+        yield None if value is None else form(normalized(value, how))
 
 
 def form(value: Any) -> bytes:
     """A value as bytes, the same for equal values and for no others. Of texts and plain chats they are soon made."""
     if isinstance(value, str):
-        return _text(value.encode())
+        return b"text " + value.encode()
     if isinstance(value, list) and value and all(_is_plain(item) for item in value):
         contents = [item["content"].encode() for item in value]
         sizes = np.array([len(content) for content in contents], np.int64)
-        return _chat(orjson.dumps([item["role"] for item in value]), sizes.tobytes(), b"".join(contents))
+        return b"".join((b"chat ", orjson.dumps([item["role"] for item in value]), sizes.tobytes(), *contents))
     return b"json " + canonical(value)
-
-
-def _text(text: bytes) -> bytes:
-    return b"text " + text
-
-
-def _chat(roles: bytes, sizes: bytes, contents: bytes | memoryview) -> bytes:
-    return b"".join((b"chat ", roles, sizes, contents))
 
 
 def _is_plain(message: Any) -> bool:
@@ -220,25 +204,3 @@ def _is_plain(message: Any) -> bool:
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
     )
-
-
-def _chat_forms(records: Records, columns: Columns) -> Iterator[bytes | None]:
-    """What `form` gives for the messages of each record."""
-    data, borders = columns.text.data
-    sizes, contents = np.diff(borders).astype(np.int64).tobytes(), memoryview(data)  # type: ignore[arg-type]
-    codes = columns.role.astype(np.int32).tobytes()
-    names = columns.role_names()
-    known: dict[bytes, bytes] = {}
-    first, starts = columns.offsets.tolist(), borders[columns.offsets].tolist()
-    plain = (columns.plain & (np.diff(columns.offsets) > 0)).tolist()
-    for row, is_plain in enumerate(plain):
-        if not is_plain:
-            value = records.rows[row].get(columns.field)
-            yield None if value is None else form(value)
-            continue
-        begin, end = first[row], first[row + 1]
-        pattern = codes[4 * begin : 4 * end]
-        if (roles := known.get(pattern)) is None:
-            roles = orjson.dumps([names[code] for code in np.frombuffer(pattern, np.int32).tolist()])
-            known[pattern] = roles
-        yield _chat(roles, sizes[8 * begin : 8 * end], contents[starts[row] : starts[row + 1]])

@@ -144,7 +144,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rat
         most = max(left_out, key=left_out.__getitem__)
         advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
         is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
-        if most in ("untrained", "spans_unproven") and is_there:
+        if most in ("untrained", "turn_begin", "turn_end", "turn_apart", "turn_unplaced") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
     lost = too_many_lost(ledger, max_drop_rate)
@@ -327,6 +327,7 @@ class Findings:
         cut: tokens of kept records that were cut off.
         kept: records that are written.
         empty: splits without a record.
+        counters: of kept records, as in the manifest.
     """
 
     roles: RoleTable = field(default_factory=dict)
@@ -335,6 +336,7 @@ class Findings:
     cut: int = 0
     kept: int = 0
     empty: Sequence[str] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
@@ -347,6 +349,7 @@ class Findings:
             manifest["counters"].get(CUT_TOKENS, 0),  # what packing cuts is among them
             manifest.get("ledger", {}).get("kept", 0),
             empty_splits(manifest),
+            manifest["counters"],
         )
 
     @property
@@ -357,7 +360,7 @@ class Findings:
 
 def warnings(found: Findings, config: ConfigView) -> list[str]:
     """The warnings of a run, one sentence each."""
-    texts = role_warnings(found.roles, config)
+    texts = [*role_warnings(found.roles, config), *_template_warnings(found.counters)]
     if found.cut_share > CUT_SHARE:
         now = "" if config.longest is None else f" (now {config.longest:,})"
         advice = f"raise preprocessing.{config.limit}{now}"
@@ -370,6 +373,32 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
             "share in output.splits, or choose another split_seed"
         )
     return texts
+
+
+_OTHER_TEMPLATE = "give a template that does, as input.chat_template (configs/tools.jinja writes tools and calls)"
+_OF_TEMPLATES = {
+    "tools_not_written": f"of {{}} with tools the chat template writes none of these: {_OTHER_TEMPLATE}",
+    "texts_not_written": "of {} the chat template leaves out a content or a call (not_rendered is 'keep')",
+    "marks_without_end": "in {} the template's {{% generation %}} marks leave out the token that ends a turn, which a "
+    "model must learn to write: move {{% endgeneration %}} behind it",
+    "marks_with_header": "in {} the template's {{% generation %}} marks hold what the generation prompt gives: move "
+    "{{% generation %}} behind it",
+}
+
+
+def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
+    """What the chat template leaves out of records, and what its marks do."""
+    for name, text in _OF_TEMPLATES.items():
+        if counters.get(name):
+            yield text.format(_places(name, counters[name]))
+    unwritten = counters.get("reasoning_not_written", 0)
+    if unwritten and not counters.get("reasoning_written"):
+        yield f"the chat template writes the reasoning of no message, and {_messages(unwritten)} have some"
+
+
+def _places(name: str, count: int) -> str:
+    what = "turn" if name.startswith("marks") else "message" if name.startswith("texts") else "record"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def lines(found: Findings, config: ConfigView) -> list[str]:
@@ -388,6 +417,11 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
         texts.append(text)
     if len(found.roles) > _ROLES:
         texts.append(f"{len(found.roles) - _ROLES:,} more roles")
+    counters = found.counters
+    if changed := counters.get("tool_arguments_changed"):
+        texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
+    if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
+        texts.append(f"reasoning that the chat template leaves out of history: of {_messages(less)}")
     if found.cut:
         texts.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
     return texts
@@ -398,12 +432,9 @@ _WAYS = {
     "encoded_by_tokie": "encoded by tokie",
     "encoded_by_transformers": "encoded by transformers",
     "blocks_encoded_again": "blocks in which the fast encoder differed",
-    "rendered_as_columns": "rendered as columns",
-    "rendered_by_plans": "rendered by plans",
-    "rendered_by_jinja": "rendered by jinja",
-    "blocks_rendered_again": "blocks in which plans differed",
+    "blocks_rendered_plainly": "blocks in which a rendering differed, rendered plainly",
     "compared_with_transformers": "compared with transformers' ids",
-    "compared_with_jinja": "compared with jinja's text",
+    "compared_with_transformers_text": "compared with transformers' text",
     IN_FULL: "blocks compared completely",
     "blocks_reused": "blocks that were in the spool",
     "blocks_replaced": "blocks of the spool that were made in other ways, and made again",

@@ -1,14 +1,14 @@
 """`Batch`: rows of tokens as named ragged columns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from beam_prep.chat.texts import UNSET
 from beam_prep.core.data.block import Block
 from beam_prep.core.data.ragged import Array, Ragged
 from beam_prep.core.data.schema import Column, Output
-from beam_prep.core.pieces.rendered import UNSET
 from beam_prep.core.tokens.roles import Roles
 
 CUT_TOKENS = "truncated_tokens"
@@ -32,12 +32,13 @@ class Segments:
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.
         sequence: int64, the sequence that it belongs to.
-        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `core.pieces.rendered`.
+        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `chat.texts`.
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
         own: int8, the message's own `train` or `weight` key (1: to train, 0: not to), -1 without.
-        proven: bool, False where it is not certain that these are the tokens of the message.
+        refused: int64: 0, or, where what is trained of the message cannot be told, 1 + its index in `reasons`.
         roles: names of the roles.
+        reasons: (reason, message) of what is refused.
         weight: float64, the weight of the loss on its tokens, if they are trained; None: the output has no weights.
         kind: int8, the kind of text, see `PART_KINDS`: 0 content, 1 reasoning, 2 tool calls, 3 generation prompt, 4 end
             tokens. Told apart only with `TextRules.mask_options`. None: all of it is content.
@@ -50,8 +51,9 @@ class Segments:
     role: Array
     turn: Array
     own: Array
-    proven: Array
+    refused: Array
     roles: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...] = ()
     weight: Array | None = None
     kind: Array | None = None
 
@@ -160,6 +162,15 @@ class Batch(Block):
         left = self._without(rows)
         if left is not self:
             left.ledger.drop(self.line[rows], reason)
+        return left
+
+    def reject_each(self, reasons: Mapping[int, tuple[str, str]]) -> "Batch":
+        """The batch without some rows, which are rejected: row -> (reason, message)."""
+        rows = np.zeros(len(self), bool)
+        rows[list(reasons)] = True
+        left = self._without(rows)
+        for row, (reason, message) in reasons.items():
+            left.ledger.reject(int(self.line[row]), reason, message)
         return left
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":

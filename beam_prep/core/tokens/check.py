@@ -22,12 +22,10 @@ class Trust:
 
     Attributes:
         backend: `transformers`: none that another backend encoded, unless it was checked in full.
-        render: `jinja`: none that was rendered in another way, unless it was checked in full.
         check: `full`: none that was not.
     """
 
     backend: str = "auto"
-    render: str = "auto"
     check: Check = "sample"
 
     def holds(self, made: Mapping[str, int]) -> bool:
@@ -41,8 +39,6 @@ class Trust:
         others: set[str] = set()
         if self.backend == "transformers":
             others |= {name for name in made if name.startswith("encoded_by_")} - {"encoded_by_transformers"}
-        if self.render == "jinja":
-            others |= {name for name in made if name.startswith("rendered_")} - {"rendered_by_jinja"}
         return self.check == "sample" and not others
 
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from beam_prep.chat.texts import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
-from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.tokens.batch import Batch, Segments
 from beam_prep.core.tokens.roles import disjoint
 
@@ -26,7 +26,7 @@ class RoleMask:
     >>> one, zero = np.ones(3, int), np.zeros(3, int)
     >>> segments = bp.Segments(
     ...     start=np.array([0, 4, 9]), stop=np.array([4, 9, 12]), sequence=zero, action=2 * one,
-    ...     role=np.array([0, 1, 1]), turn=np.array([0, 1, 2]), own=-one, proven=one > 0, roles=("user", "assistant"),
+    ...     role=np.array([0, 1, 1]), turn=np.array([0, 1, 2]), own=-one, refused=zero, roles=("user", "assistant"),
     ... )
     >>> rule(segments).tolist()
     [False, False, True]
@@ -69,7 +69,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         ValueError: the policy does not give one bool a segment, or masks were built before.
     """
     columns, schema = {}, {}
-    unproven = np.zeros(len(batch), bool)
+    refused: dict[int, tuple[str, str]] = {}
     roles = batch.roles
     for name, rows in batch.columns.items():
         columns[name], schema[name] = rows, batch.schema[name]
@@ -95,16 +95,15 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         if output.weights_name is not None and segments.weight is not None:
             columns[output.weights_name] = rows.with_flat(_weights(segments, trained, len(rows.flat)))
             schema[output.weights_name] = Column(output.weights_name, "float32", rows.depth, "weights", of=name)
-        doubtful = segments.sequence[trained & ~segments.proven]
-        unproven[doubtful if rows.depth == 1 else np.searchsorted(rows.offsets, doubtful, side="right") - 1] = True
+        for segment in np.flatnonzero(trained & (segments.refused > 0)).tolist():
+            row = int(segments.sequence[segment])
+            if rows.depth != 1:
+                row = int(np.searchsorted(rows.offsets, row, side="right")) - 1
+            reason, why = segments.reasons[int(segments.refused[segment]) - 1]
+            turn = int(segments.turn[segment])
+            refused.setdefault(row, (reason, f"what is trained of message {turn} cannot be told: {why}"))
     masked = batch._with(columns=columns, schema=schema, segments={}, roles=roles)
-    return masked.reject(unproven, "spans_unproven", _UNPROVEN) if unproven.any() else masked
-
-
-_UNPROVEN = (
-    "where a message to train begins and ends in the rendered conversation is not certain; "
-    "wanted a chat template with {% generation %} blocks, or one that writes message after message"
-)
+    return masked.reject_each(refused) if refused else masked
 
 
 def _cover(segments: Segments, trained: Array, size: int) -> Array:

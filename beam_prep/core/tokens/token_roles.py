@@ -85,7 +85,7 @@ def _column(of: str, depth: int) -> Column:
 
 def _roles(segments: Segments, size: int) -> Array:
     """int32 [size]: 1 + the role of each token; 0 without."""
-    places, start, stop = disjoint(segments, np.flatnonzero((segments.role != UNSET) & segments.proven))
+    places, start, stop = disjoint(segments, np.flatnonzero((segments.role != UNSET) & (segments.refused == 0)))
     some = start < stop
     places, start, stop = places[some], start[some], stop[some]
     lengths = np.diff(np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]]))

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from beam_prep.chat.texts import UNSET, Pieces, Rendered
 from beam_prep.core.data.block import step
-from beam_prep.core.data.columns import measure, take
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Column
+from beam_prep.core.data.texts import characters, take
 from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.tokenizer import Encoder
-from beam_prep.core.pieces.rendered import UNSET, Pieces, Rendered
 from beam_prep.core.tokens.batch import Batch, Segments
 
 
@@ -51,7 +51,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
             entire block.
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
-    batch.made = dict(rendered.made)
+    batch.made, batch.counters = dict(rendered.made), dict(rendered.counters)
     encoded = {name: _encode(pieces, encoder) for name, pieces in rendered.pieces.items()}
     if reference is not None:
         found = [
@@ -91,12 +91,12 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
 
 
 _SAMPLED = 16
-_SAMPLED_SIZE = 16_384  # see `measure`
+_SAMPLED_SIZE = 16_384  # characters
 
 
 def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> tuple[set[int], bool]:
     """(rows of a sample of the pieces, True if the reference gives the same). The sample depends on the block alone."""
-    sizes = measure(pieces.texts)
+    sizes = characters(pieces.texts)
     order = sample(digest, len(sizes), 4 * _SAMPLED)
     picked = order[np.cumsum(sizes[order]) <= _SAMPLED_SIZE][:_SAMPLED]
     if len(picked) == 0:
@@ -193,11 +193,11 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     return _Encoded(encoded, start, stop, prompted, border, is_prefix)
 
 
-_SHORT = 1000  # see `measure`: longer texts are seldom equal, and take long to compare
+_SHORT = 1000  # characters: longer texts are seldom equal, and take long to compare
 
 
 def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragged:
-    if measure(texts).sum() > _SHORT * len(texts):
+    if characters(texts).sum() > _SHORT * len(texts):
         return encoder.encode(texts, special)
     places: dict[str, int] = {}
     index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(texts))
@@ -257,8 +257,9 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
         given["role"],
         given["turn"],
         np.minimum(given["own"], 1),
-        given["proven"].astype(bool),
+        given["refused"],
         pieces.roles,
+        pieces.reasons,
         kind=given["kind"].astype(np.int8),
     )
     return Ragged(values, borders + before), segments
@@ -319,8 +320,9 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
         segments.role[picked],
         segments.turn[picked],
         segments.own[picked],
-        segments.proven[picked],
+        segments.refused[picked],
         segments.roles,
+        segments.reasons,
         None if segments.weight is None else segments.weight[picked],
         None if segments.kind is None else segments.kind[picked],
     )

@@ -2,7 +2,7 @@
 
 from beam_prep.core.encoding.backends import encoder_of, name_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.rendered import Rendered
+from beam_prep.chat.texts import Rendered
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize import tokenize
 

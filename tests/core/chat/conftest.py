@@ -1,5 +1,4 @@
 import pytest
-
 from beam_prep.core.chat.recorded import plans
 
 

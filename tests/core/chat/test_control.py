@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from beam_prep import testing
 from beam_prep.core.chat.control import JOINER, Guard
-from beam_prep.core.data.schema import Output, Section, TextRules
-from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice_of import voice_of
+
+from beam_prep import testing
+from beam_prep.core.data.schema import Output, Section, TextRules
+from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize import tokenize
 from tests.conftest import ROOT, shared

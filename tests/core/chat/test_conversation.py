@@ -9,13 +9,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from beam_prep.core.chat.template import ChatTemplate
+from beam_prep.core.pieces.apply import apply_template
+from beam_prep.core.pieces.voice import Voice
 from hypothesis import example, given, settings
 
 from beam_prep import testing
-from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chars import Chars

@@ -5,18 +5,18 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
-
-from beam_prep import testing
 from beam_prep.core.chat.fences import FENCES
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.encoding.spans import TokenSpans
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
 from beam_prep.core.pieces.voice import Voice
+from hypothesis import given
+
+from beam_prep import testing
+from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.encoding.spans import TokenSpans
 from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chars import Chars
 from tests.core.chat.test_conversation import CONTROLS, TEMPLATES, TOKENS, plain, talk

@@ -10,13 +10,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given, settings
-
 from beam_prep.core.chat import limits, template
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import tracer
 from beam_prep.core.chat.sandbox import tojson
 from beam_prep.core.chat.template import ChatTemplate
+from hypothesis import example, given, settings
+
 from beam_prep.core.data.block import Reject
 from beam_prep.errors import TokenizerError
 from tests.core.chat.test_recorded import NEVER_PLANNED, PLANNED

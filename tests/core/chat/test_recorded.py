@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from beam_prep.core.chat.message import Message, for_template
 from beam_prep.core.chat.recorded import plans, tracer
 from beam_prep.core.chat.recorded.layout import PieceLayout, RenderedPieces
 from beam_prep.core.chat.recorded.recorder import Recorder
 from beam_prep.core.chat.template import ChatTemplate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from beam_prep.core.data.block import Reject
 from tests.conftest import shared
 from tests.core.chat.test_template import TALKS, TEMPLATES, each, say

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from beam_prep.core.chat.conversation import Conversation, MessageSpan
 from beam_prep.core.chat.message import Message
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
+
 from beam_prep.core.data.block import Reject
 from tests.core.generated_templates import Seeded, template
 from tests.core.generated_templates import conversations as drawn

@@ -9,10 +9,10 @@ from typing import Any
 
 import jinja2
 import pytest
+from beam_prep.core.chat.template import ChatTemplate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.block import Reject
 from beam_prep.core.reading.adapters import template_kwargs
 from beam_prep.errors import TokenizerError

@@ -5,9 +5,10 @@ from typing import Any
 
 from beam_prep.core.chat.template import ChatTemplate
 from beam_prep.core.data.columns import Wanted
-from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.voice import Voice
+
+from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chat.test_conversation import CONTROLS, TOKENS

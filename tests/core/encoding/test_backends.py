@@ -10,13 +10,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
 from beam_prep import testing
-from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.columns import Texts
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.texts import Rendered
+from beam_prep.chat.voice import Voice
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding import backends as module
@@ -25,9 +26,6 @@ from beam_prep.core.encoding.backends import PROBES, FastEncoder, choose, encode
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.rendered import Rendered
-from beam_prep.core.pieces.voice import Voice
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.tokenize import tokenize
@@ -286,9 +284,7 @@ def test_every_character_has_the_references_ids(name: str) -> None:
 def test_so_have_texts_of_any_characters(name: str, texts: list[str]) -> None:
     tokenizer = normalising(name)
     fast = FastEncoder(tokenizer, "gigatoken")
-    column = Texts(pa.array(texts, pa.string()))
-    wanted = tokenizer.encode(texts, True).to_lists()
-    assert fast.encode(texts, True).to_lists() == fast.encode(column, True).to_lists() == wanted
+    assert fast.encode(texts, True).to_lists() == tokenizer.encode(texts, True).to_lists()
 
 
 def test_characters_that_both_know_are_not_left_to_the_reference() -> None:

@@ -4,11 +4,9 @@ import unicodedata
 
 import hypothesis.strategies as st
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from beam_prep.core.data.columns import Texts
 from beam_prep.core.encoding.tried_characters import TriedCharacters
 
 
@@ -49,7 +47,7 @@ def test_texts_with_others_are_those_that_have_one(texts: list[str], latin: int)
     """Among few and among many ASCII characters: these are looked for in two ways."""
     texts = ["a" * latin, *texts, "b" * latin]
     calls: list[str] = []
-    found = tried(calls).texts_with_others(Texts(pa.array(texts)))
+    found = tried(calls).texts_with_others(texts)
     assert found.tolist() == [place for place, text in enumerate(texts) if wanted(text)]
     assert len(calls) == len(set(calls))
 
@@ -67,5 +65,5 @@ def test_every_character_alone_is_told_from_those_that_are_trusted() -> None:
     points = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
     texts = list(map(chr, points))
     found = np.zeros(len(texts), bool)
-    found[tried([]).texts_with_others(Texts(pa.array(texts)))] = True
+    found[tried([]).texts_with_others(texts)] = True
     assert found.tolist() == list(map(wanted, texts))

@@ -9,15 +9,15 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
-
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.schema import Action, Output, Section, TextRules
 from beam_prep.core.pieces import checks, collector
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.bulk import Bulk
 from beam_prep.core.pieces.rendered import Pieces, Rendered
 from beam_prep.core.pieces.voice import Voice
+from hypothesis import given
+
+from beam_prep.core.data.schema import Action, Output, Section, TextRules
 from beam_prep.core.reading.filters import filter_by_chars
 from beam_prep.core.reading.records import MostLines, Records
 from tests.core.chat.test_conversation import CONTROLS, TOKENS

@@ -7,12 +7,12 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given
-
 from beam_prep.core.data.columns import Wanted
-from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.rendered import Rendered
+from hypothesis import example, given
+
+from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.reading.records import MostLines
 from tests.core.data.test_columns import SPACED, lines, read
 from tests.core.pieces.test_bulk import VOICES, with_names

@@ -4,16 +4,16 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
-
 from beam_prep.core.chat.recorded import plans
 from beam_prep.core.chat.template import ChatTemplate
-from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.pieces.apply import apply_template
 from beam_prep.core.pieces.compared import are_equal
 from beam_prep.core.pieces.conversations import ConversationCollector
 from beam_prep.core.pieces.rendered import Pieces
 from beam_prep.core.pieces.voice import Voice
+from hypothesis import given
+
+from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.reading.filters import map_records
 from beam_prep.core.reading.records import Record
 from tests.core.chat.test_conversation import CONTROLS, TOKENS, say, talk

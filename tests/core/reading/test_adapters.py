@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
 
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile, Reject
@@ -23,13 +21,12 @@ from beam_prep.core.reading.adapters import (
     adapt_records,
     adapter,
     fields_read,
-    flatten_content,
     template_kwargs,
     tokenized,
     tools,
 )
 from beam_prep.core.reading.blocks import RawBlock
-from beam_prep.core.reading.records import MostLines, Records, parse
+from beam_prep.core.reading.records import parse
 from beam_prep.core.shards.report import ConfigView
 from beam_prep.errors import ConfigError
 from tests.conftest import shared
@@ -342,48 +339,10 @@ class TestOptions:
         assert records.ledger.messages == {1: "field 'conversations' is a number (3), wanted a list of messages"}
 
 
-class TestContent:
-    def test_parts_file(self) -> None:
-        parts, image, no_text, no_type, bare = [
-            outcome(lambda row: [flatten_content(message) for message in row["messages"]], row)
-            for row in rows(shared("data", "bad", "content_parts.jsonl"))
-        ]
-        assert parts == says(("user", "Hello world"), ("assistant", "Hi"))
-        found = "'message.content[0]' is of type 'image_url', wanted the type 'text'"
-        assert image == ("unsupported_part", found)
-        assert no_text == ("unsupported_part", "'message.content[0]' has no text, wanted a string")
-        assert no_type == ("unsupported_part", "'message.content[0]' has no type, wanted the type 'text'")
-        assert bare == says(("user", "barestrings"), ("assistant", "x"))
-
-    @pytest.mark.parametrize(
-        "message", [{"role": "user", "content": "x"}, {"role": "user"}, {"content": None}, 3, None]
-    )
-    def test_others_pass(self, message: Any) -> None:
-        assert flatten_content(message) is message
-
-    def test_other_keys_stay(self) -> None:
-        message = {"role": "tool", "name": "f", "content": [{"type": "text", "text": "a", "more": 1}, "b"]}
-        assert outcome(flatten_content, message) == {"role": "tool", "name": "f", "content": "ab"}
-        assert outcome(flatten_content, {"content": []}) == {"content": ""}
-
-    @pytest.mark.parametrize(
-        ("part", "message"),
-        [
-            (3, "'messages[1].content[0]' is a number (3), wanted a text part"),
-            ({"type": "text", "text": None}, "'messages[1].content[0]' has a text that is null, wanted a string"),
-            ({"type": 3}, "'messages[1].content[0]' is of type '3', wanted the type 'text'"),
-        ],
-    )
-    def test_rejects(self, part: Any, message: str) -> None:
-        found = outcome(lambda value: flatten_content(value, "messages[1]"), {"content": [part]})
-        assert found == ("unsupported_part", message)
-
-
 class TestTools:
     def test_files(self) -> None:
         for row in rows(shared("data", "tool_messages_glaive_en.jsonl")):
             assert outcome(tools, row) is row["tools"]
-            assert [flatten_content(message) for message in row["messages"]] == row["messages"]
         case = shared("goldens", "conversations", "sft_tools_json__chatml-12k")
         for row in rows(case / "input.jsonl"):
             assert outcome(tools, row) == json.loads(row["tools"])
@@ -391,8 +350,6 @@ class TestTools:
     def test_odd_file(self) -> None:
         given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
         assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
-        for row in given:
-            assert [flatten_content(message) for message in row["messages"]] == row["messages"]
 
     @pytest.mark.parametrize("value", [None, "", " ", "null"])
     def test_none(self, value: Any) -> None:
@@ -534,124 +491,3 @@ def test_every_adapter_says_what_it_reads_for_the_report_of_a_run(name: str) -> 
 )
 def test_an_adapter_reads_the_fields_that_its_options_name(options: dict[str, Any], fields: tuple[str, ...]) -> None:
     assert fields_read(**options) == fields
-
-
-# Records that are parsed as columns stay columns
-
-
-def adapted(data: bytes, adapt: ShareGPT | Alpaca, in_columns: bool, every: int = 1) -> Records:
-    """`every`: an earlier step has left one of so many records; 0: none."""
-    raw = RawBlock(0, len(data), 0, data, b"")
-    records = parse(
-        raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), adapt.wanted if in_columns else None
-    )
-    kept = np.arange(0, len(records), every) if every else np.zeros(0, np.int64)
-    ledger = records.ledger.copy()
-    ledger.drop(np.delete(records.line, kept), "filtered")
-    return adapt_records(records.keep(kept, ledger), adapt)
-
-
-def assert_same(rows: list[Any], adapt: ShareGPT | Alpaca) -> int:
-    """Compares records that were adapted as columns with those that were adapted one by one.
-
-    Returns how many are columns.
-    """
-    data = b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
-    found, wanted = adapted(data, adapt, True), adapted(data, adapt, False)
-    assert found.line.tolist() == wanted.line.tolist()
-    assert found.ledger.status.tolist() == wanted.ledger.status.tolist()
-    assert found.ledger.messages == wanted.ledger.messages
-    assert [json.dumps(row) for row in found.rows] == [json.dumps(row) for row in wanted.rows]
-    assert [json.dumps(found.rows[place]) for place in range(len(found))] == [json.dumps(row) for row in wanted.rows]
-    for every in (0, 3):
-        some, others = (adapted(data, adapt, in_columns, every) for in_columns in (True, False))
-        assert (some.line.tolist(), [*some.rows]) == (others.line.tolist(), others.rows)
-        assert some.ledger.messages == others.ledger.messages
-    half = np.arange(0, len(found), 2)
-    assert [*found.keep(half, found.ledger).rows] == wanted.rows[::2]
-    columns = found.rows.columns if isinstance(found.rows, MostLines) else found.columns
-    if columns is None:
-        return 0
-    assert (columns.kind, columns.field, len(columns)) == ("chats", "messages", len(found))
-    names, texts = columns.role_names(), columns.text.array.to_pylist()
-    for row, record in enumerate(wanted.rows):
-        if columns.plain[row] and record.get("messages"):
-            places = range(*columns.offsets[row : row + 2].tolist())
-            assert says(*((names[columns.role[place]], texts[place]) for place in places)) == record["messages"]
-            assert record.get("tools") is None
-    return int(columns.plain.sum())
-
-
-ODD_TEXTS = st.one_of(st.sampled_from(["", " ", "\u2003x", "\x1c", None]), st.text(max_size=4))
-FIELDS = st.fixed_dictionaries(
-    {},
-    optional={
-        "id": st.integers(),
-        "system": ODD_TEXTS,
-        "tools": st.sampled_from([None, "[]"]),
-        "messages": st.none(),
-    },
-)
-ITEMS = st.builds(
-    lambda name, value, more: {"from": name, "value": value} | more,
-    st.sampled_from(["human", "gpt", "human", "gpt", "user", "system", "function_call", "bing", "", None]),
-    ODD_TEXTS,
-    st.sampled_from([{}, {}, {}, {}, {}, {}, {"weight": 0}]),
-)
-
-
-@given(
-    rows=st.lists(
-        st.builds(lambda items, more: {"conversations": items} | more, st.none() | st.lists(ITEMS, max_size=3), FIELDS),
-        max_size=6,
-    ),
-    roles=st.sampled_from([None, "keep", {"bing": "assistant"}]),
-)
-def test_sharegpt_as_columns_is_the_same(rows: list[Row], roles: Any) -> None:
-    assert_same(rows, ShareGPT(roles=roles))
-
-
-@given(
-    rows=st.lists(
-        st.builds(
-            lambda texts, more: (
-                {
-                    name: text
-                    for name, text in zip(("instruction", "input", "output"), texts, strict=True)
-                    if text != "left out"
-                }
-                | more
-            ),
-            st.tuples(*[ODD_TEXTS | st.just("left out")] * 3),
-            FIELDS,
-        ),
-        max_size=6,
-    ),
-    separator=st.sampled_from(["\n", "", " - "]),
-)
-def test_alpaca_as_columns_is_the_same(rows: list[Row], separator: str) -> None:
-    assert_same(rows, Alpaca(separator=separator))
-
-
-@pytest.mark.parametrize(
-    ("adapt", "row", "odd"),
-    [
-        (ShareGPT(), {"id": 1, "conversations": talk(("human", "q"), ("gpt", "\u00e4"))}, {"conversations": 3}),
-        (Alpaca(), {"instruction": "q", "input": "", "output": "a", "id": 1}, {"instruction": [], "output": "a"}),
-    ],
-)
-def test_plain_records_are_columns_though_others_beside_them_are_not(
-    adapt: ShareGPT | Alpaca, row: Row, odd: Row
-) -> None:
-    rows: list[Any] = [dict(row, id=number) for number in range(2000)]
-    assert assert_same(rows, adapt) == 2000
-    rows[1500] = odd
-    rows[1600] = b"{"
-    assert 1700 < assert_same(rows, adapt) < 2000
-
-
-def test_records_that_leave_are_no_columns() -> None:
-    rows = [{"conversations": talk(("human", "q"), ("gpt", "a"))} for _ in range(10)]
-    rows[3] = {"conversations": talk(("nobody", "q"))}
-    rows[5] = {"conversations": talk(("function_call", '{"name": "f", "arguments": {}}'))}
-    assert assert_same(rows, ShareGPT()) == 8

@@ -1,6 +1,5 @@
-"""Fields that are carried along: what they become does not depend on how a block is parsed."""
+"""Fields that are carried along."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -9,56 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.carried import Carried, CarryType
-from beam_prep.core.data.columns import Wanted
-from beam_prep.core.reading.blocks import RawBlock
 from beam_prep.core.reading.carry import carry_fields
-from beam_prep.core.reading.records import Records, parse
+from beam_prep.core.reading.records import Records
 
 STRINGS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     st.sampled_from(["", "\0", "a\0b", "😀", "x" * 100_000, "\u2028", '"\\', "\ufeff"]),
 )
-NUMBERS = st.one_of(
-    st.integers(-(2**70), 2**70),
-    st.sampled_from([0, -0.0, 1.0, 1.5, 1e16, 1e300, 2**31 - 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 1e-400]),
-    st.floats(allow_nan=False, allow_infinity=False),
-)
-TYPES: tuple[CarryType, ...] = ("string", "int32", "int64", "float32", "float64")
-
-
-def read(lines: list[str], wanted: Wanted | None) -> Records:
-    data = "".join(line + "\n" for line in lines).encode()
-    raw = RawBlock(0, len(data), 0, data, b"")
-    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), wanted)
 
 
 def carried(records: Records, kind: CarryType) -> Carried:
     found = carry_fields(records, {"id": kind}).ledger.carried
     assert found is not None
     return found
-
-
-@pytest.mark.parametrize("kind", TYPES)
-@given(
-    values=st.one_of(
-        st.lists(st.one_of(STRINGS, st.none()), min_size=1, max_size=6),
-        st.lists(NUMBERS, min_size=1, max_size=6),
-        st.lists(st.one_of(STRINGS, NUMBERS, st.none(), st.booleans(), st.just([1])), min_size=1, max_size=6),
-    ),
-    blank=st.booleans(),
-)
-def test_columns_and_objects_carry_the_same_bytes(kind: CarryType, values: list[Any], blank: bool) -> None:
-    lines = [json.dumps({"text": "a", "id": value}) for value in values]
-    lines = ["", *lines] if blank else lines
-    one, other = (carried(read(lines, wanted), kind) for wanted in (Wanted("texts", "text"), None))
-    assert one.columns == other.columns
-    assert one.problems == other.problems
-    assert one.missing.tolist() == other.missing.tolist()
-    mine, theirs = one.values["id"], other.values["id"]
-    assert mine.offsets.tolist() == theirs.offsets.tolist()
-    assert (mine.flat.dtype, mine.flat.tobytes()) == (theirs.flat.dtype, theirs.flat.tobytes())
 
 
 @given(st.lists(STRINGS, min_size=1, max_size=5))

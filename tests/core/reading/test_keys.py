@@ -25,7 +25,7 @@ VALUES = st.recursive(
 def read(*lines: bytes) -> Records:
     data = b"".join(line + b"\n" for line in lines)
     raw = RawBlock(0, len(data), 0, data, b"")
-    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536), None)
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536))
 
 
 @given(VALUES)

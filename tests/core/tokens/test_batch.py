@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.voice import voice_of
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Section
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.pieces.apply import apply_template
-from beam_prep.core.pieces.voice_of import voice_of
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize import tokenize
 from tests.core.chars import (

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from beam_prep.chat.texts import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column, Section
-from beam_prep.core.pieces.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.tokens.batch import Batch, Segments
 from beam_prep.core.tokens.mask import RoleMask, build_mask, settle_untrained, trained_tokens
 from beam_prep.core.tokens.shift import to_labels

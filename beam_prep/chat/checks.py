@@ -1,0 +1,154 @@
+"""Checks of the fields of a record and its messages, with a reject for what they may not hold."""
+
+from typing import Any
+
+from beam_prep.chat.control import Guard
+from beam_prep.chat.messages import Message
+from beam_prep.core.data.block import Reject
+from beam_prep.core.reading.adapters import template_kwargs, tools
+from beam_prep.core.reading.json_line import describe
+from beam_prep.core.reading.loss_weights import check_loss_weight
+from beam_prep.core.reading.records import Record, Records
+from beam_prep.errors import RunError
+
+
+def are_plain(messages: Any) -> bool:
+    """True if these are messages of only a role and a content, both text."""
+    try:
+        texts = [message["role"] for message in messages]
+        texts += [message["content"] for message in messages]
+    except (TypeError, KeyError):
+        return False
+    return {str} == set(map(type, texts)) and {dict} == set(map(type, messages)) and {2} == set(map(len, messages))
+
+
+def text_of(value: Any, where: str, blank: bool = False) -> str | None:
+    """A text field; None where it is missing (or blank, unless that counts as text)."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a string")
+    return value if blank or value.strip() else None
+
+
+def check_characters(text: str) -> None:
+    # No parsed line has any; a step of the user's own, or JSON in a text (`tools`), may bring them.
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Reject("bad_text", f"character {error.start} of a text is half of a surrogate pair") from None
+
+
+def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[Message]:
+    """The messages of a field. For `loss_weights` see `check_message`.
+
+    Raises:
+        Reject: it is no list of messages; `unsupported_part`: a content is a list with anything but text.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")
+    if not are_plain(value):
+        for turn, message in enumerate(value):
+            check_message(message, f"{where}[{turn}]", loss_weights)
+    return value
+
+
+def guarded_messages(guard: Guard, value: Any, where: str, loss_weights: bool = False) -> list[Message]:
+    """The messages, as `check_messages` gives them, with the rule for control tokens applied."""
+    messages: list[Message] = guard(check_messages(value, where, loss_weights))
+    return messages
+
+
+def variables_of(record: Record) -> dict[str, Any]:
+    """The template's other variables: the record's `tools` and `chat_template_kwargs`."""
+    schemas, others = tools(record), template_kwargs(record)
+    return others if schemas is None else {"tools": schemas, **others}
+
+
+def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
+    """Checks a message.
+
+    Args:
+        message: the message.
+        where: its place, for messages of rejects.
+        loss_weights: its `weight` may be any weight of a loss, and not only 0 or 1.
+
+    Raises:
+        Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no text, a weight
+            that may not be, or that is not what `train` says; `unsupported_part`: see `check_messages`.
+    """
+    if not isinstance(message, dict):
+        raise Reject("wrong_type", f"{where!r} is {describe(message)}, wanted a message (an object)")
+    role = message.get("role")
+    if not isinstance(role, str):
+        found = "no role" if role is None else f"a role that is {describe(role)}"
+        raise Reject("bad_message", f"{where!r} has {found}, wanted a string")
+    content = message.get("content")
+    if isinstance(content, list):
+        for place, part in enumerate(content):
+            _check_part(part, f"{where}.content[{place}]")
+    elif content is not None and not isinstance(content, str):
+        raise Reject("wrong_type", f"'{where}.content' is {describe(content)}, wanted a string")
+    if not isinstance(message.get("train"), bool | None):
+        raise Reject("wrong_type", f"'{where}.train' is {describe(message['train'])}, wanted true or false")
+    if message.get("weight") is not None:
+        _check_weight(message["weight"], message.get("train"), where, loss_weights)
+
+
+def _check_part(part: Any, where: str) -> None:
+    if isinstance(part, str):
+        return
+    if not isinstance(part, dict):
+        raise Reject("unsupported_part", f"'{where}' is {describe(part)}, wanted a text part")
+    kind, text = part.get("type"), part.get("text")
+    if kind is None:
+        raise Reject("unsupported_part", f"'{where}' has no type, wanted the type 'text'")
+    if kind != "text":
+        raise Reject("unsupported_part", f"'{where}' is of type {str(kind)[:40]!r}, wanted the type 'text'")
+    if not isinstance(text, str):
+        found = f"has a text that is {describe(text)}" if "text" in part else "has no text"
+        raise Reject("unsupported_part", f"'{where}' {found}, wanted a string")
+
+
+def _check_weight(weight: Any, train: bool | None, where: str, loss_weights: bool) -> None:
+    if loss_weights:
+        check_loss_weight(weight, f"{where}.weight")
+    # SlimOrca has 0.0 and 1.0: a column of numbers and nulls is one of floats.
+    elif type(weight) not in (int, float):
+        raise Reject("wrong_type", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1")
+    elif weight not in (0, 1):
+        raise Reject("bad_weight", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1: there are no loss weights")
+    if train is not None and train != (weight != 0):
+        found = f"train {'true' if train else 'false'} and weight {weight}"
+        raise Reject("bad_weight", f"'{where}' has {found}, wanted one of them, or both alike")
+
+
+def list_of(record: Record, name: str) -> list[Any]:
+    value = record.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a list (list_field is true)")
+    return value
+
+
+MAX_TEXT = 1 << 28
+"""Characters of the texts of a block of up to `MAX_TEXT // MORE` bytes; of a larger one, `MORE` for each byte."""
+MORE = 16
+
+
+def most_characters(records: Records) -> int:
+    """The characters that the texts of a block may have."""
+    return max(MAX_TEXT, MORE * len(records.ledger.raw))
+
+
+def check_size(characters: int, records: Records) -> None:
+    """Raises RunError if the texts of a block are much larger than the block."""
+    most = most_characters(records)
+    if characters > most:
+        raise RunError(
+            f"the texts of {len(records.ledger.starts)} lines of {records.origin.source.path!r} have more than {most} "
+            "characters: the chat template writes much more than it is given; mend it, or give a smaller --block_bytes"
+        )

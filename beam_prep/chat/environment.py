@@ -1,0 +1,453 @@
+"""The environment of chat templates: transformers' sandbox, bounded, and the same in every run.
+
+A template is compiled twice: as transformers does it (`compile_plain`), and so that texts keep their origins
+(`compile_traced`). Both give the same text; the second also says where each message is at work, by marks of no
+characters that it writes at the head of each loop and behind each loop within it.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from datetime import date as Date
+from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.filters
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.utils
+import markupsafe
+from jinja2 import nodes
+
+from beam_prep.chat import limits, origins
+from beam_prep.chat.clock import Clock
+from beam_prep.chat.limits import Unwritable
+from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, RAW, Node, Nodes, Origin, Text
+from beam_prep.errors import TokenizerError
+
+_RAISED_BY_COMPILER = (SyntaxError, ValueError, RecursionError, OverflowError, jinja2.exceptions.SecurityError)
+_AT_WORK, _BOUNDED = "_beam_prep_at_work", "_beam_prep_bounded"
+_BEGINS = origins.one("", Origin(GENERATION_BEGINS, None))
+_ENDS = origins.one("", Origin(GENERATION_ENDS, None))
+
+RAISED_BY_TEMPLATES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    NameError,
+    BufferError,
+    StopIteration,
+)
+"""What a template's own code can raise, by jinja and by its filters. A MemoryError is none of it."""
+
+
+def compile_plain(source: str, date: str | None) -> jinja2.Template:
+    """A template as transformers renders it.
+
+    Args:
+        source: the template.
+        date: the day that `strftime_now` gives, as "2026-11-22".
+
+    Raises:
+        TokenizerError: it does not compile, or would give another text in another run: it calls `strftime_now`, and
+            no date is given, or it uses chance.
+    """
+    return _compiled(_Environment(date), source, date)
+
+
+def compile_traced(source: str, date: str | None) -> jinja2.Template:
+    """The same, whose strings keep their origins. For arguments and errors see `compile_plain`."""
+    template = _compiled(_Traced(date), source, date)
+    template.root_render_func.__globals__["str_join"] = origins.str_join  # `~`
+    return template
+
+
+def _compiled(environment: jinja2.Environment, source: str, date: str | None) -> jinja2.Template:
+    try:
+        _check_steady(environment.parse(source), date)
+        # With a plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
+        template = jinja2.Template.from_code(environment, environment.compile(source), dict(environment.globals))
+    except jinja2.TemplateSyntaxError as error:
+        raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
+    except _RAISED_BY_COMPILER as error:  # of what jinja computes, and of Python (a NUL, `{% break %}` outside a loop)
+        text = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+        raise TokenizerError(f"the chat template does not compile: {text}") from None
+    template.root_render_func.__globals__["str"] = written
+    return template
+
+
+def _check_steady(tree: nodes.Template, date: str | None) -> None:
+    """Refuses templates that give another text in another run."""
+    loaded = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+    if "strftime_now" in loaded and date is None:
+        today = json.dumps(Date.today().isoformat())
+        raise TokenizerError(
+            "the chat template writes today's date (strftime_now), so another day would give other bytes: add "
+            f'"date": {today} to "input" in the config (in a chain written by hand: TextRules(date={today}))'
+        )
+    chance = ["lipsum"] if "lipsum" in loaded else []
+    for node in tree.find_all(nodes.Filter):
+        named = [each.value for each in node.args[:1] if node.name == "map" and isinstance(each, nodes.Const)]
+        chance += [name for name in (node.name, *named) if name == "random"]
+    if chance:
+        raise TokenizerError(
+            f"the chat template uses {chance[0]}, which gives another text in every run: take it out, or give another "
+            "template (input.chat_template)"
+        )
+
+
+def asks_for_date(source: str) -> bool:
+    """True if a template calls `strftime_now`, without which it does not say which day it is.
+
+    >>> asks_for_date("{{ strftime_now('%Y') }}"), asks_for_date("{# strftime_now #}")
+    (True, False)
+
+    Raises:
+        TokenizerError: it does not compile.
+    """
+    if "strftime_now" not in source:
+        return False
+    compile_plain(source, "2026-01-01")
+    names = _Environment("2026-01-01").parse(source).find_all(nodes.Name)
+    return any(name.name == "strftime_now" and name.ctx == "load" for name in names)
+
+
+# What templates are given
+
+_ADDRESSED = (BuiltinMethodType, MethodType, FunctionType, GeneratorType, Unwritable)
+
+
+def written(value: Any) -> str:
+    """`str`, of templates."""
+    if type(value) is Text or type(value) is str:
+        return value
+    if isinstance(value, _ADDRESSED):
+        raise jinja2.exceptions.SecurityError(
+            "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
+            "its text is an address in memory, another one in every run"
+        )
+    limits.weigh(value)
+    text = str(value)
+    if type(value) is Node or type(value) is Nodes:
+        return origins.one(str(value._raw), value._origin)
+    return text if type(text) is Text else origins.derived(text, (value,))
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Refuses names that begin with an underscore, as transformers does: they are ways out of the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, attributes = args[0], dict(*args[1:], **kwargs)
+        for name in attributes:
+            _Namespace._check(name)  # `self._check` would look among the attributes
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _Namespace._check(name)
+        jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r} on a namespace")
+
+
+class _DictMaker(Unwritable):
+    """`dict(...)` in templates, without the type's own attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Cycler(Unwritable, jinja2.utils.Cycler):
+    pass
+
+
+class _Joiner(Unwritable, jinja2.utils.Joiner):
+    pass
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(str(message))
+
+
+_AS_IT_IS = json.JSONEncoder(ensure_ascii=False)
+
+
+def _json(value: Any, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> str:
+    if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
+        return _AS_IT_IS.encode(value)  # what json.dumps would make anew each time
+    limits.expect_indent(indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _tojson(
+    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    if type(x) is Node or type(x) is Nodes:
+        return origins.one(_json(x._raw, ensure_ascii, indent, separators, sort_keys), x._origin)
+    limits.weigh(x)
+    made = _json(x, ensure_ascii, indent, separators, sort_keys)
+    return origins.derived(made, (x,))  # type: ignore[no-any-return]
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` blocks: marks at their borders, which stay in place through macros and blocks."""
+
+    tags = {"generation"}  # noqa: RUF012  (as Extension declares it)
+
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(lineno)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return origins.concat((_BEGINS, caller(), _ENDS))
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """As transformers makes it, with bounds on what a rendering makes."""
+
+    intercepted_binops = frozenset(("*", "**", "%"))
+
+    def __init__(self, date: str | None) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        del self.filters["random"]
+        for name, size in limits.OF_FILTERS.items():
+            self.filters[name] = _expecting(self.filters[name], size)
+        self.filters |= {"tojson": _tojson, _BOUNDED: _bounded, _AT_WORK: _at_work, "string": written}
+        self.globals = {
+            "range": jinja2.sandbox.safe_range,
+            "cycler": _Cycler,
+            "joiner": _Joiner,
+            "dict": _DictMaker(),
+            "namespace": _Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": Clock(date) if date is not None else None,
+        }
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        return origins.concat(pieces)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        _mark_loops(tree)
+        _bound_sums(tree)
+        return tree
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        made = super().wrap_str_format(value)
+        if made is None:
+            return None
+        text, name = value.__self__, value.__name__
+
+        def format_(*args: Any, **kwargs: Any) -> Any:
+            limits.expect_method(text, name, args, kwargs)
+            return made(*args, **kwargs)
+
+        return format_
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        kind = type(obj)
+        if kind is jinja2.runtime.Macro or kind is jinja2.runtime.LoopContext:
+            limits.count_round()
+        elif (kind is BuiltinMethodType or kind is MethodType) and isinstance(obj.__self__, str):
+            own = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}
+            limits.expect_method(obj.__self__, obj.__name__, args, own)
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        limits.expect_operator(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+
+_OF_DICT = frozenset(dir(dict))
+_OF_TEXT = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+_OF_LOOP = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem", "revindex", "revindex0"))
+_FOLLOWED = frozenset(
+    (
+        *("attr", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),
+        *("length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round"),
+        *("select", "selectattr", "slice", "sort", "string", "sum", "tojson", "trim", "unique", "upper"),
+        *("capitalize", "abs", _AT_WORK, _BOUNDED),
+    )
+)
+"""Filters that take and give single strings by methods of these, or that give no string."""
+_MISSING = object()
+
+
+class _Traced(_Environment):
+    """Strings keep their origins. What is read of messages and called on their texts takes a short way."""
+
+    def __init__(self, date: str | None) -> None:
+        super().__init__(date)
+        self.filters |= {name: _opaque(each) for name, each in self.filters.items() if name not in _FOLLOWED}
+        self.filters["join"] = _join
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is Node and attribute not in _OF_DICT:
+            value = dict.get(obj, attribute, _MISSING)
+            if value is _MISSING:
+                return self.undefined(obj=obj, name=attribute)
+            return origins.read(obj, attribute, value) if type(value) in RAW else value
+        if (kind is Text and attribute in _OF_TEXT) or (kind is jinja2.runtime.LoopContext and attribute in _OF_LOOP):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(obj) is Node and type(argument) is str:
+            value = dict.get(obj, argument, _MISSING)
+            if value is not _MISSING:
+                return origins.read(obj, argument, value) if type(value) in RAW else value
+        return super().getitem(obj, argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
+        made = super().wrap_str_format(value)
+        if made is None or type(value.__self__) is not Text:
+            return made
+        text = value.__self__
+        return lambda *args, **kwargs: origins.derived("".join((made(*args, **kwargs),)), (text, *args, kwargs))
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        kind = type(obj)
+        if kind is MethodType or kind is BuiltinMethodType:
+            owner = obj.__self__
+            if type(owner) is Node:
+                return obj(*args, **_own(kwargs))
+            if type(owner) is Text:
+                limits.expect_method(owner, obj.__name__, args, _own(kwargs))
+                return origins.derived(obj(*args, **_own(kwargs)), (owner,))
+            if type(owner) is str and obj.__name__ == "join" and len(args) == 1:
+                return _joined(owner, args[0])
+        result = super().call(context, obj, *args, **kwargs)
+        if type(result) is not str or kind is jinja2.runtime.Macro:
+            return result
+        return origins.derived(result, (getattr(obj, "__self__", None), args, _own(kwargs)))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        return origins.derived(super().call_binop(context, operator, left, right), (left, right))
+
+
+def _own(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Without what jinja adds."""
+    return {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")} if kwargs else {}
+
+
+def _bounded(value: Any) -> Any:
+    """What a sum or a difference of two values gives."""
+    if type(value) is Text:
+        return value  # it was bounded when it was made
+    if isinstance(value, str | list | tuple):
+        return limits.bounded(value)
+    if isinstance(value, set | frozenset):
+        raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
+    return value
+
+
+def _expecting(filter_: Any, size: Callable[..., int]) -> Any:
+    """A filter that is not applied where it would make too much."""
+    takes_more = hasattr(filter_, "jinja_pass_arg")
+
+    @functools.wraps(filter_)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        limits.expect(size(*args[takes_more:], **kwargs))
+        return filter_(*args, **kwargs)
+
+    return applied
+
+
+def _opaque(filter_: Any) -> Any:
+    """A filter that is not followed: a string that it gives comes from all that it was given."""
+
+    @functools.wraps(filter_)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        result = filter_(*args, **kwargs)
+        if not isinstance(result, str):
+            return result
+        derived = origins.derived("".join((result,)), (*args, kwargs))
+        return origins.safe(derived) if isinstance(result, markupsafe.Markup) else derived
+
+    return applied
+
+
+def _joined(separator: str, values: Iterable[Any]) -> str:
+    values = list(values)
+    limits.expect_method(separator, "join", (values,), {})
+    return origins.joined(separator, values) if Text in map(type, values) else separator.join(values)
+
+
+@jinja2.pass_environment
+def _join(environment: Any, value: Any, d: str = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
+    return _joined(written(d), map(written, value))
+
+
+# Marks in the syntax tree
+
+
+@functools.cache
+def _mark_of(index: int) -> Text:
+    return origins.one("", Origin(index, None))
+
+
+@jinja2.pass_context  # else jinja would compute it once, when it compiles
+def _at_work(_: jinja2.runtime.Context, value: Any) -> str:
+    """Counts a round of a loop; where its variable is a message, a mark of that."""
+    limits.count_round()
+    return _mark_of(value._origin.index) if origins.is_message(value) else ""
+
+
+def _mark_loops(node: nodes.Node, around: str = "") -> None:
+    """Marks which message is at work: at the head of each loop's body, and again behind each loop within it."""
+    for _, value in node.iter_fields():
+        if isinstance(value, list):
+            marked: list[Any] = []
+            for child in value:
+                marked.append(child)
+                if not isinstance(child, nodes.Node):
+                    continue
+                if not isinstance(child, nodes.For):
+                    _mark_loops(child, around)
+                    continue
+                inner = child.target.name if isinstance(child.target, nodes.Name) else around
+                _mark_loops(child, inner)
+                child.body.insert(0, _mark(inner, child.lineno))
+                if around:
+                    marked.append(_mark(around, child.lineno))
+            value[:] = marked
+        elif isinstance(value, nodes.Node):
+            _mark_loops(value, around)
+
+
+def _mark(name: str, line: int) -> nodes.Output:
+    variable = nodes.Name(name, "load", lineno=line) if name else nodes.Const("", lineno=line)
+    return nodes.Output([nodes.Filter(variable, _AT_WORK, [], [], None, None, lineno=line)], lineno=line)
+
+
+def _bound_sums(node: nodes.Node) -> None:
+    """Bounds what sums and differences of two values give, where neither is a constant."""
+    for name, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            setattr(node, name, _sum_bounded(value))
+        elif isinstance(value, list):
+            value[:] = [_sum_bounded(each) if isinstance(each, nodes.Node) else each for each in value]
+
+
+def _sum_bounded(node: nodes.Node) -> nodes.Node:
+    _bound_sums(node)
+    if isinstance(node, nodes.Add | nodes.Sub) and not {nodes.Const} & {type(node.left), type(node.right)}:
+        return nodes.Filter(node, _BOUNDED, [], [], None, None, lineno=node.lineno)
+    return node

@@ -1,0 +1,222 @@
+"""Messages in the form that a template takes, and what of them it does not write."""
+
+import json
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, Literal
+
+from beam_prep.chat.origins import CONTENT, REASONING_FIELDS, TOOLS
+from beam_prep.chat.trace import Trace
+from beam_prep.core.data.block import Reject
+
+Message = dict[str, Any]
+Role = Literal["system", "user", "assistant", "tool"]
+ToolArguments = Literal["auto", "object", "string", "as_is"]
+Shown = Callable[[list[Message]], str]
+"""What a template writes for messages; "" where it raises."""
+
+_REASONING = frozenset(REASONING_FIELDS)
+
+
+def for_template(message: Message) -> Message:
+    """A message as transformers hands it to a template: no null keys, reasoning under each of its names."""
+    if None in message.values():
+        message = {key: value for key, value in message.items() if value is not None}
+    if _REASONING.isdisjoint(message):
+        return message
+    reasoning = next(message[key] for key in REASONING_FIELDS if key in message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
+    """A call of a tool, for probes."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call0000{place + 1}", "type": "function", "function": function}
+
+
+class Forms:
+    """The forms of contents and of arguments that a template takes, found out by rendering both.
+
+    Args:
+        shown: renders.
+        tool_arguments: `auto`, or the form that all arguments get.
+
+    Attributes:
+        parts: role -> contents are lists of parts: True: they must be, False: they must not, None: as they are.
+        objects: arguments of calls are objects: likewise.
+    """
+
+    def __init__(self, shown: Shown, tool_arguments: ToolArguments = "auto") -> None:
+        self._shown = shown
+        self.parts: dict[str, bool | None] = {}
+        self.objects: bool | None = None
+        for role in ("system", "user", "assistant", "tool"):
+            self.parts[role] = self._takes_parts(role)
+        if tool_arguments == "auto":
+            self.objects = self._takes_objects()
+        elif tool_arguments != "as_is":
+            self.objects = tool_arguments == "object"
+        self._any = self.objects is not None or any(form is not None for form in self.parts.values())
+
+    def _takes_parts(self, role: str) -> bool | None:
+        def probed(as_parts: bool) -> str:
+            def says(speaker: str) -> Message:
+                content: Any = f"sentinel{speaker}"
+                if self.parts.get(speaker) or (speaker == role and as_parts):
+                    content = [{"type": "text", "text": content}]
+                return {"role": speaker, "content": content}
+
+            messages = {
+                "system": [says("system"), says("user")],
+                "user": [says("user")],
+                "assistant": [says("user"), says("assistant")],
+                "tool": [
+                    says("user"),
+                    {**says("assistant"), "tool_calls": [call("find", {})]},
+                    {**says("tool"), "name": "find", "tool_call_id": "call00001"},
+                ],
+            }
+            return self._shown(messages[role])
+
+        as_text, as_parts = probed(False), probed(True)
+        if f"sentinel{role}" in as_text:
+            return None if as_parts == as_text else False
+        written = f"sentinel{role}" in as_parts and "'type'" not in as_parts and '"type"' not in as_parts
+        return True if written else None
+
+    def _takes_objects(self) -> bool | None:
+        def probed(arguments: Any) -> str:
+            asked: list[Message] = [
+                {"role": "user", "content": "sentinel"},
+                {"role": "assistant", "content": "", "tool_calls": [call("find", arguments)]},
+            ]
+            return self._shown([self._with_content(message) for message in asked])
+
+        value = {"sentinelkey": "sentinelvalue"}
+        as_object, as_string = probed(value), probed(json.dumps(value))
+        objects = "sentinelvalue" in as_object and "'sentinelkey'" not in as_object
+        strings = "sentinelvalue" in as_string and '\\"sentinelkey' not in as_string
+        return None if objects == strings else objects
+
+    def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], int]:
+        """(the messages in the forms that the template takes, how many arguments were changed).
+
+        Raises:
+            Reject: `bad_arguments`: arguments are no JSON object, where the template takes objects.
+        """
+        if not self._any:
+            return messages, 0
+        made, changed = [], 0
+        for place, message in enumerate(messages):
+            message = self._with_content(message)
+            calls = message.get("tool_calls")
+            if calls and self.objects is not None and isinstance(calls, list):
+                done = [self._with_arguments(each, f"[{place}].tool_calls[{k}]") for k, each in enumerate(calls)]
+                changed += sum(one is not other for one, other in zip(done, calls, strict=True))
+                message = {**message, "tool_calls": done}
+            made.append(message)
+        return made, changed
+
+    def _with_content(self, message: Message) -> Message:
+        content, wanted = message.get("content"), self.parts.get(message["role"])
+        if wanted is True and isinstance(content, str):
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if wanted is False and isinstance(content, list):
+            return {**message, "content": "".join(text_of_part(part) for part in content)}
+        return message
+
+    def _with_arguments(self, given: Any, where: str) -> Any:
+        holder = given.get("function", given) if isinstance(given, dict) else None
+        if not isinstance(holder, dict):
+            return given
+        arguments = holder.get("arguments")
+        if self.objects and isinstance(arguments, str):
+            holder = {**holder, "arguments": _object(arguments, where)}
+        elif self.objects is False and isinstance(arguments, dict):
+            holder = {**holder, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        else:
+            return given
+        return {**given, "function": holder} if "function" in given else holder
+
+
+def _object(arguments: str, where: str) -> dict[str, Any]:
+    """Arguments of a call, from a string. An empty string is no argument."""
+    try:
+        found = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        message = (
+            f"the arguments of '{where}' are the string {arguments[:60]!r}, wanted a JSON object, which this chat "
+            'template takes ("tool_arguments": "as_is" in "input" gives them as they are)'
+        )
+        raise Reject("bad_arguments", message)
+    return found
+
+
+def text_of_part(part: Any) -> str:
+    """The text of a part of a content: an object with a `text`, or a string."""
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else ""
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the keys of objects that are null: a table gives all objects of a column all keys."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+# What is not written
+
+Lost = tuple[int, str]
+"""A message (or TOOLS), and the key of it that the template does not write."""
+
+
+def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> tuple[list[Lost], int]:
+    """What of messages and tools a template did not write: contents, reasoning, names and arguments of calls.
+
+    Returns:
+        that, and how many messages have reasoning that it wrote.
+    """
+    reasoned = 0
+    written: dict[int, set[str]] = {}
+    seen = {segment[2:4] for segment in rendering.segments if segment[1] > segment[0]}
+    for index, keys in seen:
+        written.setdefault(index, set()).update(keys)
+    found = [] if not tools or TOOLS in written else [(TOOLS, "tools")]
+    for index, message in enumerate(messages):
+        if (index, CONTENT) in seen and "tool_calls" not in message and _REASONING.isdisjoint(message):
+            continue  # as most are
+        here = written.get(index, set())
+        reasoned += "reasoning" in here
+        if "*" in here:
+            continue
+        if "content" not in here and has_words(message.get("content")):
+            found.append((index, "content"))
+        if "reasoning" not in here and any(has_words(message.get(key)) for key in REASONING_FIELDS):
+            found.append((index, "reasoning"))
+        for place, each in enumerate(message.get("tool_calls") or ()):
+            found += [(index, key) for key in _lost_of_call(each, place, here)]
+    return found, reasoned
+
+
+def has_words(content: Any) -> bool:
+    """True if a content is more than blanks. An image counts, whatever of it is written."""
+    if isinstance(content, list):
+        return any(has_words(text_of_part(part)) or _is_media(part) for part in content)
+    return isinstance(content, str) and bool(content) and not content.isspace()
+
+
+def _is_media(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") not in (None, "text")
+
+
+def _lost_of_call(each: Any, place: int, here: Container[str]) -> Iterator[str]:
+    function = each.get("function", each) if isinstance(each, dict) else {}
+    for key in ("name", "arguments"):
+        if f"tool_calls[{place}].{key}" in here or function.get(key) in (None, "", "{}", {}):
+            continue
+        # Kimi writes ids, which hold the name.
+        if key == "name" and f"tool_calls[{place}].id" in here and str(function["name"]) in str(each.get("id")):
+            continue
+        yield f"tool_calls[{place}].{key}"

@@ -1,0 +1,378 @@
+"""Strings that know which message, and which key of it, each of their characters comes from.
+
+A template is given `Text` for every string of a message. What it makes of them (`+`, `~`, slices, `strip`, `split`,
+`replace`, `join` ...) keeps the origins of its parts; what it makes in a way that is not followed is one part that
+comes from all that it was made of. What has no origin is the template's own.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import markupsafe
+
+from beam_prep.chat.limits import bounded
+
+# Indices that are no message's.
+TOOLS, MIXED, GENERATION_BEGINS, GENERATION_ENDS = -1, -2, -3, -4
+CONTENT, NAME = ("content",), ("name",)
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class Origin(NamedTuple):
+    """Where characters come from.
+
+    Attributes:
+        index: of the message; TOOLS, or MIXED: of several.
+        keys: of it ("content", "reasoning", "tool_calls[0].name" ...); None: no characters, but a mark in the text.
+    """
+
+    index: int
+    keys: tuple[str, ...] | None
+
+
+Part = tuple[str, Origin | None]
+_new = str.__new__
+
+
+class Text(str):
+    """A string whose parts have origins."""
+
+    __slots__ = ("_parts",)
+    _parts: tuple[Part, ...]
+
+    def __str__(self) -> "Text":  # the same object: jinja writes `str(value)`
+        return self
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, str) or type(other) is Safe:
+            return NotImplemented
+        return text_of(str.__add__(self, other), self._parts + parts_of(other))
+
+    def __radd__(self, other: Any) -> Any:
+        if not isinstance(other, str):
+            return NotImplemented
+        return text_of(str.__add__(other, self), ((other, None), *self._parts))
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            begin, end, step = key.indices(len(self))
+            return _cut(self, begin, max(begin, end)) if step == 1 else derived(str.__getitem__(self, key), (self,))
+        if len(self._parts) < 2:
+            return derived(str.__getitem__(self, key), (self,))
+        return self[key : key + 1 or None]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (_cut(self, at, at + 1) for at in range(len(self)))
+
+    def strip(self, chars: str | None = None) -> Any:
+        return _trimmed(self, str.lstrip(self, chars), str.strip(self, chars))
+
+    def lstrip(self, chars: str | None = None) -> Any:
+        stripped = str.lstrip(self, chars)
+        return _trimmed(self, stripped, stripped)
+
+    def rstrip(self, chars: str | None = None) -> Any:
+        return _trimmed(self, self, str.rstrip(self, chars))
+
+    def removeprefix(self, prefix: str) -> Any:
+        return self[len(prefix) :] if self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str) -> Any:
+        return self[: -len(suffix)] if suffix and self.endswith(suffix) else self
+
+    def replace(self, old: str, new: str, count: int = -1) -> Any:  # type: ignore[override]
+        if old not in self or not count:
+            return self
+        if len(self._parts) < 2 or not old:
+            return derived(str.replace(self, old, new, count), (self, new))
+        return concat(between(_located(self, str.split(self, old, count)), new))
+
+    def join(self, values: Iterable[Any]) -> Any:
+        return concat(between(values, self))
+
+    def __mul__(self, times: Any) -> Any:
+        return concat([self] * times)
+
+    __rmul__ = __mul__
+
+
+def _method(name: str, made: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[..., Any]:
+    original = getattr(str, name)
+    return lambda self, *args, **named: made(original(self, *args, **named), (self, *args))
+
+
+for _name in ("split", "rsplit", "splitlines", "partition", "rpartition"):
+    setattr(Text, _name, _method(_name, lambda pieces, sources: type(pieces)(_located(sources[0], pieces))))
+for _name in ("upper", "lower", "title", "capitalize", "casefold", "swapcase", "expandtabs", "translate"):
+    setattr(Text, _name, _method(_name, lambda made, sources: derived("".join((made,)), sources)))
+for _name in ("center", "ljust", "rjust", "zfill"):
+    setattr(Text, _name, _method(_name, lambda made, sources: derived("".join((made,)), sources)))
+
+
+def text_of(value: str, parts: tuple[Part, ...]) -> Text:
+    """A string of these parts."""
+    made = _new(Text, bounded(value))
+    made._parts = parts
+    return made
+
+
+def one(value: str, origin: Origin) -> Text:
+    """A string that comes from one place."""
+    made = _new(Text, value)
+    made._parts = ((value, origin),)
+    return made
+
+
+def parts_of(value: str) -> tuple[Part, ...]:
+    """The parts of any string."""
+    return value._parts if type(value) is Text else ((value, None),)
+
+
+def concat(pieces: Iterable[Any]) -> str:
+    """`"".join`, of jinja: of blocks that are set, macros and calls."""
+    pieces = tuple(pieces)
+    if Text not in map(type, pieces):
+        return bounded("".join(pieces))
+    parts: list[Part] = []
+    for piece in pieces:
+        if type(piece) is Text:
+            parts += piece._parts
+        elif piece:
+            parts.append((piece, None))
+    return text_of("".join(pieces), tuple(parts))
+
+
+def str_join(values: Iterable[Any]) -> str:
+    """What `~` makes."""
+    return concat(map(str, values))
+
+
+def joined(separator: str, values: Iterable[Any]) -> str:
+    """`separator.join(values)`."""
+    return concat(between(values, separator))
+
+
+def between(values: Iterable[Any], separator: str) -> list[Any]:
+    """The values, with a separator between each two."""
+    found: list[Any] = []
+    for value in values:
+        found += (separator, value)
+    return found[1:]
+
+
+class Safe(markupsafe.Markup):
+    """Markup: what is added to it is escaped. What is made of it in other ways comes from MIXED."""
+
+    _parts: tuple[Part, ...] = ()
+
+    def __str__(self) -> str:
+        return text_of("".join((self,)), self._parts) if self._parts else one("".join((self,)), Origin(MIXED, ()))
+
+    def __add__(self, other: Any) -> Any:
+        return safe(concat((str(self), _escaped(other)))) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return safe(concat((_escaped(other), str(self)))) if isinstance(other, str) else NotImplemented
+
+
+def safe(text: str) -> Safe:
+    """A string as markup."""
+    made = Safe("".join((text,)))
+    made._parts = parts_of(text)
+    return made
+
+
+def _escaped(value: str) -> str:
+    if isinstance(value, markupsafe.Markup):
+        return str(value)
+    return derived("".join((markupsafe.escape(value),)), (value,))  # type: ignore[no-any-return]
+
+
+def _cut(text: Text, begin: int, end: int, keep_marks: bool = False) -> Text:
+    """A slice. Marks at its borders stay; those outside move to the border, if they are kept, or are lost."""
+    if begin == 0 and end >= len(text):
+        return text
+    value = str.__getitem__(text, slice(begin, end))
+    if len(text._parts) == 1:
+        return text_of(value, ((value, text._parts[0][1]),))
+    parts, at = [], 0
+    for piece, origin in text._parts:
+        stop = at + len(piece)
+        if (at < end and stop > begin) if piece else keep_marks or begin <= at <= end:
+            parts.append((piece[max(begin - at, 0) : max(end - at, 0)], origin))
+        at = stop
+    return text_of(value, tuple(parts))
+
+
+def _trimmed(text: Text, from_left: str, stripped: str) -> Text:
+    begin = len(text) - len(from_left)
+    return text if len(stripped) == len(text) else _cut(text, begin, begin + len(stripped), keep_marks=True)
+
+
+def _located(text: Text, pieces: Iterable[str]) -> list[Text]:
+    """Pieces that stand in a text in this order."""
+    found, at = [], 0
+    for piece in pieces:
+        begin = text.find(piece, at)
+        at = begin + len(piece)
+        found.append(_cut(text, begin, at))
+    return found
+
+
+def _origins(value: Any) -> Iterator[Origin]:
+    kind = type(value)
+    if kind is Text:
+        yield from (origin for _, origin in value._parts if origin and origin.keys is not None)
+    elif kind is Node or kind is Nodes:
+        yield value._origin
+    elif kind is Safe:
+        yield from _origins(str(value))
+    elif kind is dict:
+        yield from _origins([*value, *value.values()])
+    elif kind in (list, tuple):
+        for each in value:
+            yield from _origins(each)
+
+
+def derived(result: Any, sources: Iterable[Any]) -> Any:
+    """A string that was made of others in a way that is not followed; any other value as it is."""
+    if type(result) is not str:
+        return result
+    bounded(result)
+    origins = {origin: None for source in sources for origin in _origins(source)}
+    if not origins:
+        return result
+    if len({origin.index for origin in origins}) > 1:
+        return one(result, Origin(MIXED, ()))
+    keys = dict.fromkeys(key for origin in origins for key in origin.keys or ())
+    return one(result, Origin(next(iter(origins)).index, tuple(keys)))
+
+
+Child = Callable[[Origin, str, Any], Any]
+
+
+class Node(dict):  # type: ignore[type-arg]
+    """An object of a record: what is read of it is wrapped when it is read, since most of it never is.
+
+    Args:
+        raw: the object.
+        origin: of the whole.
+        child: (origin, key, value) -> the wrapped value.
+    """
+
+    __slots__ = ("_child", "_origin", "_raw")
+
+    def __init__(self, raw: dict[str, Any], origin: Origin, child: Child) -> None:
+        dict.__init__(self, raw)
+        self._raw, self._origin, self._child = raw, origin, child
+
+    def __getitem__(self, key: Any) -> Any:
+        value = dict.__getitem__(self, key)
+        return read(self, key, value) if type(value) in RAW else value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+    def keys(self) -> Any:
+        if self._child is not _wrapped:
+            return dict.keys(self)  # names of a message's fields are not said by anybody
+        return [one(key, self._origin) if type(key) is str else key for key in dict.keys(self)]
+
+    def values(self) -> Any:
+        return [self[key] for key in dict.keys(self)]
+
+    def items(self) -> Any:
+        return list(zip(self.keys(), self.values(), strict=True))
+
+    def copy(self) -> Any:
+        return self
+
+
+class Nodes(list):  # type: ignore[type-arg]
+    """A list of a record."""
+
+    __slots__ = ("_origin", "_raw")
+
+    def __init__(self, raw: list[Any], origin: Origin, values: Iterable[Any]) -> None:
+        list.__init__(self, values)
+        self._raw, self._origin = raw, origin
+
+
+RAW = frozenset((str, dict, list))
+"""Types of values that are wrapped when they are read."""
+
+
+def read(node: Node, key: Any, value: Any) -> Any:
+    """A value of a node, wrapped and kept."""
+    made = node._child(node._origin, key, value)
+    dict.__setitem__(node, key, made)
+    return made
+
+
+def wrap(value: Any, origin: Origin) -> Any:
+    """A value that comes from one place."""
+    kind = type(value)
+    if kind is str:
+        return one(value, origin)
+    if kind is dict:
+        return Node(value, origin, _wrapped)
+    if kind is list:
+        return Nodes(value, origin, [wrap(each, origin) for each in value])
+    return value
+
+
+def _wrapped(origin: Origin, key: str, value: Any) -> Any:
+    return wrap(value, origin)
+
+
+def message_node(message: dict[str, Any], index: int) -> Node:
+    """A message for a template."""
+    return Node(message, Origin(index, ("*",)), _of_message)
+
+
+def is_message(value: Any) -> bool:
+    """True for what `message_node` gives."""
+    return type(value) is Node and value._child is _of_message
+
+
+def _of_message(origin: Origin, key: str, value: Any) -> Any:
+    index = origin.index
+    if key == "content" and type(value) is str:
+        return one(value, Origin(index, CONTENT))
+    if key == "role":
+        return _constant(value) if type(value) is str else value
+    if key == "tool_calls" and type(value) is list:
+        calls = [_call(index, place, call) for place, call in enumerate(value)]
+        keys = tuple(key for call in calls if type(call) is Node for key in call._origin.keys or ())
+        return Nodes(value, Origin(index, keys), calls)
+    return wrap(value, Origin(index, ("reasoning" if key in REASONING_FIELDS else key,)))
+
+
+class _Constant(str):
+    """A role: the template's own, as the words around it are. Not `str`, which would be wrapped when it is read."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
+_constant = functools.lru_cache(1000)(_Constant)
+
+
+def _call(index: int, place: int, call: Any) -> Any:
+    origin = Origin(index, (f"tool_calls[{place}].name", f"tool_calls[{place}].arguments"))
+    return Node(call, origin, _of_call) if type(call) is dict else wrap(call, origin)
+
+
+def _of_call(origin: Origin, key: str, value: Any) -> Any:
+    name, arguments = origin.keys or ("", "")
+    if key == "function" and type(value) is dict:
+        return Node(value, origin, _of_call)
+    if key == "arguments":
+        return wrap(value, Origin(origin.index, (arguments,)))
+    return wrap(value, Origin(origin.index, (name if key == "name" else name.replace(".name", "." + key),)))

@@ -1,0 +1,219 @@
+"""One rendering: its text, which message says which of its characters, and where each message's own text stands."""
+
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from beam_prep.chat.origins import MIXED, NAME, TOOLS, Text
+
+END = 1 << 60
+"""Behind all characters."""
+
+
+class Segment(NamedTuple):
+    """Characters that a message says.
+
+    Attributes:
+        begin, end: the characters.
+        index, keys: see `Origin`.
+        owner: the message that was at work when they were written; -1: not known.
+    """
+
+    begin: int
+    end: int
+    index: int
+    keys: tuple[str, ...]
+    owner: int
+
+    def __str__(self) -> str:
+        who = {TOOLS: "the tools", MIXED: "several messages"}.get(self.index, f"message {self.index}")
+        return f"{', '.join(self.keys) or 'text'} of {who}"
+
+
+class Trace(NamedTuple):
+    """A rendering.
+
+    Attributes:
+        text: all of it.
+        segments: what messages and tools say, in order.
+        marks: (character, message): from there on the message is at work.
+        generation: (character, GENERATION_BEGINS or GENERATION_ENDS): borders of `{% generation %}` blocks.
+    """
+
+    text: str
+    segments: list[Segment]
+    marks: list[tuple[int, int]]
+    generation: list[tuple[int, int]]
+
+
+def trace(pieces: Sequence[str]) -> Trace:
+    """The trace of what a template yields."""
+    segments: list[Segment] = []
+    marks: list[tuple[int, int]] = []
+    generation: list[tuple[int, int]] = []
+    at, owner, new = 0, -1, tuple.__new__
+    for piece in pieces:
+        if type(piece) is not Text:
+            at += len(piece)
+            continue
+        for value, origin in piece._parts:
+            if origin is None:
+                at += len(value)
+                continue
+            index, keys = origin
+            if keys is not None:
+                end = at + len(value)
+                segments.append(new(Segment, (at, end, index, keys, owner)))
+                at = end
+            elif index < 0:
+                generation.append((at, index))
+            else:
+                owner = index
+                if marks and marks[-1][0] == at:
+                    marks.pop()  # the one before wrote nothing
+                if not marks or marks[-1][1] != owner:
+                    marks.append((at, owner))
+    return Trace("".join(pieces), segments, marks, generation)
+
+
+Said = tuple[int, tuple[str, ...]]
+
+
+class Place(NamedTuple):
+    """Where a message's own text stands: between `after` and `before` no other message says anything.
+
+    Attributes:
+        after, begin, end, before: characters; the own text is [begin, end).
+        said: what was said last, up to `after`: how many messages before, and its keys; None: nothing.
+        apart: why it is no turn, "" where it is one.
+        goes_on: where more of it stands, behind what others say while it is at work.
+    """
+
+    after: int
+    begin: int
+    end: int
+    before: int
+    said: Said | None
+    apart: str = ""
+    goes_on: tuple["Place", ...] = ()
+
+    @property
+    def pieces(self) -> tuple["Place", ...]:
+        """All places of its text."""
+        return (self, *self.goes_on)
+
+
+def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, Place]:
+    """Message -> its place, of those that are there."""
+    own: dict[int, list[int]] = {index: [] for index in wanted}
+    for order, segment in enumerate(rendering.segments):
+        if segment[2] in own:
+            own[segment[2]].append(order)
+    found = {}
+    for index, orders in own.items():
+        place = _place(rendering.segments, orders, index) or _silent_place(rendering, index)
+        if place is not None:
+            found[index] = place
+    return found
+
+
+def said(segment: Segment, index: int) -> Said:
+    """What a segment says, as seen from a later message."""
+    return index - segment.index if segment.index >= 0 else segment.index, segment.keys
+
+
+def _place(segments: list[Segment], orders: list[int], index: int) -> Place | None:
+    if len(orders) > 1:
+        orders = [k for k in orders if segments[k].keys != NAME]
+    if not orders or segments[orders[0]].keys == NAME:
+        return None
+    # What is written again while another message is at work is not the turn's, as a tool's name is at the head of its
+    # results, or all of a message in the next header.
+    mine = [k for k in orders if segments[k].owner == index]
+    apart = ""
+    if mine and len(mine) < len(orders):
+        here = {key for k in mine for key in segments[k].keys}
+        elsewhere = {key for k in orders for key in segments[k].keys} - here - {"*"}
+        apart = f"its {', '.join(sorted(elsewhere))} is written in the turn of another message" if elsewhere else ""
+    orders = mine or orders
+    orders = [k for k in orders if segments[k].end > segments[k].begin] or orders[:1]
+    pieces = _pieces(segments, orders, index)
+    if len(pieces) > 1:
+        seen = {segments[k].keys for k in pieces[0]}
+        pieces[1:] = [
+            piece for piece in pieces[1:] if not all(_is_name(segments[k]) and segments[k].keys in seen for k in piece)
+        ]
+        for piece in pieces[1:]:
+            keys = {segments[k].keys for k in piece}
+            if not mine or keys & seen:
+                between = segments[orders[0] : piece[0]]
+                foreign = next(each for each in between if each.index != index and each.end > each.begin)
+                apart = f"between its texts stands {foreign}"
+            seen |= keys
+    first, *others = (_place_of(segments, piece, index) for piece in pieces)
+    return first._replace(apart=apart, goes_on=tuple(others))
+
+
+def _pieces(segments: list[Segment], orders: list[int], index: int) -> list[list[int]]:
+    """A message's segments, apart where another says something between them."""
+    if orders[-1] - orders[0] < len(orders):
+        return [orders]
+    pieces = [orders[:1]]
+    for last, k in itertools.pairwise(orders):
+        between = segments[last + 1 : k]
+        if any(each.index != index and each.end > each.begin for each in between):
+            pieces.append([])
+        pieces[-1].append(k)
+    return pieces
+
+
+def _place_of(segments: list[Segment], piece: list[int], index: int) -> Place:
+    before, behind = piece[0] - 1, piece[-1] + 1
+    while before >= 0 and segments[before].index == index and segments[before].owner in (index, -1):
+        before -= 1
+    while behind < len(segments) and (
+        segments[behind].index == index or segments[behind].end == segments[behind].begin
+    ):
+        behind += 1
+    if behind < len(segments) and segments[behind].owner == index:
+        # A tool's name is written again at the head of its results.
+        while len(piece) > 1 and _is_echo(segments, piece):
+            piece.pop()
+    return Place(
+        segments[before].end if before >= 0 else 0,
+        segments[piece[0]].begin,
+        segments[piece[-1]].end,
+        segments[behind].begin if behind < len(segments) else END,
+        said(segments[before], index) if before >= 0 else None,
+    )
+
+
+def _is_echo(segments: list[Segment], piece: list[int]) -> bool:
+    last = segments[piece[-1]]
+    return _is_name(last) and any(segments[k].keys == last.keys for k in piece[:-1])
+
+
+def _is_name(segment: Segment) -> bool:
+    return all(key.endswith((".name", ".id")) for key in segment.keys)
+
+
+def _silent_place(rendering: Trace, index: int) -> Place | None:
+    """The place of a message that says nothing, by what the template writes while it is at work."""
+    marks, segments = rendering.marks, rendering.segments
+    at = next((k for k, (_, who) in enumerate(marks) if who == index), None)
+    if at is None:
+        return None
+    begin = marks[at][0]
+    if not rendering.text[begin : marks[at + 1][0] if at + 1 < len(marks) else None].strip():
+        return None
+    last = next((each for each in reversed(segments) if each.end <= begin), None)
+    later = (each.begin for each in segments if each.begin >= begin and each.index != index and each.end > each.begin)
+    after, what = (last.end, said(last, index)) if last else (0, None)
+    return Place(after, begin, begin, next(later, END), what)
+
+
+def spoken_by_others(rendering: Trace, index: int, at: int) -> Segment | None:
+    """The first characters from a place on that another message says."""
+    later = rendering.segments[bisect.bisect_left(rendering.segments, (at,)) :]
+    return next((each for each in later if each.end > each.begin and each.index != index), None)

@@ -1,0 +1,637 @@
+"""Where the span of each message begins and ends: the one rule of what is trained.
+
+At inference the model is given the rendering up to the generation prompt, and writes all from there to the token that
+ends its turn. So of each assistant turn everything behind the generation prompt (or behind as much of it as the
+template wrote there) up to and including its end token is trained, the template's own words among it. Refused is only
+what contradicts this: a turn in several places, another message's text within it, a header that is not the prompt's,
+an end that cannot be told.
+
+What decides is a function of the template, its variables and the record alone. `Facts` are constants that probe
+conversations show of a template: they save renderings of the record's own beginning. Where the record has another
+constant, its own beginning is rendered.
+
+Messages of other roles begin with their own text, and end with the end token that follows it.
+"""
+
+import os.path
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from beam_prep.chat.environment import RAISED_BY_TEMPLATES
+from beam_prep.chat.messages import Message, has_words
+from beam_prep.chat.origins import GENERATION_BEGINS, NAME
+from beam_prep.chat.trace import Place, Said, Segment, Trace, places, said, spoken_by_others
+from beam_prep.core.data.block import Reject
+
+if TYPE_CHECKING:
+    from beam_prep.chat.template import ChatTemplate
+
+PLAIN = "Plainly."
+"""A plain answer."""
+
+Ranges = tuple[tuple[int, int], ...]
+RAISED = (*RAISED_BY_TEMPLATES, Reject)
+
+_TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
+"""An opening of the reasoning, of a prompt."""
+_WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"\w+"), re.compile(r"\s*")
+
+
+class Turn(NamedTuple):
+    """What can be trained of a message.
+
+    Attributes:
+        message: its index.
+        spans: characters; none where it says nothing, or is refused.
+        reason: why it is refused, as (reason, message); None where it is not.
+        rule: what the rule trains, where `{% generation %}` marks say what is trained.
+    """
+
+    message: int
+    spans: Ranges
+    reason: tuple[str, str] | None = None
+    rule: Ranges = ()
+
+
+class Header(NamedTuple):
+    """What stands between the last that was said and where the model begins to write.
+
+    Attributes:
+        text: all of it; "" where the prompt itself says again what a message said.
+        closing: how much of it the template writes without a generation prompt.
+        prompted: it is a generation prompt's, and not what stands before a plain answer of a template without prompts.
+        whole: the rendering that it ends.
+        said: what was said before it.
+    """
+
+    text: str
+    closing: int
+    prompted: bool
+    whole: str
+    said: Said | None
+
+
+class Refused(Exception):
+    """A turn contradicts the rule."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Tokens:
+    """The special tokens of a tokenizer, and what looks like one, as patterns.
+
+    Args:
+        texts: of the special tokens.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        tokens = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+        self.texts = tuple(texts)
+        self.special = re.compile(f"(?:{tokens})")
+        self.only_special = re.compile(rf"(?:\s|{tokens})*")
+        self.tag = re.compile(rf"{tokens}|<[^<>\s]*>|\[[^\[\]\s]*\]")
+        self.only_tags = re.compile(rf"(?:\s|{self.tag.pattern})*")
+        self.token = re.compile(rf"{self.tag.pattern}|\w+|\s|.", re.DOTALL)
+
+    def whole(self, text: str, begin: int, end: int) -> int:
+        """The end, cut back to that of a whole token."""
+        tokens = self.token.finditer(text, begin)
+        return next((token.start() for token in tokens if token.start() < end < token.end()), end)
+
+
+class Facts:
+    """Constants that probe conversations show of a template, with some variables, and with tools or without.
+
+    Attributes:
+        openings: tokens that a rendering begins with: they end no turn.
+        prompts: generation prompts.
+        plain_end: the special tokens that end a plain answer; None: they cannot be told.
+        gaps: (what was said before, constant before a turn's own text) -> how much of that is not trained.
+        cuts: (constant behind a text, it goes on) -> how much of it the model writes, before others speak in its turn.
+        learning: the probes are being looked at.
+    """
+
+    def __init__(self, template: "ChatTemplate", tools: Any, variables: dict[str, Any]) -> None:
+        self.prompts: dict[str, None] = {}
+        self.plain_end: str | None = None
+        self.gaps: dict[tuple[Any, str], int] = {}
+        self.cuts: dict[tuple[str, bool], int] = {}
+        self._ends: dict[tuple[str, bool, str | None], int | None] = {}
+        self.tokens = template.tokens
+        given = template.special_tokens
+        bos, eos = given.get("bos_token"), given.get("eos_token")
+        self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
+        rendered: list[tuple[list[Message], Trace]] = []
+        for messages in PROBES:
+            try:
+                known, _ = template.forms.apply(messages)
+                rendered.append(([*known], template.run(known, tools, variables)))
+            except RAISED:
+                continue  # the template does not take it
+        for messages, rendering in rendered:
+            if messages[0]["role"] != "assistant":  # whose header is the prompt
+                begin = self.tokens.only_special.match(rendering.text)
+                first = [token for token in self.tokens.special.findall(begin[0] if begin else "") if token != bos]
+                self.openings |= frozenset(first[:1]) - {eos}
+        self.learning = True
+        for messages, _ in rendered:
+            for index, message in enumerate(messages):
+                if message["role"] == "assistant":
+                    self._learn_prompt(template, messages[:index], tools, variables)
+        for messages, rendering in rendered:
+            Turns(template, self, rendering, messages, tools, variables).all()
+        self.learning = False
+
+    def _learn_prompt(
+        self, template: "ChatTemplate", before: list[Message], tools: Any, variables: dict[str, Any]
+    ) -> None:
+        try:
+            header = header_of(template, before, tools, variables)
+            if header.prompted and header.text:
+                self.prompts[header.text[header.closing :]] = None
+            if self.plain_end is None and before and before[-1]["role"] == "user":
+                self.plain_end = self._end_of_plain(template, before, tools, variables)
+        except (*RAISED, Refused):
+            return
+
+    def _end_of_plain(
+        self, template: "ChatTemplate", before: list[Message], tools: Any, variables: dict[str, Any]
+    ) -> str:
+        rendering, place = plain_answer(template, before, tools, variables)
+        own = next(each for each in rendering.segments if each.index == len(before) and each.begin >= place.begin)
+        tail = rendering.text[own.end :]
+        begin, end = next(self._runs(tail), (0, 0))
+        return tail[begin:end]
+
+    def end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
+        """Where a turn ends in what the template writes behind its text; None: no token in it ends a turn.
+
+        Behind calls may stand tokens that end a call; so there a plain answer's end counts, or the last token.
+        """
+        key = tail, calls, plain
+        if key not in self._ends:
+            if len(self._ends) > 1000:
+                self._ends.clear()
+            if calls and plain and plain in tail:
+                self._ends[key] = tail.find(plain) + len(plain)
+            else:
+                only = self.tokens.only_special
+                self._ends[key] = next(
+                    (end for _, end in self._runs(tail) if not calls or only.fullmatch(tail, end)), None
+                )
+        return self._ends[key]
+
+    def _runs(self, text: str) -> Iterator[tuple[int, int]]:
+        """Special tokens that follow one another at once, each once, up to one that begins a text or a turn."""
+        begin = end = -1
+        for token in self.tokens.special.finditer(text):
+            opens = token[0] in self.openings or any(token[0] in prompt for prompt in self.prompts)
+            if begin >= 0 and (token.start() > end or opens or token[0] in text[begin:end]):
+                yield begin, end
+                begin = -1
+            if opens:
+                return  # what stands behind it is another turn
+            begin, end = token.start() if begin < 0 else begin, token.end()
+        if begin >= 0:
+            yield begin, end
+
+
+def header_of(template: "ChatTemplate", messages: Sequence[Message], tools: Any, variables: dict[str, Any]) -> Header:
+    """The header of the answer that follows some messages, by rendering them with and without a generation prompt.
+
+    Raises:
+        Refused: the template has no prompt, and a plain answer does not show it either.
+    """
+    closed, asked = (template.run(messages, tools, variables, prompt) for prompt in (False, True))
+    last = said(asked.segments[-1], len(messages)) if asked.segments else None
+    spoken = asked.segments[-1].end if asked.segments else 0
+    closing = len(os.path.commonprefix([closed.text, asked.text])) - spoken
+    if closing < 0:
+        return Header("", 0, True, asked.text, last)
+    if asked.text[spoken + closing :].strip():
+        return Header(asked.text[spoken:], closing, True, asked.text, last)
+    plain, place = plain_answer(template, messages, tools, variables)
+    if place.said != last or place.end - place.begin > len(PLAIN):
+        raise Refused("turn_begin", "a plain answer is not written behind what was said last")
+    before = plain.text[place.after : place.begin]
+    shared = len(os.path.commonprefix([closed.text[spoken:], before]))
+    return Header(before, template.tokens.whole(before, 0, shared), False, plain.text[: place.begin], place.said)
+
+
+def plain_answer(
+    template: "ChatTemplate", messages: Sequence[Message], tools: Any, variables: dict[str, Any]
+) -> tuple[Trace, Place]:
+    """The rendering of some messages and a plain answer, and the place of that."""
+    answer, _ = template.forms.apply([{"role": "assistant", "content": PLAIN}])
+    rendering = template.run([*messages, *answer], tools, variables)
+    place = places(rendering, (len(messages),)).get(len(messages))
+    if place is None or place.end == place.begin:
+        raise Refused("turn_begin", "the template does not write a plain answer here")
+    return rendering, place
+
+
+class Turns:
+    """The turns of one rendering.
+
+    Args:
+        template: of the rendering.
+        facts: of the template with these variables.
+        rendering, messages, tools, variables: the rendering, and what was rendered.
+
+    Attributes:
+        places: of all messages.
+        by_facts: no beginning of the record itself had to be rendered.
+    """
+
+    def __init__(
+        self,
+        template: "ChatTemplate",
+        facts: Facts,
+        rendering: Trace,
+        messages: Sequence[Message],
+        tools: Any,
+        variables: dict[str, Any],
+    ) -> None:
+        self._template, self._facts, self._trace, self._messages = template, facts, rendering, messages
+        self._tools, self._variables, self._tokens = tools, variables, template.tokens
+        self.places = places(rendering, range(len(messages)))
+        self.by_facts = True
+
+    def all(self) -> list[Turn]:
+        """All messages, in order."""
+        found: list[Turn] = []
+        for index, message in enumerate(self._messages):
+            spans: Ranges = ()
+            reason = None
+            try:
+                if message["role"] == "assistant":
+                    before = found[-1] if found and self._messages[index - 1]["role"] == "assistant" else None
+                    spans = self._spans(index, before)
+                else:
+                    spans = self._spans_of_other(index)
+            except Refused as refused:
+                reason = refused.reason, str(refused)
+            if self._trace.generation and message["role"] == "assistant":
+                found.append(Turn(index, self._marked(index), None, spans))
+            else:
+                found.append(Turn(index, spans, reason))
+        return found
+
+    def _spans(self, index: int, before: Turn | None) -> Ranges:
+        """The spans of an assistant's message."""
+        place = self.places.get(index)
+        if place is None:
+            return ()
+        if place.apart:
+            raise Refused("turn_apart", place.apart)
+        spans: list[tuple[int, int]] = []
+        for piece in place.pieces:
+            begin = self._begin(index, piece, before) if piece is place else self._goes_on(piece)
+            self._check_one_turn(begin, piece.end)
+            end = self._end(index, piece, max(piece.end, begin))
+            spans += [(begin, end)] if end > begin else []
+        return tuple(spans)
+
+    def _spans_of_other(self, index: int) -> Ranges:
+        """The span of a message of another role."""
+        place = self.places.get(index)
+        if place is None or place.end == place.begin:
+            return ()
+        if place.apart or place.goes_on:
+            raise Refused("turn_apart", place.apart or "its text stands in several places")
+        stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
+        tail = self._trace.text[place.end : stop]
+        end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
+        if end is None:
+            return ((place.begin, place.end),)
+        eos = self._template.special_tokens.get("eos_token", "")
+        more = len(eos) if eos and end[0] != eos and tail.startswith(eos, end.end()) else 0
+        return ((place.begin, place.end + end.end() + more),)
+
+    def _at_work_until(self, index: int, at: int) -> int:
+        """Up to where a message is at work behind a place; far away where no marks tell."""
+        later = (begin for begin, who in self._trace.marks if begin >= at and who != index)
+        return next(later, len(self._trace.text))
+
+    # Begins
+
+    def _begin(self, index: int, place: Place, before: Turn | None) -> int:
+        """Where the model begins to write."""
+        text, at, facts = self._trace.text, place.after, self._facts
+        previous = self._messages[index - 1] if index else {}
+        gap = (place.said, previous.get("role"), "tool_calls" in previous), text[at : place.begin]
+        if gap in facts.gaps:
+            return at + facts.gaps[gap]
+        self.by_facts = False
+        begin = self._begin_by_rendering(index, place, before)
+        if facts.learning and at <= begin <= place.begin < place.end:
+            facts.gaps[gap] = begin - at
+        return begin
+
+    def _begin_by_rendering(self, index: int, place: Place, before: Turn | None) -> int:
+        """The same, by rendering the messages before."""
+        text = self._trace.text
+        try:
+            found = header_of(self._template, self._messages[:index], self._tools, self._variables)
+        except (*RAISED, Refused):  # the template does not take this beginning of a conversation
+            return self._by_prompt(place)
+        if found.prompted and text.startswith(found.whole):
+            self._check_alone(index, len(found.whole), place.begin)
+            return len(found.whole)
+        if not found.text and found.prompted:
+            raise Refused("turn_begin", f"the prompt says again what a message said: {found.whole[-60:]!r}")
+        # Else something is said before it that the prompt does not show.
+        begin = self._behind(found, place) if found.said == place.said else None
+        if begin is None:
+            if before is not None and before.spans and not text[before.spans[-1][1] : place.begin].strip():
+                return before.spans[-1][1]  # one turn that several messages say
+            begin = self._by_prompt(place, found)
+        self._check_name(index, begin, place.begin)
+        return begin
+
+    def _behind(self, header: Header, place: Place) -> int | None:
+        """Behind the header, if the template wrote it, or as much of it as history has.
+
+        Blanks may be others, and what is left of a prompt when something else follows may be but an opening of the
+        reasoning.
+        """
+        tokens, text, at, done, left, opened = self._tokens, self._trace.text, place.after, 0, "", False
+        for token in tokens.token.finditer(header.text):
+            if token[0].isspace():
+                continue
+            begin = at + len(_blanks(text, at))
+            if left or not text.startswith(token[0], begin) or _within_word(text, begin + len(token[0])):
+                starts_line = "\n" in header.text[done : token.start()]
+                opened = opened or (not left and (starts_line or bool(tokens.tag.match(token[0]))))
+                left += token[0]
+            else:
+                at, done = begin + len(token[0]), token.end()
+        closing = len(header.text[: header.closing].rstrip())
+        wanted, there = _blanks(header.text, done), _blanks(text, at)
+        begin = at + len(wanted if there.startswith(wanted) else there)
+        if done < closing:
+            return None
+        if not left:
+            return begin
+        matched = header.text[header.closing : done].strip()
+        ahead = text[begin : min(place.before, len(text))]
+        if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
+            return None  # the prompt stands further on
+        if not header.prompted:
+            return begin
+        if done > closing and opened and self._names_turn(matched):
+            return begin  # what the prompt opens, and history lacks
+        if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, place.begin):
+            # An opening of the reasoning may be missing altogether, where what stands instead says no other word.
+            instead, lacking = set(_WORDS.findall(text, begin, place.begin)), set(_WORDS.findall(left))
+            if instead <= lacking and (instead or not tokens.special.search(left)):
+                return begin
+        return None
+
+    def _names_turn(self, header: str) -> bool:
+        """Whether a piece of a prompt stands before no message of another role: then it is all of the header."""
+        at, marks = 0, {index: begin for begin, index in reversed(self._trace.marks)}
+        for segment in self._trace.segments:
+            begin = max(at, marks.get(segment.index, 0))
+            is_other = segment.index >= 0 and self._messages[segment.index]["role"] != "assistant"
+            if is_other and header in self._trace.text[begin : segment.begin]:
+                return False
+            at = segment.end
+        return True
+
+    def _by_prompt(self, place: Place, found: Header | None = None) -> int:
+        """Behind a prompt that stands but once before the own text: what is before that is not the model's to write."""
+        text = self._trace.text
+        if found is not None:
+            prompts = [found.text[found.closing :]]
+        else:
+            prompts = sorted(self._facts.prompts, key=len, reverse=True)
+            if not prompts:
+                asked = self._template.run(self._messages, self._tools, self._variables, True).text
+                prompts = [asked[len(os.path.commonprefix([text, asked])) :]]
+        for prompt in prompts:
+            if _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1:
+                return text.index(prompt, place.after) + len(prompt)
+        known = f"the generation prompt is {found.text[-60:]!r}" if found else "no generation prompt is known here"
+        raise Refused("turn_begin", f"before it stands {text[place.after : place.begin][-60:]!r}, and {known}")
+
+    def _goes_on(self, place: Place) -> int:
+        """Where the model goes on behind what another says within its turn.
+
+        Behind a prompt, or at the text if a single token ends what the other says.
+        """
+        try:
+            return self._by_prompt(place)
+        except Refused:
+            tokens = list(self._tokens.special.finditer(self._trace.text, place.after, place.begin))
+            alone = len(tokens) == 1 or (len(tokens) > 1 and tokens[-2].end() < tokens[-1].start())
+            if tokens and tokens[-1].end() == place.begin and alone:
+                return place.begin
+            between = self._trace.text[place.after : place.begin][-60:]
+            message = f"where it goes on behind what another message says cannot be told: {between!r}"
+            raise Refused("turn_begin", message) from None
+
+    # Checks
+
+    def _check_one_turn(self, begin: int, stop: int) -> None:
+        """What ends a plain answer may stand before the end of its text only in what it says itself."""
+        end = self._facts.plain_end if stop > begin else None
+        at = self._trace.text.find(end, begin, stop) if end else -1
+        while end and at >= 0:
+            if not any(each.begin <= at < each.end for each in self._trace.segments):
+                raise Refused("turn_apart", f"before the end of its text stands what ends a turn: {end!r}")
+            at = self._trace.text.find(end, at + 1, stop)
+
+    def _check_alone(self, index: int, begin: int, stop: int) -> None:
+        """Behind the prompt no other message may say anything."""
+        for each in self._trace.segments:
+            if each.index != index and begin <= each.begin < stop and self._trace.text[each.begin : each.end].strip():
+                said = self._trace.text[each.begin : each.end][:40]
+                raise Refused("turn_apart", f"within the turn stands {each}: {said!r}")
+
+    def _check_name(self, index: int, begin: int, stop: int) -> None:
+        """A name is the header's, where that is not the prompt's."""
+        for each in self._trace.segments:
+            if each.index == index and each.keys == NAME and begin <= each.begin < stop:
+                name = self._trace.text[each.begin : each.end]
+                raise Refused("turn_begin", f"before its text stands its name: {name!r}")
+
+    # Ends
+
+    def _end(self, index: int, place: Place, at: int) -> int:
+        """Behind the token that ends the turn."""
+        facts, tokens, text = self._facts, self._tokens, self._trace.text
+        calls = bool(self._messages[index].get("tool_calls"))
+        stop = self._tail_end(index, place, at)
+        behind = spoken_by_others(self._trace, index, at) if stop == place.before else None
+        within = behind is not None and behind.begin == stop and behind.owner == index
+        if behind is not None and within:
+            stop = self._end_before_others(index, place, at, behind, stop)
+        end = facts.end_in(text[at:stop], calls, facts.plain_end if calls else None)
+        if end is not None:
+            return at + end
+        if behind is not None and behind.begin == stop and within:
+            raise Refused("turn_end", f"before its end stands {behind}: {text[behind.begin : behind.end][:40]!r}")
+        opening = self._opening(at, stop)
+        behind_blanks = stop + len(_blanks(text, stop))
+        if facts.plain_end and text.startswith(facts.plain_end, behind_blanks):
+            late = behind_blanks + len(facts.plain_end)
+            if late <= place.before:
+                return late  # it is written at the head of the next turn
+        follows_other = index + 1 < len(self._messages) and self._messages[index + 1]["role"] != "assistant"
+        if follows_other and not facts.plain_end:
+            token = tokens.special.match(text, behind_blanks)
+            known = token is not None and any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
+            if token is not None and token.end() <= place.before and not known:
+                return token.end()  # the next turn's header is what stops the model
+        return at + len(text[at:opening].rstrip())
+
+    def _opening(self, at: int, stop: int) -> int:
+        """Up to the token that begins the next turn, in what the template writes where no token ends the turn."""
+        tokens = list(self._tokens.special.finditer(self._trace.text, at, stop))
+        opening = [any(token[0] in prompt for prompt in self._facts.prompts) for token in tokens]
+        if True in opening and not all(opening[opening.index(True) :]):
+            raise Refused("turn_end", f"within the turn stands what begins one: {tokens[opening.index(True)][0]!r}")
+        return tokens[opening.index(True)].start() if True in opening else stop
+
+    def _end_before_others(self, index: int, place: Place, at: int, behind: Segment, stop: int) -> int:
+        """Up to where the template writes of a turn before another speaks within it.
+
+        Cut off before that, the conversation shows what the model writes.
+        """
+        facts = self._facts
+        later = (each.begin for each in self._trace.segments if each.begin >= place.end and each.end > each.begin)
+        next_text = next(later)
+        kind = self._trace.text[place.end : next_text], bool(place.goes_on)
+        if kind in facts.cuts:
+            return place.end + facts.cuts[kind]
+        self.by_facts = False
+        cut = self._cut_end(max(index + 1, behind.index), index, place, at)
+        if facts.learning and at <= place.end < cut < next_text:
+            facts.cuts[kind] = cut - place.end
+        return cut
+
+    def _tail_end(self, index: int, place: Place, at: int) -> int:
+        """Up to where the template writes for a message."""
+        marks, limit = self._trace.marks, min(place.before, len(self._trace.text))
+        k = self._first_mark(at)
+        owner = marks[k - 1][1] if k else -1
+        if k < len(marks) and marks[k] == (at, index):
+            owner, k = index, k + 1
+        if owner == index:
+            return min(marks[k][0], limit) if k < len(marks) else limit
+        if index == len(self._messages) - 1:
+            return limit
+        self.by_facts = False
+        return self._cut_end(index + 1, index, place, at)
+
+    def _first_mark(self, at: int) -> int:
+        marks = self._trace.marks
+        low, high = 0, len(marks)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if marks[middle][0] < at else (low, middle)
+        return low
+
+    def _cut_end(self, count: int, index: int, place: Place, at: int) -> int:
+        """The same, by a rendering of the first messages only."""
+        try:
+            cut = self._template.run(self._messages[:count], self._tools, self._variables)
+        except RAISED:
+            message = "its end cannot be told: the template does not take the conversation up to it"
+            raise Refused("turn_end", message) from None
+        shown, text = places(cut, (index,)).get(index), self._trace.text
+        for piece in shown.pieces if shown else ():
+            # Reasoning may stand before it that history lacks.
+            there = cut.text.find(text[place.begin : place.end], piece.begin)
+            if there >= 0:
+                common = len(os.path.commonprefix([text[place.begin : place.before], cut.text[there:]]))
+                return self._tokens.whole(text, at, max(at, place.begin + common))
+        raise Refused("turn_end", "its end cannot be told: cut off behind it, the conversation does not show it")
+
+    def _marked(self, index: int) -> Ranges:
+        """What `{% generation %}` marks of a message; a block may hold what several messages say."""
+        place, begin = self.places.get(index), 0
+        found: list[tuple[int, int]] = []
+        for at, what in self._trace.generation:
+            if what == GENERATION_BEGINS:
+                begin = at
+                continue
+            for piece in place.pieces if place else ():
+                if (piece.after <= begin < at <= piece.before) or (begin < piece.end and piece.begin < at):
+                    found.append((max(begin, piece.after), min(at, piece.before)))
+        return tuple(found)
+
+
+def _blanks(text: str, at: int) -> str:
+    found = _BLANKS.match(text, at)
+    return found[0] if found else ""
+
+
+def _within_word(text: str, at: int) -> bool:
+    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
+
+
+def _is_said(message: Message) -> bool:
+    return bool(message.get("tool_calls")) or has_words(message.get("content"))
+
+
+UNPLACED = "turn_unplaced", "it is written, and where is not known"
+
+
+def accounted(turns: list[Turn], messages: Sequence[Message], lost: set[int]) -> list[Turn]:
+    """The turns, those refused of which nothing is known: each message is in a span, refused, or not written."""
+    return [
+        turn
+        if turn.spans or turn.reason or turn.message in lost or not _is_said(messages[turn.message])
+        else turn._replace(reason=UNPLACED)
+        for turn in turns
+    ]
+
+
+# Probes
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _answer(text: str, *calls: dict[str, Any], **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more, **({"tool_calls": [*calls]} if calls else {})}
+
+
+def _result(text: str, name: str, place: int = 0) -> Message:
+    return {"role": "tool", "name": name, "tool_call_id": f"call0000{place + 1}", "content": text}
+
+
+def _probes() -> Iterator[list[Message]]:
+    from beam_prep.chat.messages import call
+
+    look, add = call("look_up", {"word": "Harbour"}), call("add_up", {"one": "Three", "two": "Five"}, 1)
+    thought = {"reasoning_content": "Thinking about that."}
+    found, sum_ = _result("It was found.", "look_up"), _result("It is eight.", "add_up", 1)
+    system = {"role": "system", "content": "Speak in brief."}
+    asked, again, finally_ = _user("What is that thing?"), _user("Why is it there?"), _user("Who brought it?")
+    plain, other, last = _answer("Surely a boat."), _answer("For the fish."), _answer("Nobody knows.")
+    yield [asked, plain, again, other, finally_, last]
+    yield [system, asked, plain, again, other]
+    for head in ([asked], [system, asked], [asked, plain, again]):
+        for words in ("", "Let me see that."):
+            yield [*head, _answer(words, look), found, other, finally_, last]
+            yield [*head, _answer(words, look), found, _answer(words, look), found, other]
+            yield [*head, _answer(words, look, add), found, sum_, other]
+            yield [*head, _answer(words, look, **thought), found, _answer(words, look, **thought), found]
+            yield [*head, _answer(words, look, **thought), found, {**other, **thought}, finally_, {**last, **thought}]
+            yield [*head, _answer(words, look, add, **thought), found, sum_, {**other, **thought}]
+        yield [*head, {**plain, **thought}, finally_, {**last, **thought}]
+        yield [*head, _answer("<think>\nThinking of it.\n</think>\n\nA boat."), finally_, last]
+    yield [asked, plain, other]
+    yield [system, plain]
+    yield [plain]
+
+
+PROBES = tuple(_probes())
+"""Conversations that a template is looked at with."""

@@ -1,0 +1,98 @@
+"""`Voice`: the chat template, tokens and rules that records are rendered with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from beam_prep.chat import limits
+from beam_prep.chat.control import Guard
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.core.data.fim import Fim
+from beam_prep.core.data.schema import Output, TextRules
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.errors import TokenizerError
+
+TEMPLATE_LIMITS = {"template_characters": limits.MAX_CHARACTERS, "template_rounds": limits.MAX_ROUNDS}
+"""The limits of a rendering, as the manifest names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A chat template, the special tokens that it may write, and the rules for text.
+
+    Attributes:
+        template: None if no section wants one.
+        controls: texts of the tokenizer's special tokens.
+        bos, eos: texts of these tokens, "" where there are none.
+        rules: see `TextRules`.
+        fim: `rules.fim` with the tokenizer's sentinels.
+        plain: conversations are rendered in the plain way, see `ChatTemplate.render_plainly`.
+    """
+
+    template: ChatTemplate | None
+    controls: tuple[str, ...] = ()
+    bos: str = ""
+    eos: str = ""
+    rules: TextRules = field(default_factory=TextRules)
+    fim: Fim | None = None
+    plain: bool = False
+
+    def cut_bos(self, text: str) -> tuple[str, int, bool]:
+        """(text, characters cut, with the tokenizer's special tokens), by the rule for BOS."""
+        rule, bos = self.rules.bos, self.bos
+        cut = len(bos) if rule != "keep" and bos and text.startswith(bos) else 0
+        return text[cut:], cut, rule == "tokenizer"
+
+    @property
+    def guard(self) -> Guard:
+        """The rule for texts of special tokens in what users wrote."""
+        return Guard(self.rules.control_tokens, self.controls)
+
+
+def check_voice(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
+    """True if these outputs need a chat template.
+
+    Raises what `voice_of` raises, and loads the tokenizer only for `rules.fim` and for a template.
+    """
+    if rules.eos != "never" and "eos_token" not in tokenizer.special_tokens:
+        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
+    fim_of(tokenizer, rules)
+    needed = any(output.has_template for output in outputs)
+    if needed:
+        tokenizer.template(rules.chat_template, rules.date, rules.tool_arguments)
+    return needed
+
+
+def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> Voice:
+    """The voice that renders these outputs.
+
+    Args:
+        outputs: what each row consists of.
+        tokenizer: its chat template renders messages.
+        rules: which BOS, EOS, template.
+
+    Raises:
+        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
+    """
+    needed = check_voice(outputs, tokenizer, rules)
+    tokens = tokenizer.special_tokens
+    return Voice(
+        tokenizer.template(rules.chat_template, rules.date, rules.tool_arguments) if needed else None,
+        tokenizer.controls,
+        tokens.get("bos_token", ""),
+        tokens.get("eos_token", ""),
+        rules,
+        fim_of(tokenizer, rules),
+    )
+
+
+def fim_of(tokenizer: Tokenizer, rules: TextRules) -> Fim | None:
+    """The rule for reordering documents, with the tokenizer's sentinels; None: there is none.
+
+    Raises:
+        TokenizerError: it has no sentinels.
+    """
+    if rules.fim is None:
+        return None
+    added = tokenizer.makeup.added
+    # One that takes white space beside it would change the document.
+    return rules.fim.of([token.content for token in added if not (token.lstrip or token.rstrip or token.single_word)])

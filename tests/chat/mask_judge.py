@@ -1,0 +1,342 @@
+"""Holds the spans of generated templates against the truth, character by character.
+
+The rule: of an answer everything behind the generation prompt up to and including its end token is trained. Where
+transformers' own rendering of the messages before with the generation prompt begins the whole, the answer begins
+there. Where its own rendering of the messages up to the answer begins the whole, the answer ends within it. Elsewhere
+the labels of the generator decide (`Rendered.right`).
+"""
+
+import json
+import os.path
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from beam_prep.chat.messages import has_words
+from beam_prep.chat.template import ChatTemplate, RenderedChat
+from beam_prep.chat.turns import Turn
+from tests.chat.generated_templates import (
+    AFTER,
+    AGAIN,
+    COND,
+    END,
+    EOS,
+    HEADER,
+    OTHER,
+    OWN,
+    SOFT,
+    WRAP,
+    Choices,
+    Message,
+    Ranges,
+    Rendered,
+    Template,
+    conversations,
+    template,
+)
+
+ANSWERED = (False, False, False, True, True, False, True, False)
+"""Whether conversations end with an answer."""
+
+
+class Case(NamedTuple):
+    """A template, and conversations of one pattern."""
+
+    template: Template
+    conversations: list[list[Message]]
+
+    def must_prove(self, messages: list[Message], index: int) -> bool:
+        """Whether the span of a message must be found."""
+        return not self.template.twists and messages[index]["role"] in self.template.proves
+
+
+def draw_cases(draw: Choices, count: int, plain: bool | None = None, size: int = 8) -> Iterator[Case]:
+    """Cases of one template, with `count` conversations, `size` of each pattern."""
+    made = template(draw, plain)
+    for left in range(count, 0, -size):
+        answered = draw.choice(ANSWERED)
+        yield Case(made, conversations(draw, made, min(left, size), answered))
+
+
+def chat_template(made: Template) -> ChatTemplate:
+    return ChatTemplate(made.source, {"bos_token": made.bos, "eos_token": made.eos}, made.controls)
+
+
+# The truth
+
+
+class Truth(NamedTuple):
+    """What is right for a message.
+
+    Attributes:
+        right: the masks; none: it can but be refused.
+        decided: transformers' own prefixes say where it begins and ends.
+        mended: in what the generator's own truth is another; "" where it is not.
+    """
+
+    right: list[Ranges]
+    decided: bool
+    mended: str = ""
+
+
+class Prefixes:
+    """Renderings by transformers of the beginnings of a conversation."""
+
+    def __init__(self, made: Template, messages: list[Message], text: str) -> None:
+        self._made, self._messages, self._text = made, messages, text
+
+    def _rendered(self, count: int, prompt: bool) -> str | None:
+        given = {"bos_token": self._made.bos, "eos_token": self._made.eos, "add_generation_prompt": prompt}
+        try:
+            texts, _ = render_jinja_template([self._messages[:count]], chat_template=self._made.source, **given)
+        except Exception:  # whatever a template makes of no messages
+            return None
+        return str(texts[0])
+
+    def begin(self, index: int) -> tuple[int | None, bool]:
+        """(where an answer begins: behind the generation prompt, or as much as is written of it; it is all there)."""
+        closed, asked = self._rendered(index, False), self._rendered(index, True)
+        if closed is None or asked is None or asked == closed or not asked.startswith(closed):
+            return None, False
+        shared = len(os.path.commonprefix([asked, self._text]))
+        if shared == len(asked):
+            return shared, True
+        return (shared, False) if shared > len(closed) else (None, False)
+
+    def stop(self, index: int) -> int | None:
+        """Up to where the template writes for a message."""
+        upto = self._rendered(index + 1, False)
+        return len(upto) if upto is not None and self._text.startswith(upto) else None
+
+
+def truth(made: Template, messages: list[Message], index: int, shown: Rendered, prefixes: Prefixes) -> Truth:
+    """What is right for a message."""
+    old = shown.right(index)
+    own = [run for run in shown.own(index) if run.stop > run.start]
+    said = "".join(shown.text[run.start : run.stop] for run in own if run.label == OWN)
+    silent: list[Ranges] = [] if said.strip() else [()]
+    if messages[index]["role"] != "assistant":
+        return Truth([*old, *_of_others(made, shown, index), *silent], False)
+    begin, all_there = prefixes.begin(index)
+    stop = prefixes.stop(index)
+    place = own or shown.own(index)  # where it says nothing, it says that somewhere
+    first, last = (place[0].start, place[-1].stop) if place else (None, begin or 0)
+    by_prompt = all_there and begin is not None and (first is None or begin <= first)
+    by_stop = stop is not None and stop >= max(last, begin or 0)
+    begins = [begin] if by_prompt else [each[0][0] for each in old if each]
+    region = shown.regions.get(index, last)
+    until = min((each for each in shown.regions.values() if each > region), default=len(shown.text))
+    if not by_prompt and first is not None:
+        prompt = shown.text.rfind(made.prompt, 0, first) if made.prompt.strip() else -1
+        headers = [run.stop for run in shown.runs if run.label == HEADER and region <= run.start and run.stop <= first]
+        there = [begin, prompt + len(made.prompt) if prompt >= 0 else None, max(headers, default=region)]
+        begins += [each for each in there if each is not None and region <= each <= first]
+    ends = _ends(made, shown, index, last, stop if by_stop and stop is not None else max(until, last))
+    if not by_stop:
+        ends += [each[-1][1] for each in old if each]
+    right: list[Ranges] = [((one, two),) for one in dict.fromkeys(begins) for two in dict.fromkeys(ends) if one <= two]
+    right = [each for each in right if not _foreign(shown, *each[0])]
+    if not (by_prompt and by_stop):
+        right += [each for each in old if each not in right]
+    mended = "" if not (by_prompt and by_stop) or set(right) & set(old) else _mended(shown, old, right)
+    return Truth(right + silent, by_prompt and by_stop, mended)
+
+
+def _of_others(made: Template, shown: Rendered, index: int) -> list[Ranges]:
+    """The spans of a message of another role: what it says, once or again, and the end token that follows."""
+    runs = [run for run in shown.runs if run.message == index and run.label in (OWN, WRAP, AGAIN)]
+    begins = [run.start for run in runs if run.stop > run.start]
+    ends = []
+    for run in runs:
+        behind = run.stop + len(shown.text[run.stop :]) - len(shown.text[run.stop :].lstrip())
+        tokens = [token for token in made.controls if shown.text.startswith(token, behind)]
+        ends += [run.stop, *(behind + len(token) for token in tokens)]
+        ends += [behind + len(token + made.eos) for token in tokens if shown.text.startswith(token + made.eos, behind)]
+    found: list[Ranges] = [((one, two),) for one in begins for two in dict.fromkeys(ends) if one < two]
+    return [each for each in found if not _foreign(shown, *each[0])]
+
+
+def _foreign(shown: Rendered, begin: int, end: int) -> bool:
+    """Whether another message says something there."""
+    message = next((run.message for run in shown.runs if run.label in (OWN, WRAP) and run.start >= begin), -1)
+    return any(
+        (run.label == OTHER or (run.label == OWN and run.message != message))
+        and shown.text[max(run.start, begin) : min(run.stop, end)].strip()
+        for run in shown.runs
+        if run.start < end and run.stop > begin
+    )
+
+
+def _ends(made: Template, shown: Rendered, index: int, last: int, stop: int) -> list[int]:
+    """Where the answer ends: behind the first token that ends turns, and those that follow at once."""
+    text = shown.text
+    behind = [run for run in shown.runs if run.start >= last and run.stop > run.start and run.start < stop]
+    soft: list[int] = []
+    for place, run in enumerate(behind):
+        said = text[run.start : run.stop]
+        if run.label == SOFT and not soft:
+            soft = [last, run.stop]  # a word, which may end it or not
+        token = said.strip() in made.end_tokens or (run.label in (END, EOS, AFTER) and said.strip() in made.controls)
+        if not token:
+            continue
+        ends = [run.start + len(said.rstrip())]
+        for more in behind[place + 1 :]:
+            if more.start != ends[-1] or text[more.start : more.stop] not in made.controls:
+                break
+            if more.label == EOS and text[more.start : more.stop] != said:
+                ends = []  # it belongs to the end
+            ends.append(more.stop)
+        return ends + soft
+    # None ends it: what stops the model is the next header.
+    ends = [last, last + len(text[last:stop].rstrip()), stop]
+    blank = stop + len(text[stop:]) - len(text[stop:].lstrip())
+    ends += [blank + len(token) for token in made.controls if text.startswith(token, blank)]
+    return ends + soft
+
+
+def _mended(shown: Rendered, old: list[Ranges], right: list[Ranges]) -> str:
+    """In what the truth differs from the generator's own."""
+    if not right:
+        return "refused alone: another's text is within"
+    begins, ends = {each[0][0] for each in old if each}, {each[-1][1] for each in old if each}
+    kinds = []
+    if not begins & {each[0][0] for each in right}:
+        first = min(begins, default=0)
+        begin = right[0][0][0]
+        labels = {run.label for run in shown.runs if run.start < first and run.stop > begin}
+        kinds.append(f"begins before {_named(labels)}" if begin < first else "begins later")
+    if not ends & {each[0][1] for each in right}:
+        last = max(ends, default=0)
+        end = right[0][0][1]
+        labels = {run.label for run in shown.runs if run.start < end and run.stop > last and run.label != END}
+        kinds.append(f"ends behind {_named(labels)}" if end > last else "ends earlier")
+    return ", ".join(kinds) or "one span of several"
+
+
+def _named(labels: set[str]) -> str:
+    for label, name in ((AGAIN, "what it says again"), (COND, "words by content"), (OWN, "own text")):
+        if label in labels:
+            return name
+    return "the template's words"
+
+
+# The judge
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts, and the first examples of each kind."""
+
+    pairs: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    mended: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)  # of refusals of decided turns
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    kept: int = 3
+
+    def add(self, other: "Report") -> None:
+        self.pairs += other.pairs
+        for name in ("counts", "wrong", "mended", "reasons"):
+            getattr(self, name).update(getattr(other, name))
+        for kind, texts in other.examples.items():
+            self.examples[kind] = (self.examples.get(kind, []) + texts)[: self.kept]
+
+    def note(self, kind: str, text: str) -> None:
+        kept = self.examples.setdefault(kind, [])
+        if len(kept) < self.kept:
+            kept.append(text)
+
+
+def judge(case: Case, report: Report, chat: ChatTemplate) -> None:
+    """Adds what comes of a case."""
+    made = case.template
+    for messages in case.conversations:
+        shown = made.render(messages)
+        ours = chat.render(messages)
+        report.pairs += 1
+        assert ours.text == shown.text, f"{made.source}\n{messages}\n{ours.text!r}\n{shown.text!r}"
+        given = shown.messages
+        prefixes = Prefixes(made, given, shown.text)
+        for turn in ours.turns:
+            right = truth(made, given, turn.message, shown, prefixes)
+            _judge_turn(case, given, turn, ours, right, report)
+
+
+def _judge_turn(
+    case: Case, messages: list[Message], turn: Turn, ours: RenderedChat, right: Truth, report: Report
+) -> None:
+    made, text = case.template, ours.text
+    report.counts["turns"] += 1
+    report.counts["decided"] += right.decided
+    must = case.must_prove(messages, turn.message)
+    report.counts["plain"] += must
+    contradicts = right.decided and not right.right
+    report.counts["of these, another's text is within"] += contradicts
+    if right.mended:
+        report.mended[right.mended] += 1
+    lost = any(index == turn.message and key != "reasoning" for index, key in ours.not_rendered)
+    spans = tuple(span for span in turn.spans if span[1] > span[0])
+    if turn.reason:
+        kind = "refused"
+        reason = turn.reason[0]
+        if right.decided:
+            report.counts["refused of decided"] += 1
+            report.counts["of these, another's text is within (refused)"] += contradicts
+            report.reasons[f"{reason}{' (another text is within)' if contradicts else ''}"] += 1
+        if must:
+            report.counts["refused of plain"] += 1
+        kind = "refused of plain" if must else f"refused {reason}, decided" if right.decided and not contradicts else ""
+        if not right.decided:
+            report.counts["refused of others"] += 1
+    elif lost:
+        report.counts["not rendered"] += 1
+        kind = ""
+    elif spans in [tuple(span for span in each if span[1] > span[0]) for each in right.right]:
+        report.counts["right"] += 1
+        kind = ""
+        if not spans and is_said(messages[turn.message]):
+            kind = "wrong: neither span nor reason nor lost"
+    else:
+        kind = f"wrong: {_fault(spans, right)}{', decided' if right.decided else ''}, {messages[turn.message]['role']}"
+    if kind.startswith("wrong"):
+        report.wrong[kind] += 1
+    for each in {kind, f"mended: {right.mended}" if right.mended else ""} - {""}:
+        report.note(each, _shown(each, made, messages, turn, text, right))
+
+
+def is_said(message: Message) -> bool:
+    return bool(message.get("tool_calls")) or has_words(message.get("content"))
+
+
+def _fault(spans: Ranges, right: Truth) -> str:
+    """In what way spans are wrong."""
+    if not spans:
+        return "nothing is trained"
+    if not any(right.right):
+        return "another's text is trained" if right.decided else "something is trained"
+    kinds = [
+        "begins elsewhere" * (spans[0][0] not in {each[0][0] for each in right.right if each}),
+        "ends elsewhere" * (spans[-1][1] not in {each[-1][1] for each in right.right if each}),
+    ]
+    return " and ".join(filter(None, kinds)) or "another combination"
+
+
+def _shown(kind: str, made: Template, messages: list[Message], turn: Turn, text: str, right: Truth) -> str:
+    def pieces(ranges: Ranges) -> list[str]:
+        return [text[begin:end] for begin, end in ranges]
+
+    return "\n".join(
+        [
+            f"{kind}: {made.family}, {', '.join(made.twists) or 'plain'}",
+            f"  template: {made.source}",
+            f"  prompt: {made.prompt!r}; special tokens: {' '.join(made.controls)}; EOS: {made.eos!r}",
+            *(f"  {json.dumps(message, ensure_ascii=False)}" for message in messages),
+            f"  text: {text!r}",
+            f"  message {turn.message}: {pieces(turn.spans)} {turn.reason or ''}",
+            *(f"  right: {pieces(each)}" for each in right.right),
+        ]
+    )
