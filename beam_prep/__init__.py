@@ -9,13 +9,13 @@ from beam_prep.patches import quiet_import
 if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
     from beam_prep.core.data.ragged import Ragged as Ragged
+    from beam_prep.core.data.rendered import Rendered as Rendered
     from beam_prep.core.data.schema import Column as Column
     from beam_prep.core.data.schema import MaskOptions as MaskOptions
     from beam_prep.core.data.schema import Output as Output
     from beam_prep.core.data.schema import Section as Section
     from beam_prep.core.data.schema import TextRules as TextRules
     from beam_prep.core.encoding.tokenizer import Tokenizer as Tokenizer
-    from beam_prep.chat.texts import Rendered as Rendered
     from beam_prep.core.reading.records import Records as Records
     from beam_prep.core.reading.rollouts import RolloutFields as RolloutFields
     from beam_prep.core.shards.chunk import Chunking as Chunking
@@ -89,7 +89,7 @@ _PUBLIC = {
     "Ragged": "core.data.ragged",
     "ReadJSONL": "transforms.read",
     "Records": "core.reading.records",
-    "Rendered": "chat.texts",
+    "Rendered": "core.data.rendered",
     "Replay": "replay",
     "RolloutFields": "core.reading.rollouts",
     "RoleMask": "core.tokens.mask",

@@ -25,7 +25,7 @@ from typing import Any
 import apache_beam as beam
 
 from beam_prep.core.data.block import Block, InputFile
-from beam_prep.chat.texts import Rendered
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.reading.blocks import read_blocks
 from beam_prep.core.reading.records import Record, Records, parse
 from beam_prep.core.tokens.batch import Batch

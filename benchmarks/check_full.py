@@ -6,9 +6,9 @@
 
 Of each file, damaged ones too, each job that its records fit: chats by role and by last turn, with and without marked
 answers, each message rendered alone; preference pairs, rollouts, prompts with answers, texts. Each block goes through
-parsing as columns, recorded plans, gigatoken (where its gate is passed) and byte lengths, and then through what
-`--check full` does: everything from the bytes to the masks is made by the reference too, and compared. Exit code 1:
-something differs. Needs the folder with the test material (`--shared DIR`, or `BEAM_PREP_SHARED`).
+gigatoken (where its gate is passed) and byte lengths, and then through what `--check full` does: everything from the
+bytes to the masks is made by the reference too, and compared. Exit code 1: something differs. Needs the folder with the
+test material (`--shared DIR`, or `BEAM_PREP_SHARED`).
 """
 
 import argparse
@@ -128,11 +128,10 @@ def compare(config: PipelineConfig, tokenizer: Tokenizer, backend: str, path: Pa
     if config.input.chat_template is not None:
         tokenizer = tokenizer.with_template(config.input.chat_template)
     encoder = encoder_of(tokenizer, backend)
-    columns = recipe.wanted_columns(config, "auto")
-    steps = recipe.text_steps(config, tokenizer, "auto")
+    steps = recipe.text_steps(config, tokenizer)
     found = Counter[str]()
     for split in split_file((0, list_inputs([path])[0]), BLOCK_BYTES):
-        for records in read_split(split, BLOCK_BYTES, None, columns):
+        for records in read_split(split, BLOCK_BYTES):
             rendered: Any = records
             for step in steps:
                 rendered = step(rendered)
@@ -143,16 +142,13 @@ def compare(config: PipelineConfig, tokenizer: Tokenizer, backend: str, path: Pa
             recipe.check_in_full(batch, config, tokenizer)
             theirs = min(encoder.fell_back - before, len(batch)) if encoder.backend == "gigatoken" else len(batch)
             found.update({"blocks": 1, "rows": len(batch), "gigatoken": len(batch) - theirs})
-            found.update({name: batch.made.get(name, 0) for name in ("rendered_as_columns", "rendered_by_plans")})
-            found["parsed_as_columns"] += batch.made.get("parsed_as_columns", 0)
     return found
 
 
 def table(material: list[tuple[str, Path]], folders: list[Path]) -> Iterator[tuple[str, int]]:
     """(line, differences in it)."""
-    heads = "jobs | blocks | rows | parsed as columns | rendered as columns | rendered by plans | encoded by gigatoken"
-    yield f"| tokenizer | {heads} | differences |", 0
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|", 0
+    yield "| tokenizer | jobs | blocks | rows | encoded by gigatoken | differences |", 0
+    yield "|---|--:|--:|--:|--:|--:|", 0
     for folder in folders:
         name = folder.name
         tokenizer = Tokenizer.load(folder)
@@ -169,7 +165,7 @@ def table(material: list[tuple[str, Path]], folders: list[Path]) -> Iterator[tup
                     except RunError as error:
                         wrong.append(f"{name}, {job}, {path.name}: {error}")
         yield from ((f"DIFFERS: {each}", 1) for each in wrong)
-        keys = ("jobs", "blocks", "rows", "parsed_as_columns", "rendered_as_columns", "rendered_by_plans", "gigatoken")
+        keys = ("jobs", "blocks", "rows", "gigatoken")
         numbers = " | ".join(f"{counts[key]:,}" for key in keys)
         yield f"| {name} | {numbers} | {len(wrong)} |", 0
 

@@ -13,9 +13,9 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import testing
-from beam_prep.chat.texts import Rendered
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.core.data.block import Block
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.pipeline import Pipeline, Result

@@ -61,9 +61,9 @@ TALK = [said("user", "hi"), said("assistant", "bc", weight=0.5), said("user", "d
 TWO = [said("user", "b", weight=2), said("assistant", "c")]
 TRAINED = [said("user", "b"), said("assistant", "c", weight=0.5, train=True)]
 TWICE = said("assistant", "c", weight=2)
-AS_SAID = [("u:", 0), ("b", 2), (";a:", 0), ("c", 1), (";", 0)]
-PART = [("u:q;a:", 0), ("bc", 0.5), (";u:", 0), ("d", 1), (";a:", 0), ("efg", 1), (";", 0)]
-FOURTH = [("u:hi;a:", 0), ("bc", 0.125), (";u:d;a:", 0), ("efg", 0.25), (";", 0)]
+AS_SAID = [("u:", 0), ("b", 2), (";a:", 0), ("c;", 1)]
+PART = [("u:q;a:", 0), ("bc;", 0.5), ("u:", 0), ("d", 1), (";a:", 0), ("efg;", 1)]
+FOURTH = [("u:hi;a:", 0), ("bc;", 0.125), ("u:d;a:", 0), ("efg;", 0.25)]
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ FOURTH = [("u:hi;a:", 0), ("bc", 0.125), (";u:d;a:", 0), ("efg", 0.25), (";", 0)
         # A template for each message: all of its rendering has its weight.
         ("message", {"messages": TALK}, [("^u:hi;", 0), ("a:bc;", 0.5), ("u:d;", 0), ("a:efg;", 1)]),
         ("message", {"messages": TALK, "weight": 3}, [("^u:hi;", 0), ("a:bc;", 1.5), ("u:d;", 0), ("a:efg;", 3)]),
-        # One conversation: what the message says.
-        ("role", {"messages": TALK}, [("u:hi;a:", 0), ("bc", 0.5), (";u:d;a:", 0), ("efg", 1), (";", 0)]),
+        # One conversation: what the message says, and the end of its turn.
+        ("role", {"messages": TALK}, [("u:hi;a:", 0), ("bc;", 0.5), ("u:d;a:", 0), ("efg;", 1)]),
         ("role", {"messages": TALK, "weight": 0.25}, FOURTH),
         ("role", {"messages": TWO}, AS_SAID),
-        ("role", {"messages": TRAINED}, [("u:b;a:", 0), ("c", 0.5), (";", 0)]),
+        ("role", {"messages": TRAINED}, [("u:b;a:", 0), ("c;", 0.5)]),
         # What follows the prompt has the weight of the last message; an earlier one is trained by its own key only.
-        ("last", {"messages": [TWO[1], TWICE]}, [("a:c;a:", 0), ("c", 2), (";", 0)]),
-        ("last", {"messages": TALK}, [("u:hi;a:", 0), ("bc", 0.5), (";u:d;a:", 0), ("efg", 1), (";", 0)]),
-        ("prompt", {"messages": [TWICE], "weight": 0.5}, [("u:q;a:", 0), ("c", 1), (";", 0)]),
+        ("last", {"messages": [TWO[1], TWICE]}, [("a:c;a:", 0), ("c;", 2)]),
+        ("last", {"messages": TALK}, [("u:hi;a:", 0), ("bc;", 0.5), ("u:d;a:", 0), ("efg;", 1)]),
+        ("prompt", {"messages": [TWICE], "weight": 0.5}, [("u:q;a:", 0), ("c;", 1)]),
         # Several messages of other weights are each trained as with $role.
         ("prompt", {"messages": TALK[1:]}, PART),
         ("all", {"messages": [said("user", "b"), said("assistant", "c")], "weight": 0.5}, [("u:b;a:c;", 0.5)]),

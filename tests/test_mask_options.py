@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.chat.kinds import Kinds, Part, partition, without_history_reasoning
+from beam_prep.chat.kinds import without_history_reasoning
 from beam_prep.core.data.schema import PART_KINDS
 from beam_prep.errors import ConfigError
 from tests.conftest import ROOT
@@ -113,10 +113,11 @@ def test_each_part_is_trained_as_its_option_says(options: dict[str, Any], wanted
 def test_reasoning_that_the_template_leaves_out_is_counted() -> None:
     options = bp.MaskOptions(reasoning="mask")
     assert trained(STRIPPING, CHAT, options) == ["Two miles." + END, "I ask" + WRITTEN + END, "900 miles." + END]
-    assert segments_of(STRIPPING, CHAT, options).made["reasoning_not_written"] == 1
-    assert segments_of(KEEPING, CHAT, options).made["reasoning_not_written"] == 0
+    counters = {name: int(counts.sum()) for name, counts in segments_of(STRIPPING, CHAT, options).counters.items()}
+    assert counters == {"reasoning_written": 1, "reasoning_not_written": 1}
+    assert "reasoning_not_written" not in segments_of(KEEPING, CHAT, options).counters
     dropping = bp.MaskOptions(reasoning="drop_history")
-    assert segments_of(KEEPING, CHAT, dropping).made["reasoning_dropped"] == 1
+    assert segments_of(KEEPING, CHAT, dropping).counters["reasoning_dropped"].tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_whatever_the_words_are_the_parts_are_what_the_template_wrote(said: list
     segments = block.pieces["ids"].segments
     for turn, (_, thought, answer) in enumerate(said):
         own = segments[segments["turn"] == 2 * turn + 1]
-        if not own["proven"].all():
+        if own["refused"].any():
             continue
         parts = {
             kind: "".join(text[one["start"] : one["stop"]] for one in own[own["kind"] == code])
@@ -206,23 +207,6 @@ def test_whatever_the_words_are_the_parts_are_what_the_template_wrote(said: list
         assert parts["eos"].strip() == END
 
 
-@given(
-    st.integers(0, 20),
-    st.integers(0, 20),
-    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 4)), max_size=4),
-)
-def test_a_partition_covers_its_range_once(start: int, size: int, drawn: list[tuple[int, int, int]]) -> None:
-    parts, at = [], 0
-    for gap, length, kind in drawn:
-        parts.append(Part(at + gap, at + gap + length, kind))
-        at += gap + length
-    found = list(partition(start, start + size, parts))
-    covered = [place for part in found for place in range(part.start, part.stop)]
-    assert covered == list(range(start, start + size))
-    kinds = {place: part.kind for part in parts for place in range(part.start, part.stop)}
-    assert all(kinds.get(place, 0) == part.kind for part in found for place in range(part.start, part.stop))
-
-
 def test_history_is_what_comes_before_the_last_question() -> None:
     kept, dropped = without_history_reasoning(CHAT)
     assert dropped == 1
@@ -230,13 +214,17 @@ def test_history_is_what_comes_before_the_last_question() -> None:
     assert without_history_reasoning(CHAT[3:]) == (CHAT[3:], 0)
 
 
-def test_a_difference_elsewhere_is_not_certain() -> None:
+def test_reasoning_that_is_written_in_the_turn_of_another_message_rejects_the_record() -> None:
     """A template that repeats the reasoning of an answer in front of the next one."""
-    options = bp.MaskOptions(reasoning="mask")
-    texts = {True: "U:q A:(r)x U:q2 (r) A:y", False: "U:q A:x U:q2 A:y"}
-    messages = [*CHAT[:3], {"role": "assistant", "content": "y"}]
-    kinds = Kinds(options, texts[True], messages, "A:", (), lambda given: texts["reasoning_content" in given[1]])
-    assert kinds.parts(1, 6, 10) is None
+    template = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if loop.index0 > 1 %}"
+        "{{- messages[loop.index0 - 2].reasoning_content or '' }}{%- endif %}{{- m.content + '<|im_end|>\n' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+    chat = [*CHAT[:3], {"role": "assistant", "content": "y"}]
+    batch = segments_of(template, chat, bp.MaskOptions(reasoning="mask"))
+    masked = bp.BuildMask({"assistant": "train"}, options=bp.MaskOptions(reasoning="mask")).step()(batch)
+    assert bp.testing.rejects(masked) == [(0, "turn_apart")]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +245,7 @@ def test_options_that_make_no_sense_are_refused(change: dict[str, Any], message:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [["--render=jinja"], ["--check=full"], ["--direct_num_workers=2"]])
+@pytest.mark.parametrize("options", [["--check=full"], ["--direct_num_workers=2"]])
 @pytest.mark.long
 def test_a_job_gives_the_same_however_it_renders(tmp_path: Path, options: list[str]) -> None:
     from beam_prep.cli import main
@@ -274,4 +262,4 @@ def test_a_job_gives_the_same_however_it_renders(tmp_path: Path, options: list[s
     assert main([*common, "-o", str(tmp_path / "two"), *options]) == 0
     assert (tmp_path / "one/manifest.json").read_bytes() == (tmp_path / "two/manifest.json").read_bytes()
     assert main(["verify", str(tmp_path / "one"), "--inputs"]) == 0
-    assert json.loads((tmp_path / "one/run.json").read_text())["reasoning_not_written"] == 25
+    assert json.loads((tmp_path / "one/manifest.json").read_text())["counters"]["reasoning_not_written"] == 25

@@ -10,10 +10,10 @@ import numpy as np
 
 from beam_prep.audit.draw import NOT_DRAWN, Drawn
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.texts import Rendered
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile, count_outcomes
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import CUTTING, Output
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.drops import LOST

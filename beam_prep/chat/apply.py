@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.chat.checks import check_size, most_characters
+from beam_prep.chat.checks import check_size
 from beam_prep.chat.collector import TextCollector, ValueCollector
 from beam_prep.chat.conversation import DIFFERENT
-from beam_prep.chat.implicit_prompt import with_prompt
-from beam_prep.chat.texts import DEFAULT_DOMAIN, Rendered
 from beam_prep.chat.voice import Voice, voice_of
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.rendered import DEFAULT_DOMAIN, Rendered
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.reading.implicit_prompt import with_prompt
 from beam_prep.core.reading.loss_weights import record_weight
 from beam_prep.core.reading.records import Records
 from beam_prep.errors import RunError
@@ -73,12 +73,13 @@ def _rendered(
 ) -> Rendered:
     roles: dict[str, int] = {}
     from_table = is_table(records.origin.source.path)
-    collectors: list[TextCollector | ValueCollector] = [
+    collectors: list[Any] = [
         ValueCollector(output) if output.kind == "value" else TextCollector(output, voice, roles, from_table)
         for output in outputs
     ]
-    of_texts = [collector for collector in collectors if isinstance(collector, TextCollector)]
-    conversations = [collector.conversations for collector in of_texts if collector.conversations is not None]
+    conversations = [
+        each.conversations for each in collectors if isinstance(each, TextCollector) and each.conversations
+    ]
     size = len(records) if compared is None else compared
     sampled = frozenset(sample(records.origin.digest, len(records), size).tolist() if conversations and size else ())
     kept: list[int] = []
@@ -86,45 +87,37 @@ def _rendered(
     weighted = any(output.weights_name is not None for output in outputs)
     weights: list[float] = []
     counted: dict[int, Counter[str]] = {}
+    characters = 0
     ledger = records.ledger.copy()
-    countable = any(output.kind != "ids" for output in outputs)
-    most = most_characters(records)
     for place, (line, record) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
         for conversation in conversations:
             conversation.compares = place in sampled
+            conversation.counted.clear()
         try:
             weight = record_weight(record) if weighted else 1.0
             seen = with_prompt(record, outputs) if voice.rules.implicit_prompt else record
-            yielded = [collector.add(seen) for collector in collectors]
-            if all(yielded):
-                if countable:
-                    _check_counts(outputs, collectors)
-            elif any(yielded):
-                missing = next(output for output, some in zip(outputs, yielded, strict=True) if not some)
-                names = ", ".join(repr(section.field) for section in missing.sections)
-                raise Reject("missing_source", f"nothing for {missing.name!r}: {names} absent or empty")
+            rows: list[Any] = [collector.row(seen) for collector in collectors]
+            if not _check(outputs, collectors, rows):
+                ledger.drop(line, "empty")
+                continue
         except Reject as reject:
             ledger.reject(line, reject.reason, reject.message)
+            continue
         except MemoryError:
-            raise RunError(
-                f"the memory does not suffice to render {records.place(line)}: leave that record out"
-            ) from None
-        else:
-            if any(yielded):
-                if sum([texts.characters for texts in of_texts]) > most:
-                    check_size(sum(texts.characters for texts in of_texts), records)
-                for conversation in conversations:
-                    if conversation.counted:
-                        counted.setdefault(len(kept), Counter()).update(conversation.counted)
-                        conversation.counted.clear()
-                kept.append(line)
-                weights.append(weight)
-                name = record.get(domain_key) if domain_key is not None else None
-                domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
-                continue
-            ledger.drop(line, "empty")
-        for collector in collectors:
-            collector.undo(len(kept))
+            found = f"the memory does not suffice to render {records.place(line)}"
+            raise RunError(f"{found}: leave that record out") from None
+        for output, collector, row in zip(outputs, collectors, rows, strict=True):
+            collector.rows.append(row)
+            if output.kind != "value":
+                characters += sum([len(piece.text) for sequence in row for piece in sequence])
+        check_size(characters, records)
+        for conversation in conversations:
+            if conversation.counted:
+                counted.setdefault(len(kept), Counter()).update(conversation.counted)
+        kept.append(line)
+        weights.append(weight)
+        name = record.get(domain_key) if domain_key is not None else None
+        domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     made = Counter(records.made)
     for conversation in conversations:
@@ -133,10 +126,8 @@ def _rendered(
     rendered.weights = np.array(weights) if weighted else None
     rendered.counters = _counters(counted, len(kept))
     for output, collector in zip(outputs, collectors, strict=True):
-        if isinstance(collector, TextCollector):
-            rendered.pieces[output.name] = collector.build()
-        else:
-            rendered.values[output.name] = collector.build()
+        target: dict[str, Any] = rendered.values if output.kind == "value" else rendered.pieces
+        target[output.name] = collector.build()
     return rendered
 
 
@@ -149,12 +140,25 @@ def _counters(counted: dict[int, Counter[str]], rows: int) -> dict[str, Array]:
     return found
 
 
-def _check_counts(outputs: Sequence[Output], collectors: list[Any]) -> None:
+def _check(outputs: Sequence[Output], collectors: Sequence[Any], rows: Sequence[Any]) -> bool:
+    """True if each output of a record has something, False if none has.
+
+    Raises:
+        Reject: only some have; or lists and values differ in length.
+    """
+    yielded = [any(row) if output.kind != "value" else bool(row) for output, row in zip(outputs, rows, strict=True)]
+    if not any(yielded):
+        return False
+    if not all(yielded):
+        missing = outputs[yielded.index(False)]
+        names = ", ".join(repr(section.field) for section in missing.sections)
+        raise Reject("missing_source", f"nothing for {missing.name!r}: {names} absent or empty")
     counts = {
-        output.name: collector.rows[-1] - collector.rows[-2]
-        for output, collector in zip(outputs, collectors, strict=True)
+        output.name: len(row)
+        for output, collector, row in zip(outputs, collectors, rows, strict=True)
         if output.kind == "list" or (output.kind == "value" and collector.listed)
     }
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise Reject("count_mismatch", f"{found}: wanted as many of each")
+    return True

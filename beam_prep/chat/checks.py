@@ -31,12 +31,19 @@ def text_of(value: Any, where: str, blank: bool = False) -> str | None:
     return value if blank or value.strip() else None
 
 
-def check_characters(text: str) -> None:
-    # No parsed line has any; a step of the user's own, or JSON in a text (`tools`), may bring them.
+def checked(text: str) -> str:
+    """A text that can be encoded.
+
+    Raises:
+        Reject: `bad_text`: it cannot. No parsed line has such text; a step of the user's own, or JSON in a text
+            (`tools`), may bring it.
+    """
     try:
-        text.encode("utf-8")
+        if not text.isascii():
+            text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise Reject("bad_text", f"character {error.start} of a text is half of a surrogate pair") from None
+    return text
 
 
 def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[Message]:
@@ -139,14 +146,9 @@ MAX_TEXT = 1 << 28
 MORE = 16
 
 
-def most_characters(records: Records) -> int:
-    """The characters that the texts of a block may have."""
-    return max(MAX_TEXT, MORE * len(records.ledger.raw))
-
-
 def check_size(characters: int, records: Records) -> None:
     """Raises RunError if the texts of a block are much larger than the block."""
-    most = most_characters(records)
+    most = max(MAX_TEXT, MORE * len(records.ledger.raw))
     if characters > most:
         raise RunError(
             f"the texts of {len(records.ledger.starts)} lines of {records.origin.source.path!r} have more than {most} "

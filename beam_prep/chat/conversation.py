@@ -2,22 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.chat.checks import are_plain, check_characters, guarded_messages, variables_of
-from beam_prep.chat.kinds import Kinds, without_history_reasoning
+from beam_prep.chat.checks import are_plain, checked, guarded_messages, variables_of
+from beam_prep.chat.kinds import parts_of, without_history_reasoning
 from beam_prep.chat.messages import Message, without_nulls
 from beam_prep.chat.origins import TOOLS
+from beam_prep.chat.pieces import Layout, Piece
 from beam_prep.chat.replay import Replayed
 from beam_prep.chat.template import RenderedChat
-from beam_prep.chat.texts import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, Layout, PiecesBuilder, Segment
 from beam_prep.chat.voice import Voice
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.rendered import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, Segment
 from beam_prep.core.data.schema import Action, Output
 from beam_prep.core.reading.records import Record
 
@@ -61,14 +61,13 @@ class Answer(NamedTuple):
     refused: int
 
 
-class ConversationCollector:
+class Conversations:
     """Renders the conversations of one output.
 
     Args:
         output: one whose sections are a conversation.
         voice: with a template.
         roles: the roles of the block: name -> code; new ones are added.
-        builder: takes the pieces.
         weights: of the messages of this output.
         from_table: the records are rows of a table, which has a null for each key that another row has.
 
@@ -76,6 +75,7 @@ class ConversationCollector:
         counted: of the last record: see `Rendered.counters`.
         compares: the next record is compared with transformers' own rendering.
         made: how many were, and how many were different.
+        reasons: (reason, message) -> the code of segments that are refused.
     """
 
     def __init__(
@@ -83,12 +83,11 @@ class ConversationCollector:
         output: Output,
         voice: Voice,
         roles: dict[str, int],
-        builder: PiecesBuilder,
         weights: MessageWeights,
         from_table: bool,
     ) -> None:
         assert voice.template is not None
-        self._output, self._voice, self._template, self._builder = output, voice, voice.template, builder
+        self._output, self._voice, self._template = output, voice, voice.template
         self._guard, self._roles, self._weights, self._from_table = voice.guard, roles, weights, from_table
         self._fields = [section.field for section in output.sections]
         self._actions = [section.action for section in output.sections]
@@ -98,9 +97,10 @@ class ConversationCollector:
         self.counted: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
         self.compares = False
+        self.reasons: dict[tuple[str, str], int] = {}
 
-    def add(self, record: Record) -> None:
-        """Adds the messages of all sections, rendered once; nothing where there are none.
+    def pieces(self, record: Record) -> list[Piece]:
+        """The messages of all sections, rendered once; none where there are none.
 
         Raises:
             Reject: see `check_messages` and `ChatTemplate.render`; `not_rendered`: the template does not write a
@@ -110,20 +110,19 @@ class ConversationCollector:
         lists = [guarded_messages(self._guard, record.get(name), name, weighted) for name in self._fields]
         messages = lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
         if not messages:
-            return
+            return []
         if (options := self._voice.rules.mask_options) is not None and options.reasoning == "drop_history":
             messages, dropped = without_history_reasoning(messages)
             self.counted["reasoning_dropped"] += dropped
         if self._from_table:
             messages = [_without_nulls_in_calls(message) for message in messages]
         variables = self._variables(record)
-        if are_plain(messages) and self._add_replayed(messages, variables, tuple(map(len, lists))):
-            return
+        counts = tuple(map(len, lists))
+        if are_plain(messages) and (piece := self._replayed(messages, variables, counts)) is not None:
+            return [piece]
         rendered = self._rendered(messages, variables)
-        if not rendered.text.isascii():
-            check_characters(rendered.text)
-        text, cut, special = self._voice.cut_bos(rendered.text)
-        actions = self._actions_of(tuple(map(len, lists)))
+        text, cut, special = self._voice.cut_bos(checked(rendered.text))
+        actions = self._actions_of(counts)
         answer, prompt_end = None, -2
         if (masked := self._prompt_length(messages, actions)) is not None:
             prompt = self._template.text(messages[:masked], True, **variables)
@@ -135,19 +134,19 @@ class ConversationCollector:
             segments = self._of_kinds(segments, rendered, messages, variables, answer)
         if cut:
             segments = [_moved(segment, cut) for segment in segments]
-        self._builder.add_piece(text, special, segments, prompt_end=prompt_end, message_roles=self._codes(messages))
+        return [Piece(text, special, segments, None, prompt_end, self._codes(messages))]
 
     def _actions_of(self, counts: Sequence[int]) -> list[Action]:
         """The action of each message, from the number of messages of each section."""
         return [action for action, count in zip(self._actions, counts, strict=True) for _ in range(count)]
 
-    def _add_replayed(self, messages: list[Message], variables: dict[str, Any], counts: tuple[int, ...]) -> bool:
-        """Adds a plain chat whose kind came before; gives True if it did."""
+    def _replayed(self, messages: list[Message], variables: dict[str, Any], counts: tuple[int, ...]) -> Piece | None:
+        """A plain chat whose kind came before; None where it is to be rendered."""
         if self._voice.plain or self._voice.rules.mask_options is not None:
-            return False
+            return None
         replayed = self._template.replay(messages, **variables)
         if replayed is None:
-            return False
+            return None
         text, prompt_end = replayed.text, -2
         masked = self._prompt_length(messages, self._actions_of(counts))
         if masked is not None:
@@ -159,17 +158,14 @@ class ConversationCollector:
             self._layouts[key] = replayed.plan, self._layout(replayed, messages, counts, prompt_end)
         layout = self._layouts[key][1]
         if layout is None:
-            return False
+            return None
         if self.compares:
             self._compare(RenderedChat(text, replayed.turns(), replayed.plan.lost), messages, variables)
             full = self._template.render(messages, **variables)
             self.made[DIFFERENT] += (full.text, full.turns) != (text, replayed.turns())
-        if not text.isascii():
-            check_characters(text)
-        text, cut, special = self._voice.cut_bos(text)
+        text, cut, special = self._voice.cut_bos(checked(text))
         prompt_end = max(prompt_end - cut, 0) if prompt_end >= 0 else prompt_end
-        self._builder.add_replayed(text, special, prompt_end, layout, replayed.moved)
-        return True
+        return Piece(text, special, (), None, prompt_end, self._codes(messages), layout, replayed.moved)
 
     def _layout(
         self, replayed: Replayed, messages: list[Message], counts: tuple[int, ...], prompt_end: int
@@ -192,7 +188,7 @@ class ConversationCollector:
                 except ValueError:
                     return None
                 rows[place]["start"], rows[place]["stop"] = start - cut, stop - cut
-        return Layout(rows, np.array(first, np.int64), np.array(last, np.int64), tuple(self._codes(messages)))
+        return Layout(rows, np.array(first, np.int64), np.array(last, np.int64))
 
     def _variables(self, record: Record) -> dict[str, Any]:
         given: dict[str, Any] = self._guard(variables_of(record))
@@ -235,6 +231,10 @@ class ConversationCollector:
         if self._template.differs(rendered, messages, **variables):
             self.made[DIFFERENT] += 1
 
+    def _refused(self, reason: tuple[str, str]) -> int:
+        """The code of a segment that is refused."""
+        return self.reasons.setdefault(reason, len(self.reasons) + 1)
+
     def _codes(self, messages: Sequence[Message]) -> list[int]:
         """The roles of messages."""
         roles = self._roles
@@ -270,7 +270,7 @@ class ConversationCollector:
         turns, text = rendered.turns, rendered.text
         reasons = [turn.reason for turn in (turns[first], turns[-1]) if turn.reason is not None]
         if reasons:
-            return Answer(first, 0, 0, self._builder.refused(reasons[0]))
+            return Answer(first, 0, 0, self._refused(reasons[0]))
         begins = [span[0] for turn in turns[first:] for span in turn.spans]
         start = begins[0] if begins else len(text)
         if prompt_end is not None and messages[first]["role"] != "assistant":
@@ -302,7 +302,7 @@ class ConversationCollector:
             if (answer is not None and own[place] < 1 and not after) or actions[place] == "mask":
                 continue
             action = BY_ROLE if actions[place] == "$role" else TRAIN
-            refused = 0 if reason is None else self._builder.refused(reason)
+            refused = 0 if reason is None else self._refused(reason)
             # One that is not written has no token, and is the last of its role all the same.
             for start, stop in spans or ((0, 0),):
                 yield Segment(start, stop, action, roles[place], place, own[place], refused)
@@ -318,37 +318,29 @@ class ConversationCollector:
         """The segments, cut where their text becomes another kind."""
         options = self._voice.rules.mask_options
         assert options is not None
-        prompt = self._template.generation_prompt(**variables)
-        render = partial(self._template.text, **variables)
-        kinds = Kinds(options, rendered.text, messages, prompt, self._template.tokens, render)
-        found: list[Segment] = []
+        prompt, text, found = self._template.generation_prompt(**variables), rendered.text, list[Segment]()
         for segment in segments:
-            start, stop = segment[:2]
+            if segment.refused or segment.start == segment.stop:
+                found.append(segment)
+                continue
+            start, stop = (0, len(text)) if segment[:2] == WHOLE else segment[:2]
             spans = [(segment.turn, start, stop)]
             if segment[:2] == WHOLE or (answer is not None and segment[:2] == answer[1:3]):
-                first = 0 if segment[:2] == WHOLE else answer.first if answer is not None else 0
-                start, stop = (0, len(rendered.text)) if segment[:2] == WHOLE else (start, stop)
-                spans = [(turn.message, *span) for turn in rendered.turns[first:] for span in turn.spans]
+                turns = rendered.turns[answer.first if answer is not None else 0 :]
+                spans = [(turn.message, max(begin, start), end) for turn in turns for begin, end in turn.spans]
+                if spans and not text[spans[-1][2] : stop].strip():
+                    spans[-1] = *spans[-1][:2], stop  # the white space behind the last end token
             at = start
             for message, begin, end in spans:
-                if at < begin and len(spans) > 1:
+                if at < begin:
                     found.append(segment._replace(start=at, stop=begin))
-                parts = None if segment.refused else kinds.cut(message, begin, end)
-                if parts is None:
-                    refused = segment.refused or self._builder.refused(KINDS_UNKNOWN)
-                    found.append(segment._replace(start=begin, stop=end, refused=refused))
-                else:
-                    found += [segment._replace(start=a, stop=b, kind=kind) for a, b, kind in parts]
+                own = [each for each in rendered.said if each.index == message]
+                parts = parts_of(text, messages[message], own, (begin, end), options, prompt, self._template.tokens)
+                found += [segment._replace(start=a, stop=b, kind=kind) for a, b, kind in parts]
                 at = max(at, end)
             if at < stop:
                 found.append(segment._replace(start=at, stop=stop))
         return found
-
-
-KINDS_UNKNOWN = (
-    "parts_unknown",
-    "where the reasoning or the calls of a message stand within its turn cannot be told, which `mask_options` asks for",
-)
 
 
 def _not_rendered(fields: Sequence[str], messages: Sequence[Message], index: int, key: str) -> str:

@@ -1,15 +1,15 @@
 """The environment of chat templates: transformers' sandbox, bounded, and the same in every run.
 
-A template is compiled twice: as transformers does it (`compile_plain`), and so that texts keep their origins
-(`compile_traced`). Both give the same text; the second also says where each message is at work, by marks of no
-characters that it writes at the head of each loop and behind each loop within it.
+A template is compiled twice: as transformers does it, and so that texts keep their origins. Both give the same text; the
+second also says where each message is at work, by marks of no characters that it writes at the head of each loop and
+behind each loop within it.
 """
 
 import functools
 import json
 from collections.abc import Callable, Iterable
 from datetime import date as Date
-from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import jinja2
@@ -24,7 +24,6 @@ from jinja2 import nodes
 
 from beam_prep.chat import limits, origins
 from beam_prep.chat.clock import Clock
-from beam_prep.chat.limits import Unwritable
 from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, RAW, Node, Nodes, Origin, Text
 from beam_prep.errors import TokenizerError
 
@@ -49,28 +48,19 @@ RAISED_BY_TEMPLATES = (
 """What a template's own code can raise, by jinja and by its filters. A MemoryError is none of it."""
 
 
-def compile_plain(source: str, date: str | None) -> jinja2.Template:
+def compile_template(source: str, date: str | None, traced: bool) -> jinja2.Template:
     """A template as transformers renders it.
 
     Args:
         source: the template.
         date: the day that `strftime_now` gives, as "2026-11-22".
+        traced: its strings keep their origins.
 
     Raises:
         TokenizerError: it does not compile, or would give another text in another run: it calls `strftime_now`, and
             no date is given, or it uses chance.
     """
-    return _compiled(_Environment(date), source, date)
-
-
-def compile_traced(source: str, date: str | None) -> jinja2.Template:
-    """The same, whose strings keep their origins. For arguments and errors see `compile_plain`."""
-    template = _compiled(_Traced(date), source, date)
-    template.root_render_func.__globals__["str_join"] = origins.str_join  # `~`
-    return template
-
-
-def _compiled(environment: jinja2.Environment, source: str, date: str | None) -> jinja2.Template:
+    environment = _Traced(date) if traced else _Environment(date)
     try:
         _check_steady(environment.parse(source), date)
         # With a plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
@@ -80,7 +70,10 @@ def _compiled(environment: jinja2.Environment, source: str, date: str | None) ->
     except _RAISED_BY_COMPILER as error:  # of what jinja computes, and of Python (a NUL, `{% break %}` outside a loop)
         text = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
         raise TokenizerError(f"the chat template does not compile: {text}") from None
-    template.root_render_func.__globals__["str"] = written
+    compiled = template.root_render_func.__globals__
+    compiled["str"] = written
+    if traced:
+        compiled["str_join"] = origins.str_join  # `~`
     return template
 
 
@@ -115,29 +108,27 @@ def asks_for_date(source: str) -> bool:
     """
     if "strftime_now" not in source:
         return False
-    compile_plain(source, "2026-01-01")
+    compile_template(source, "2026-01-01", False)
     names = _Environment("2026-01-01").parse(source).find_all(nodes.Name)
     return any(name.name == "strftime_now" and name.ctx == "load" for name in names)
 
 
 # What templates are given
 
-_ADDRESSED = (BuiltinMethodType, MethodType, FunctionType, GeneratorType, Unwritable)
-
 
 def written(value: Any) -> str:
     """`str`, of templates."""
     if type(value) is Text or type(value) is str:
         return value
-    if isinstance(value, _ADDRESSED):
+    if type(value) is Node or type(value) is Nodes:
+        return origins.one(str(value._raw), value._origin)
+    limits.weigh(value)
+    text = str(value)
+    if " at 0x" in text and not isinstance(value, str | list | dict | tuple):
         raise jinja2.exceptions.SecurityError(
             "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
             "its text is an address in memory, another one in every run"
         )
-    limits.weigh(value)
-    text = str(value)
-    if type(value) is Node or type(value) is Nodes:
-        return origins.one(str(value._raw), value._origin)
     return text if type(text) is Text else origins.derived(text, (value,))
 
 
@@ -160,7 +151,7 @@ class _Namespace(jinja2.utils.Namespace):
             raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r} on a namespace")
 
 
-class _DictMaker(Unwritable):
+class _DictMaker:
     """`dict(...)` in templates, without the type's own attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -168,14 +159,6 @@ class _DictMaker(Unwritable):
 
     def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict.fromkeys(*args, **kwargs)
-
-
-class _Cycler(Unwritable, jinja2.utils.Cycler):
-    pass
-
-
-class _Joiner(Unwritable, jinja2.utils.Joiner):
-    pass
 
 
 def _raise_exception(message: str) -> None:
@@ -188,8 +171,15 @@ _AS_IT_IS = json.JSONEncoder(ensure_ascii=False)
 def _json(value: Any, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> str:
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
         return _AS_IT_IS.encode(value)  # what json.dumps would make anew each time
-    limits.expect_indent(indent)
+    limits.expect_growth("indent", "", (indent,))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _plain_tojson(
+    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    limits.weigh(x)
+    return _json(x, ensure_ascii, indent, separators, sort_keys)
 
 
 def _tojson(
@@ -223,19 +213,12 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self, date: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-        del self.filters["random"]
-        for name, size in limits.OF_FILTERS.items():
-            self.filters[name] = _expecting(self.filters[name], size)
-        self.filters |= {"tojson": _tojson, _BOUNDED: _bounded, _AT_WORK: _at_work, "string": written}
-        self.globals = {
-            "range": jinja2.sandbox.safe_range,
-            "cycler": _Cycler,
-            "joiner": _Joiner,
-            "dict": _DictMaker(),
-            "namespace": _Namespace,
-            "raise_exception": _raise_exception,
-            "strftime_now": Clock(date) if date is not None else None,
-        }
+        del self.filters["random"], self.globals["lipsum"]
+        for name in limits.FILTERS:
+            self.filters[name] = _expecting(name, self.filters[name])
+        self.filters |= {"tojson": _plain_tojson, _BOUNDED: _bounded, _AT_WORK: _at_work, "string": written}
+        self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
+        self.globals["strftime_now"] = None if date is None else Clock(date)
 
     def concat(self, pieces: Iterable[str]) -> str:
         return origins.concat(pieces)
@@ -253,7 +236,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         text, name = value.__self__, value.__name__
 
         def format_(*args: Any, **kwargs: Any) -> Any:
-            limits.expect_method(text, name, args, kwargs)
+            limits.expect_growth(name, text, (*args, *kwargs.values()))
             return made(*args, **kwargs)
 
         return format_
@@ -262,9 +245,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind is jinja2.runtime.Macro or kind is jinja2.runtime.LoopContext:
             limits.count_round()
-        elif (kind is BuiltinMethodType or kind is MethodType) and isinstance(obj.__self__, str):
-            own = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}
-            limits.expect_method(obj.__self__, obj.__name__, args, own)
+        elif kind is BuiltinMethodType and obj.__name__ in limits.METHODS and isinstance(obj.__self__, str):
+            limits.expect_growth(obj.__name__, obj.__self__, (*args, *kwargs.values()))
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -274,15 +256,39 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 _OF_DICT = frozenset(dir(dict))
 _OF_TEXT = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
-_OF_LOOP = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem", "revindex", "revindex0"))
-_FOLLOWED = frozenset(
-    (
-        *("attr", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),
-        *("length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round"),
-        *("select", "selectattr", "slice", "sort", "string", "sum", "tojson", "trim", "unique", "upper"),
-        *("capitalize", "abs", _AT_WORK, _BOUNDED),
-    )
-)
+_OF_LOOP = {"index", "index0", "first", "last", "length", "previtem", "nextitem", "revindex", "revindex0"}
+_FOLLOWED = {
+    *(
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "first",
+        "float",
+        "groupby",
+        "int",
+        "items",
+        "last",
+        "length",
+    ),
+    *(
+        "list",
+        "lower",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "replace",
+        "reverse",
+        "round",
+        "select",
+        "selectattr",
+    ),
+    *("slice", "sort", "string", "sum", "tojson", "trim", "unique", "upper", "capitalize", "abs", _AT_WORK, _BOUNDED),
+}
 """Filters that take and give single strings by methods of these, or that give no string."""
 _MISSING = object()
 
@@ -293,7 +299,7 @@ class _Traced(_Environment):
     def __init__(self, date: str | None) -> None:
         super().__init__(date)
         self.filters |= {name: _opaque(each) for name, each in self.filters.items() if name not in _FOLLOWED}
-        self.filters["join"] = _join
+        self.filters |= {"join": _join, "tojson": _tojson}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -311,6 +317,8 @@ class _Traced(_Environment):
             value = dict.get(obj, argument, _MISSING)
             if value is not _MISSING:
                 return origins.read(obj, argument, value) if type(value) in RAW else value
+        elif type(obj) is list and type(argument) is int and -len(obj) <= argument < len(obj):
+            return obj[argument]
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
@@ -327,7 +335,8 @@ class _Traced(_Environment):
             if type(owner) is Node:
                 return obj(*args, **_own(kwargs))
             if type(owner) is Text:
-                limits.expect_method(owner, obj.__name__, args, _own(kwargs))
+                if obj.__name__ in limits.METHODS:
+                    limits.expect_growth(obj.__name__, owner, args)
                 return origins.derived(obj(*args, **_own(kwargs)), (owner,))
             if type(owner) is str and obj.__name__ == "join" and len(args) == 1:
                 return _joined(owner, args[0])
@@ -356,13 +365,13 @@ def _bounded(value: Any) -> Any:
     return value
 
 
-def _expecting(filter_: Any, size: Callable[..., int]) -> Any:
+def _expecting(name: str, filter_: Any) -> Any:
     """A filter that is not applied where it would make too much."""
-    takes_more = hasattr(filter_, "jinja_pass_arg")
 
     @functools.wraps(filter_)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        limits.expect(size(*args[takes_more:], **kwargs))
+        subject = next((each for each in args if isinstance(each, str | list | tuple)), "")
+        limits.expect_growth(name, subject, [each for each in (*args, *kwargs.values()) if each is not subject])
         return filter_(*args, **kwargs)
 
     return applied
@@ -384,7 +393,7 @@ def _opaque(filter_: Any) -> Any:
 
 def _joined(separator: str, values: Iterable[Any]) -> str:
     values = list(values)
-    limits.expect_method(separator, "join", (values,), {})
+    limits.expect_growth("join", separator, (values,))
     return origins.joined(separator, values) if Text in map(type, values) else separator.join(values)
 
 

@@ -27,7 +27,7 @@ class Origin(NamedTuple):
         keys: of it ("content", "reasoning", "tool_calls[0].name" ...); None: no characters, but a mark in the text.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     keys: tuple[str, ...] | None
 
 

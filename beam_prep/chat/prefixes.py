@@ -43,8 +43,8 @@ def _span(
     before, after = written(messages[:index], True), written(messages[: index + 1], False)
     if before is None or after is None or not text.startswith(before) or not text.startswith(after):
         return None
-    if len(after) <= len(before) or before == written(messages[:index], False):
-        return None  # history is written in another way than it was generated, or there is no prompt
+    if len(after) <= len(before):
+        return None  # history is written in another way than it was generated
     shown = after[len(before) :].rstrip()
     ends = [token.end() for token in tokens.special.finditer(shown)]
     return len(before), len(before) + (ends[-1] if ends and ends[-1] == len(shown) else len(shown))
@@ -60,8 +60,8 @@ def _is_one_of_several(messages: Sequence[Message], index: int) -> bool:
 def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], written: Written, tokens: Tokens) -> bool:
     """True if the spans of an assistant's turn are not what prefixes show, but for blanks."""
     for turn in turns:
-        if not turn.spans or turn.rule or not _is_said(messages[turn.message]):
-            continue  # nothing is claimed, or generation marks are taken at their word
+        if not _is_said(messages[turn.message]):
+            continue
         shown = _span(text, messages, turn.message, written, tokens)
         if shown is None:
             continue

@@ -31,34 +31,32 @@ RENDERING = threading.RLock()
 
 _MOST = 500
 """Kinds that are kept."""
-_FILTERS = frozenset(
-    (
-        *("items", "dictsort", "sort", "unique", "title", "indent", "escape", "e", "trim", "length", "count", "first"),
-        *("last", "list", "default", "d", "join", "replace", "lower", "upper", "capitalize", "string", "tojson", "map"),
-        *("select", "selectattr", "reject", "rejectattr", "safe", "_beam_prep_at_work", "_beam_prep_bounded"),
-    )
-)
-_TESTS = frozenset(
-    (
-        *(
-            "defined",
-            "undefined",
-            "none",
-            "string",
-            "mapping",
-            "iterable",
-            "sequence",
-            "boolean",
-            "true",
-            "false",
-            "eq",
-        ),
-        *("equalto", "ne", "number", "integer", "odd", "even", "callable"),
-    )
-)
-_GIVE_TEXTS = frozenset(
-    ("strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "replace", "split", "rsplit", "splitlines")
-)
+_FILTERS = {
+    *(
+        "items",
+        "dictsort",
+        "sort",
+        "unique",
+        "title",
+        "indent",
+        "escape",
+        "e",
+        "trim",
+        "length",
+        "count",
+        "first",
+        "last",
+    ),
+    *("list", "default", "d", "join", "replace", "lower", "upper", "capitalize", "string", "tojson", "map", "select"),
+    *("selectattr", "reject", "rejectattr", "safe", "_beam_prep_at_work", "_beam_prep_bounded"),
+}
+_TESTS = {
+    *("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "true", "false", "eq"),
+    *("equalto", "ne", "number", "integer", "odd", "even", "callable"),
+}
+_GIVE_TEXTS = {
+    *("strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "replace", "split", "rsplit", "splitlines"),
+}
 _WATCHED = (
     *(name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")),
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__len__", "__getitem__"),
@@ -188,7 +186,7 @@ class Replay:
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=0) < 2:
             return False
         together = "\n".join(texts)
-        return not any([beginning in together for beginning in self._beginnings])
+        return not any(beginning in together for beginning in self._beginnings)
 
     def _learn(self, kind: Any, messages: Sequence[Message], variables: dict[str, Any], prompt: bool) -> None:
         """Makes the plan of a kind that was seen before."""
@@ -246,7 +244,7 @@ class Replay:
 
 def _operation(name: str) -> Callable[..., Any]:
     """The operation of a guard."""
-    return functools.partial(_applied, name) if name in _GIVE_TEXTS else getattr(str, name)  # type: ignore[no-any-return]
+    return functools.partial(_applied, name) if name in _GIVE_TEXTS else getattr(str, name)
 
 
 def _is_readable(tree: nodes.Template) -> bool:

@@ -1,22 +1,27 @@
 """`ChatTemplate`: conversations as transformers renders them, and the spans of their messages."""
 
+import itertools
 import marshal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.environment import RAISED_BY_TEMPLATES, compile_plain, compile_traced
+from beam_prep.chat.environment import RAISED_BY_TEMPLATES, compile_template
 from beam_prep.chat.limits import TemplateLimit
 from beam_prep.chat.messages import Forms, Lost, Message, ToolArguments, for_template, not_rendered
 from beam_prep.chat.origins import TOOLS, Origin
 from beam_prep.chat.prefixes import contradict, not_in, turns_by_prefixes
 from beam_prep.chat.replay import RENDERING, Replay, Replayed
-from beam_prep.chat.trace import Trace, trace
+from beam_prep.chat.trace import Segment, Trace, trace
 from beam_prep.chat.turns import Facts, Tokens, Turn, Turns, accounted
 from beam_prep.core.data.block import Reject
 
 _MOST_FACTS = 256
+_AT_ONCE = 1000
+"""Pieces of a rendering after which its characters are counted."""
+_TURNS = 2
+"""The first and the last so many turns of a conversation are compared with what prefixes show."""
 _PROBE_TOOLS = [
     {
         "type": "function",
@@ -40,6 +45,7 @@ class RenderedChat(NamedTuple):
         changed: arguments of calls that were given to the template in another form.
         marked: the spans of assistants are the template's `{% generation %}` blocks.
         reasoned: messages whose reasoning it wrote.
+        said: what messages say, in order.
     """
 
     text: str
@@ -48,6 +54,7 @@ class RenderedChat(NamedTuple):
     changed: int = 0
     marked: bool = False
     reasoned: int = 0
+    said: Sequence[Segment] = ()
 
 
 class ChatTemplate:
@@ -67,7 +74,7 @@ class ChatTemplate:
         tool_arguments: the form of the arguments of calls, see `Forms`.
 
     Raises:
-        TokenizerError: see `compile_plain`.
+        TokenizerError: see `compile_template`.
     """
 
     def __init__(
@@ -80,7 +87,7 @@ class ChatTemplate:
     ) -> None:
         self.source, self.special_tokens = source, dict(special_tokens)
         self.tokens = Tokens(controls)
-        self._plain, self._traced = compile_plain(source, date), compile_traced(source, date)
+        self._plain, self._traced = (compile_template(source, date, traced) for traced in (False, True))
         self._facts: dict[Any, Facts] = {}
         self.forms = Forms(self._shown, tool_arguments)
         self._replay = Replay(self, self._traced.environment.parse(source))
@@ -102,7 +109,9 @@ class ChatTemplate:
         lost, reasoned = not_rendered(rendering, messages, tools)
         turns = Turns(self, self.facts(tools, variables), rendering, messages, tools, variables).all()
         turns = accounted(turns, messages, {index for index, _ in lost})
-        return RenderedChat(rendering.text, turns, lost, changed, bool(rendering.generation), reasoned)
+        return RenderedChat(
+            rendering.text, turns, lost, changed, bool(rendering.generation), reasoned, rendering.segments
+        )
 
     def replay(self, messages: Sequence[Message], /, prompt: bool = False, **variables: Any) -> Replayed | None:
         """The same for a chat whose kind came before, without the template; None where that is not certain.
@@ -129,8 +138,12 @@ class ChatTemplate:
         given, _ = self.forms.apply([for_template(message) for message in messages])
         if rendered.text != self._plain_text(given, variables, False):
             return True
+        if rendered.marked or not self.generation_prompt(**variables):
+            return False
         written = partial(self._written, variables)
-        return not rendered.marked and contradict(rendered.text, rendered.turns, given, written, self.tokens)
+        answers = [turn for turn in rendered.turns if turn.spans and given[turn.message]["role"] == "assistant"]
+        some = answers if len(answers) <= 2 * _TURNS else [*answers[:_TURNS], *answers[-_TURNS:]]
+        return contradict(rendered.text, some, given, written, self.tokens)
 
     def generation_prompt(self, /, **variables: Any) -> str:
         """The generation prompt behind a question; "" where the template has none."""
@@ -189,14 +202,15 @@ class ChatTemplate:
     def _yielded(self, template: Any, given: dict[str, Any]) -> list[str]:
         limits.begin()
         context = template.new_context({"documents": None, **self.special_tokens, **given})
-        found, characters, length = [], 0, str.__len__
+        found: list[str] = []
+        characters = 0
         try:
             with RENDERING:
-                for piece in template.root_render_func(context):
-                    found.append(piece)
-                    characters += length(piece)
-                    if characters > limits.MAX_CHARACTERS:
-                        limits.expect(characters)
+                pieces = template.root_render_func(context)
+                while some := list(itertools.islice(pieces, _AT_ONCE)):
+                    found += some
+                    characters += sum(map(str.__len__, some))
+                    limits.expect(characters)
         except TemplateLimit as error:
             raise Reject("template_limit", f"the chat template is stopped: {error}") from None
         except RAISED_BY_TEMPLATES as error:

@@ -22,7 +22,7 @@ class Segment(NamedTuple):
 
     begin: int
     end: int
-    index: int
+    index: int  # type: ignore[assignment]
     keys: tuple[str, ...]
     owner: int
 
@@ -77,7 +77,7 @@ def trace(pieces: Sequence[str]) -> Trace:
     return Trace("".join(pieces), segments, marks, generation)
 
 
-Said = tuple[int, tuple[str, ...]]
+Said = tuple[int, tuple[str, ...], bool]
 
 
 class Place(NamedTuple):
@@ -85,7 +85,8 @@ class Place(NamedTuple):
 
     Attributes:
         after, begin, end, before: characters; the own text is [begin, end).
-        said: what was said last, up to `after`: how many messages before, and its keys; None: nothing.
+        said: what was said last, up to `after`: how many messages before, its keys, and whether this turn says it
+            again; None: nothing.
         apart: why it is no turn, "" where it is one.
         goes_on: where more of it stands, behind what others say while it is at work.
     """
@@ -120,10 +121,21 @@ def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, Place]:
 
 def said(segment: Segment, index: int) -> Said:
     """What a segment says, as seen from a later message."""
-    return index - segment.index if segment.index >= 0 else segment.index, segment.keys
+    return index - segment.index if segment.index >= 0 else segment.index, segment.keys, False
+
+
+def _said_before(segments: list[Segment], before: int, index: int) -> Said | None:
+    """What is said last before a message's text."""
+    if before < 0:
+        return None
+    last = segments[before]
+    again = last.owner == index and any(each[2:4] == last[2:4] and each.owner != index for each in segments[:before])
+    return (*said(last, index)[:2], again)
 
 
 def _place(segments: list[Segment], orders: list[int], index: int) -> Place | None:
+    # All of a message, in the turn of another, is not its text.
+    orders = [k for k in orders if segments[k].keys != ("*",) or segments[k].owner in (index, -1)]
     if len(orders) > 1:
         orders = [k for k in orders if segments[k].keys != NAME]
     if not orders or segments[orders[0]].keys == NAME:
@@ -185,7 +197,7 @@ def _place_of(segments: list[Segment], piece: list[int], index: int) -> Place:
         segments[piece[0]].begin,
         segments[piece[-1]].end,
         segments[behind].begin if behind < len(segments) else END,
-        said(segments[before], index) if before >= 0 else None,
+        _said_before(segments, before, index),
     )
 
 

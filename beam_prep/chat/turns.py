@@ -13,7 +13,7 @@ constant, its own beginning is rendered.
 Messages of other roles begin with their own text, and end with the end token that follows it.
 """
 
-import os.path
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,7 +109,8 @@ class Facts:
         openings: tokens that a rendering begins with: they end no turn.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: they cannot be told.
-        gaps: (what was said before, constant before a turn's own text) -> how much of that is not trained.
+        gaps: (what was said before, constant before a turn's own text) -> how much of that is not trained, and what
+            of prompts history lacks there.
         cuts: (constant behind a text, it goes on) -> how much of it the model writes, before others speak in its turn.
         learning: the probes are being looked at.
     """
@@ -117,7 +118,7 @@ class Facts:
     def __init__(self, template: "ChatTemplate", tools: Any, variables: dict[str, Any]) -> None:
         self.prompts: dict[str, None] = {}
         self.plain_end: str | None = None
-        self.gaps: dict[tuple[Any, str], int] = {}
+        self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.cuts: dict[tuple[str, bool], int] = {}
         self._ends: dict[tuple[str, bool, str | None], int | None] = {}
         self.tokens = template.tokens
@@ -166,6 +167,12 @@ class Facts:
         begin, end = next(self._runs(tail), (0, 0))
         return tail[begin:end]
 
+    def lacking(self, before: str) -> tuple[str, ...]:
+        """How prompts go on behind a text that ends with as much of them as history has."""
+        shared = ((prompt, range(len(prompt) + 1)) for prompt in self.prompts)
+        found = (prompt[max(k for k in many if before.endswith(prompt[:k])) :] for prompt, many in shared)
+        return tuple(filter(None, found))
+
     def end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
         """Where a turn ends in what the template writes behind its text; None: no token in it ends a turn.
 
@@ -208,7 +215,7 @@ def header_of(template: "ChatTemplate", messages: Sequence[Message], tools: Any,
     closed, asked = (template.run(messages, tools, variables, prompt) for prompt in (False, True))
     last = said(asked.segments[-1], len(messages)) if asked.segments else None
     spoken = asked.segments[-1].end if asked.segments else 0
-    closing = len(os.path.commonprefix([closed.text, asked.text])) - spoken
+    closing = shared(closed.text, asked.text) - spoken
     if closing < 0:
         return Header("", 0, True, asked.text, last)
     if asked.text[spoken + closing :].strip():
@@ -217,8 +224,8 @@ def header_of(template: "ChatTemplate", messages: Sequence[Message], tools: Any,
     if place.said != last or place.end - place.begin > len(PLAIN):
         raise Refused("turn_begin", "a plain answer is not written behind what was said last")
     before = plain.text[place.after : place.begin]
-    shared = len(os.path.commonprefix([closed.text[spoken:], before]))
-    return Header(before, template.tokens.whole(before, 0, shared), False, plain.text[: place.begin], place.said)
+    closing = template.tokens.whole(before, 0, shared(closed.text[spoken:], before))
+    return Header(before, closing, False, plain.text[: place.begin], place.said)
 
 
 def plain_answer(
@@ -273,7 +280,8 @@ class Turns:
                 else:
                     spans = self._spans_of_other(index)
             except Refused as refused:
-                reason = refused.reason, str(refused)
+                if self.places[index].end > self.places[index].begin:  # else nothing is lost
+                    reason = refused.reason, str(refused)
             if self._trace.generation and message["role"] == "assistant":
                 found.append(Turn(index, self._marked(index), None, spans))
             else:
@@ -298,10 +306,14 @@ class Turns:
     def _spans_of_other(self, index: int) -> Ranges:
         """The span of a message of another role."""
         place = self.places.get(index)
-        if place is None or place.end == place.begin:
+        if place is None or not self._trace.text[place.begin : place.end].strip():
             return ()
         if place.apart or place.goes_on:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
+        own = [each for each in self._trace.segments if each.index == index and place.begin <= each.begin < place.end]
+        for one, other in itertools.pairwise(own):
+            if other.owner != index and _WORD.search(self._trace.text, one.end, other.begin):
+                raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
         tail = self._trace.text[place.end : stop]
         end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
@@ -324,33 +336,38 @@ class Turns:
         previous = self._messages[index - 1] if index else {}
         gap = (place.said, previous.get("role"), "tool_calls" in previous), text[at : place.begin]
         if gap in facts.gaps:
-            return at + facts.gaps[gap]
+            begin = at + facts.gaps[gap][0]
+            if not text.startswith(facts.gaps[gap][1], begin):  # else its own text begins as the prompt goes on
+                return begin
         self.by_facts = False
-        begin = self._begin_by_rendering(index, place, before)
-        if facts.learning and at <= begin <= place.begin < place.end:
-            facts.gaps[gap] = begin - at
+        begin, by_header = self._begin_by_rendering(index, place, before)
+        if facts.learning and by_header and at <= begin <= place.begin < place.end:
+            facts.gaps[gap] = begin - at, facts.lacking(text[:begin])
         return begin
 
-    def _begin_by_rendering(self, index: int, place: Place, before: Turn | None) -> int:
-        """The same, by rendering the messages before."""
+    def _begin_by_rendering(self, index: int, place: Place, before: Turn | None) -> tuple[int, bool]:
+        """(where, the header shows it) by rendering the messages before."""
         text = self._trace.text
         try:
             found = header_of(self._template, self._messages[:index], self._tools, self._variables)
         except (*RAISED, Refused):  # the template does not take this beginning of a conversation
-            return self._by_prompt(place)
+            return self._by_prompt(place), False
         if found.prompted and text.startswith(found.whole):
             self._check_alone(index, len(found.whole), place.begin)
-            return len(found.whole)
+            return len(found.whole), True
         if not found.text and found.prompted:
             raise Refused("turn_begin", f"the prompt says again what a message said: {found.whole[-60:]!r}")
         # Else something is said before it that the prompt does not show.
         begin = self._behind(found, place) if found.said == place.said else None
+        by_header = begin is not None
         if begin is None:
-            if before is not None and before.spans and not text[before.spans[-1][1] : place.begin].strip():
-                return before.spans[-1][1]  # one turn that several messages say
+            headed = found.text[found.closing :].strip() in text[place.after : place.end]
+            ended = before.spans[-1][1] if before is not None and before.spans and not headed else None
+            if ended is not None and not text[ended : place.begin].strip():
+                return ended, False  # one turn that several messages say
             begin = self._by_prompt(place, found)
         self._check_name(index, begin, place.begin)
-        return begin
+        return begin, by_header
 
     def _behind(self, header: Header, place: Place) -> int | None:
         """Behind the header, if the template wrote it, or as much of it as history has.
@@ -359,18 +376,20 @@ class Turns:
         reasoning.
         """
         tokens, text, at, done, left, opened = self._tokens, self._trace.text, place.after, 0, "", False
+        until = place.begin if place.end > place.begin else len(text)
         for token in tokens.token.finditer(header.text):
             if token[0].isspace():
                 continue
             begin = at + len(_blanks(text, at))
-            if left or not text.startswith(token[0], begin) or _within_word(text, begin + len(token[0])):
+            end = begin + len(token[0])
+            if left or not text.startswith(token[0], begin, until) or _within_word(text, end):
                 starts_line = "\n" in header.text[done : token.start()]
                 opened = opened or (not left and (starts_line or bool(tokens.tag.match(token[0]))))
                 left += token[0]
             else:
-                at, done = begin + len(token[0]), token.end()
+                at, done = end, token.end()
         closing = len(header.text[: header.closing].rstrip())
-        wanted, there = _blanks(header.text, done), _blanks(text, at)
+        wanted, there = _blanks(header.text, done), _blanks(text, at)[: max(place.begin - at, 0)]
         begin = at + len(wanted if there.startswith(wanted) else there)
         if done < closing:
             return None
@@ -380,8 +399,10 @@ class Turns:
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
             return None  # the prompt stands further on
-        if not header.prompted:
-            return begin
+        if left in text[begin : place.begin]:
+            return None  # something stands within the header
+        if not header.prompted:  # no more is the header's than what is written without an answer
+            return begin if done == closing else None
         if done > closing and opened and self._names_turn(matched):
             return begin  # what the prompt opens, and history lacks
         if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, place.begin):
@@ -411,7 +432,7 @@ class Turns:
             prompts = sorted(self._facts.prompts, key=len, reverse=True)
             if not prompts:
                 asked = self._template.run(self._messages, self._tools, self._variables, True).text
-                prompts = [asked[len(os.path.commonprefix([text, asked])) :]]
+                prompts = [asked[shared(text, asked) :]]
         for prompt in prompts:
             if _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1:
                 return text.index(prompt, place.after) + len(prompt)
@@ -448,9 +469,9 @@ class Turns:
     def _check_alone(self, index: int, begin: int, stop: int) -> None:
         """Behind the prompt no other message may say anything."""
         for each in self._trace.segments:
-            if each.index != index and begin <= each.begin < stop and self._trace.text[each.begin : each.end].strip():
-                said = self._trace.text[each.begin : each.end][:40]
-                raise Refused("turn_apart", f"within the turn stands {each}: {said!r}")
+            said = self._trace.text[max(each.begin, begin) : min(each.end, stop)]
+            if each.index != index and said.strip():
+                raise Refused("turn_apart", f"within the turn stands {each}: {said[:40]!r}")
 
     def _check_name(self, index: int, begin: int, stop: int) -> None:
         """A name is the header's, where that is not the prompt's."""
@@ -548,7 +569,7 @@ class Turns:
             # Reasoning may stand before it that history lacks.
             there = cut.text.find(text[place.begin : place.end], piece.begin)
             if there >= 0:
-                common = len(os.path.commonprefix([text[place.begin : place.before], cut.text[there:]]))
+                common = shared(text[place.begin : place.before], cut.text[there:])
                 return self._tokens.whole(text, at, max(at, place.begin + common))
         raise Refused("turn_end", "its end cannot be told: cut off behind it, the conversation does not show it")
 
@@ -560,10 +581,23 @@ class Turns:
             if what == GENERATION_BEGINS:
                 begin = at
                 continue
+            k = self._first_mark(at)
+            at_work = self.places.get(self._trace.marks[k - 1][1]) if k else place
+            if at_work is not place and (at_work is None or at_work.begin == at_work.end):
+                continue  # it is of a message that says nothing
             for piece in place.pieces if place else ():
                 if (piece.after <= begin < at <= piece.before) or (begin < piece.end and piece.begin < at):
                     found.append((max(begin, piece.after), min(at, piece.before)))
         return tuple(found)
+
+
+def shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _blanks(text: str, at: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from apache_beam import coders
 
 from beam_prep.core.data.block import Block
-from beam_prep.chat.texts import Rendered
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
 

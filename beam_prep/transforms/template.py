@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from beam_prep.chat.apply import COMPARED, render_records
-from beam_prep.chat.texts import Rendered
 from beam_prep.chat.voice import check_voice
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.records import Records

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, cast, get_args
 
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import Output
 from beam_prep.core.encoding.backends import INHERITED, Backend, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.chat.texts import Rendered
 from beam_prep.core.reading.records import Records
 from beam_prep.core.reading.rollouts import RolloutFields
 from beam_prep.core.tokens.batch import Batch

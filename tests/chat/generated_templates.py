@@ -16,7 +16,7 @@ always allowed, but for templates and conversations that are plain.
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 

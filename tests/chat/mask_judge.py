@@ -7,17 +7,16 @@ the labels of the generator decide (`Rendered.right`).
 """
 
 import json
-import os.path
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from beam_prep.chat.messages import has_words
 from beam_prep.chat.template import ChatTemplate, RenderedChat
-from beam_prep.chat.turns import Turn
+from beam_prep.chat.turns import Turn, shared
 from tests.chat.generated_templates import (
     AFTER,
     AGAIN,
@@ -89,22 +88,26 @@ class Prefixes:
         self._made, self._messages, self._text = made, messages, text
 
     def _rendered(self, count: int, prompt: bool) -> str | None:
-        given = {"bos_token": self._made.bos, "eos_token": self._made.eos, "add_generation_prompt": prompt}
+        given: Any = {"bos_token": self._made.bos, "eos_token": self._made.eos, "add_generation_prompt": prompt}
         try:
-            texts, _ = render_jinja_template([self._messages[:count]], chat_template=self._made.source, **given)
+            found: Any = render_jinja_template([self._messages[:count]], chat_template=self._made.source, **given)
         except Exception:  # whatever a template makes of no messages
             return None
-        return str(texts[0])
+        return str(found[0][0])
 
     def begin(self, index: int) -> tuple[int | None, bool]:
         """(where an answer begins: behind the generation prompt, or as much as is written of it; it is all there)."""
         closed, asked = self._rendered(index, False), self._rendered(index, True)
-        if closed is None or asked is None or asked == closed or not asked.startswith(closed):
+        if closed is None or asked is None or not asked.startswith(closed):
             return None, False
-        shared = len(os.path.commonprefix([asked, self._text]))
-        if shared == len(asked):
-            return shared, True
-        return (shared, False) if shared > len(closed) else (None, False)
+        if not self._made.prompt:
+            return (len(closed) if self._text.startswith(closed) else None), False
+        if asked == closed:
+            return None, False
+        alike = shared(asked, self._text)
+        if alike == len(asked):
+            return alike, True
+        return (alike, False) if alike > len(closed) else (None, False)
 
     def stop(self, index: int) -> int | None:
         """Up to where the template writes for a message."""
@@ -124,21 +127,28 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
     stop = prefixes.stop(index)
     place = own or shown.own(index)  # where it says nothing, it says that somewhere
     first, last = (place[0].start, place[-1].stop) if place else (None, begin or 0)
-    by_prompt = all_there and begin is not None and (first is None or begin <= first)
+    by_prompt = all_there and begin is not None and (first is None or begin <= last)
     by_stop = stop is not None and stop >= max(last, begin or 0)
-    begins = [begin] if by_prompt else [each[0][0] for each in old if each]
+    begins = [begin] if by_prompt and begin is not None else [each[0][0] for each in old if each]
     region = shown.regions.get(index, last)
     until = min((each for each in shown.regions.values() if each > region), default=len(shown.text))
     if not by_prompt and first is not None:
         prompt = shown.text.rfind(made.prompt, 0, first) if made.prompt.strip() else -1
-        headers = [run.stop for run in shown.runs if run.label == HEADER and region <= run.start and run.stop <= first]
-        there = [begin, prompt + len(made.prompt) if prompt >= 0 else None, max(headers, default=region)]
+        headers = [run for run in shown.runs if run.label == HEADER and region <= run.start and run.stop <= first]
+        headers = [run for run in headers if shown.text[run.start : run.stop].strip()]
+        written = shared(shown.text[region:first], made.prompt)
+        if not made.prompt and headers:
+            begin = None  # a header stands behind what was said before
+        there = [begin, prompt + len(made.prompt) if prompt >= 0 else None, headers[-1].stop if headers else region]
+        there += [region + written] if made.prompt[:written].strip() else []
         begins += [each for each in there if each is not None and region <= each <= first]
     ends = _ends(made, shown, index, last, stop if by_stop and stop is not None else max(until, last))
+    if silent and begin is not None:
+        ends += _ends(made, shown, index, begin, until)  # the first end token, wherever it says nothing
     if not by_stop:
         ends += [each[-1][1] for each in old if each]
     right: list[Ranges] = [((one, two),) for one in dict.fromkeys(begins) for two in dict.fromkeys(ends) if one <= two]
-    right = [each for each in right if not _foreign(shown, *each[0])]
+    right = [each for each in right if not _foreign(shown, index, *each[0])]
     if not (by_prompt and by_stop):
         right += [each for each in old if each not in right]
     mended = "" if not (by_prompt and by_stop) or set(right) & set(old) else _mended(shown, old, right)
@@ -156,14 +166,13 @@ def _of_others(made: Template, shown: Rendered, index: int) -> list[Ranges]:
         ends += [run.stop, *(behind + len(token) for token in tokens)]
         ends += [behind + len(token + made.eos) for token in tokens if shown.text.startswith(token + made.eos, behind)]
     found: list[Ranges] = [((one, two),) for one in begins for two in dict.fromkeys(ends) if one < two]
-    return [each for each in found if not _foreign(shown, *each[0])]
+    return [each for each in found if not _foreign(shown, index, *each[0])]
 
 
-def _foreign(shown: Rendered, begin: int, end: int) -> bool:
+def _foreign(shown: Rendered, index: int, begin: int, end: int) -> bool:
     """Whether another message says something there."""
-    message = next((run.message for run in shown.runs if run.label in (OWN, WRAP) and run.start >= begin), -1)
     return any(
-        (run.label == OTHER or (run.label == OWN and run.message != message))
+        (run.label == OTHER or (run.label == OWN and run.message != index))
         and shown.text[max(run.start, begin) : min(run.stop, end)].strip()
         for run in shown.runs
         if run.start < end and run.stop > begin
@@ -236,7 +245,7 @@ class Report:
     mended: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)  # of refusals of decided turns
     examples: dict[str, list[str]] = field(default_factory=dict)
-    kept: int = 3
+    kept: int = 8
 
     def add(self, other: "Report") -> None:
         self.pairs += other.pairs
@@ -246,8 +255,10 @@ class Report:
             self.examples[kind] = (self.examples.get(kind, []) + texts)[: self.kept]
 
     def note(self, kind: str, text: str) -> None:
+        """Keeps one example of a template with the same twists."""
         kept = self.examples.setdefault(kind, [])
-        if len(kept) < self.kept:
+        title = text.partition("\n")[0]
+        if len(kept) < self.kept and not any(each.startswith(title) for each in kept):
             kept.append(text)
 
 
@@ -295,7 +306,7 @@ def _judge_turn(
     elif lost:
         report.counts["not rendered"] += 1
         kind = ""
-    elif spans in [tuple(span for span in each if span[1] > span[0]) for each in right.right]:
+    elif _agrees(spans, right, text):
         report.counts["right"] += 1
         kind = ""
         if not spans and is_said(messages[turn.message]):
@@ -306,6 +317,20 @@ def _judge_turn(
         report.wrong[kind] += 1
     for each in {kind, f"mended: {right.mended}" if right.mended else ""} - {""}:
         report.note(each, _shown(each, made, messages, turn, text, right))
+
+
+def _agrees(spans: Ranges, truth: Truth, text: str) -> bool:
+    """Whether spans are right; but for blanks, where prefixes do not decide."""
+
+    def same(one: int, other: int) -> bool:
+        return one == other or not (truth.decided or text[min(one, other) : max(one, other)].strip())
+
+    for right in truth.right:
+        wanted = tuple(span for span in right if span[1] > span[0])
+        pairs = zip(spans, wanted, strict=False)
+        if len(wanted) == len(spans) and all(same(a, c) and same(b, d) for (a, b), (c, d) in pairs):
+            return True
+    return False
 
 
 def is_said(message: Message) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.texts import Rendered
 from beam_prep.chat.voice import Voice
 from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.tokens.batch import Batch

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.chat.texts import Pieces
+from beam_prep.core.data.rendered import Pieces
 from beam_prep.core.encoding.tokenizer import Tokenizer
 
 

@@ -42,16 +42,14 @@ from beam_prep.core.tokens.truncate import TruncationMode, truncate
 from beam_prep.errors import RunError
 from beam_prep.formats.spool import encode_block
 from tests.conftest import ROOT
-from tests.core.chat.test_conversation import CONTROLS, TOKENS
 
 TOKENIZER = Tokenizer.load(ROOT / "examples" / "tokenizer")
 SOURCE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-pytestmark = pytest.mark.usefixtures("at_once")
-
-VOICE = Voice(ChatTemplate(SOURCE, TOKENS, CONTROLS), CONTROLS)
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
+VOICE = Voice(ChatTemplate(SOURCE, {"bos_token": "<s>", "eos_token": "</s>"}, CONTROLS), CONTROLS)
 
 TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
 CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")

@@ -20,6 +20,7 @@ from beam_prep.core.reading.json_line import describe, parse_carefully
 Record = dict[str, Any]
 
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_NESTED = {dict, list}
 
 
 @dataclass(slots=True)
@@ -178,6 +179,9 @@ def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
 
 def _quotes(row: Any) -> int:
     """How many quotes a value takes as JSON. A repeated key that parsing dropped had at least two more."""
+    if type(row) is dict and _NESTED.isdisjoint(map(type, row.values())):  # a long text is not written for it
+        texts: list[str] = [*row, *(value for value in row.values() if type(value) is str)]
+        return 2 * len(texts) + sum([text.count('"') for text in texts])
     try:
         return orjson.dumps(row).count(b'"')
     except TypeError:  # nested deeper than orjson writes

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from beam_prep.chat.texts import UNSET
 from beam_prep.core.data.block import Block
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.rendered import UNSET
 from beam_prep.core.data.schema import Column, Output
 from beam_prep.core.tokens.roles import Roles
 
@@ -32,7 +32,7 @@ class Segments:
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.
         sequence: int64, the sequence that it belongs to.
-        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `chat.texts`.
+        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `core.data.rendered`.
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
         own: int8, the message's own `train` or `weight` key (1: to train, 0: not to), -1 without.

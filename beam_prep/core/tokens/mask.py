@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from beam_prep.chat.texts import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array
+from beam_prep.core.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
 from beam_prep.core.tokens.batch import Batch, Segments
 from beam_prep.core.tokens.roles import disjoint

@@ -4,8 +4,8 @@ import numpy as np
 
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.rendered import DEFAULT_DOMAIN
 from beam_prep.core.data.schema import Column, Output, Section
-from beam_prep.chat.texts import DEFAULT_DOMAIN
 from beam_prep.core.reading.records import Records
 from beam_prep.core.reading.rollouts import Rollout, RolloutFields, read_rollout
 from beam_prep.core.tokens.batch import Batch

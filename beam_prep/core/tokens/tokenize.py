@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from beam_prep.chat.texts import UNSET, Pieces, Rendered
 from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.rendered import UNSET, Pieces, Rendered
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Column
 from beam_prep.core.data.texts import characters, take

@@ -1,8 +1,8 @@
 """Tokenising by a backend, with the account of which encoder made how many records."""
 
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.encoding.backends import encoder_of, name_of
 from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.chat.texts import Rendered
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize import tokenize
 

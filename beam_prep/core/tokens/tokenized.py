@@ -4,8 +4,8 @@ import numpy as np
 
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.rendered import DEFAULT_DOMAIN
 from beam_prep.core.data.schema import Column, Output
-from beam_prep.chat.texts import DEFAULT_DOMAIN
 from beam_prep.core.reading.adapters import tokenized
 from beam_prep.core.reading.loss_weights import record_weight, token_weights
 from beam_prep.core.reading.records import Records

@@ -196,17 +196,6 @@ variable "tokenizer_backend" {
   }
 }
 
-variable "render" {
-  description = "What renders chat templates; plans are compared with jinja, see check. Example: jinja"
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.render == null || can(regex("^(auto|jinja)$", var.render))
-    error_message = "Wanted a value like jinja."
-  }
-}
-
 variable "shuffle_method" {
   description = "How the rows of output.shuffle come to their shards; the bytes are the same. Example: runs"
   type        = string
@@ -251,7 +240,6 @@ locals {
       lease             = var.lease
       block_bytes       = var.block_bytes
       tokenizer_backend = var.tokenizer_backend
-      render            = var.render
       shuffle_method    = var.shuffle_method
       check             = var.check
     } : name => value if value != null

@@ -16,9 +16,9 @@ from hypothesis import example, given
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.texts import Rendered
 from beam_prep.chat.voice import Voice
 from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.encoding import backends as module
 from beam_prep.core.encoding import with_gigatoken
@@ -157,13 +157,17 @@ def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest
     assert "'of the input'" in str(problem)
 
 
+CONTROLS = ("<|im_start|>", "<|im_end|>")
+VOICE = Voice(ChatTemplate(CHATML, {}, CONTROLS), CONTROLS)
+
+
 def rendered(*texts: str) -> Rendered:
     """A block of conversations, each with one user message and one answer."""
     rows = [
         {"messages": [{"role": "user", "content": f"{text} {place}"}, {"role": "assistant", "content": text}]}
         for place, text in enumerate(texts)
     ]
-    return apply_template(testing.records(rows), ROW, Voice(ChatTemplate(CHATML, {}), ("<|im_start|>", "<|im_end|>")))
+    return apply_template(testing.records(rows), ROW, VOICE)
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -241,7 +245,7 @@ def test_sums_that_cancel_out_shift_no_mask() -> None:
             {"role": "user", "content": shrinks}, {"role": "assistant", "content": "no"},
         ]}
     ]  # fmt: skip
-    block = apply_template(testing.records(rows), ROW, Voice(ChatTemplate(CHATML, {}), ("<|im_start|>", "<|im_end|>")))
+    block = apply_template(testing.records(rows), ROW, VOICE)
     fast = FastEncoder(tokenizer, "gigatoken")
     assert same(tokenize(block, fast, None), tokenize(block, tokenizer, None))
     assert fast.fell_back == 1

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from beam_prep.chat.texts import DEFAULT_DOMAIN
+from beam_prep.core.data.rendered import DEFAULT_DOMAIN
 from beam_prep.core.shards.domains import folder_of, folders
 
 PLAIN = [

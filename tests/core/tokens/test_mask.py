@@ -1,5 +1,6 @@
 """Masks: what the loss is taken on, by section, role, and the message's own word; and rows with nothing to train."""
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.chat.texts import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.ragged import Ragged
+from beam_prep.core.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.schema import Column, Section
 from beam_prep.core.tokens.batch import Batch, Segments
 from beam_prep.core.tokens.mask import RoleMask, build_mask, settle_untrained, trained_tokens
@@ -236,7 +237,7 @@ def test_role_mask_says_what_its_rules_say_one_by_one(
     found = [(at, action, role if action == BY_ROLE else UNSET, turn, own) for at, action, role, turn, own in found]
     sequence, action, role, turn, own = (np.array([entry[i] for entry in found], np.int64) for i in range(5))
     place = np.arange(len(found))
-    segments = Segments(place, place + 1, sequence, action, role, turn, own, place >= 0, ("a", "b", "c"))
+    segments = Segments(place, place + 1, sequence, action, role, turn, own, 0 * place, ("a", "b", "c"))
     wanted = []
     for at, how, code, number, word in found:
         if how == MASK:
@@ -260,18 +261,21 @@ def test_a_token_that_any_trained_segment_covers_is_trained(spans: list[tuple[in
     start, length, train = (np.array([span[i] for span in spans], np.int64) for i in range(3))
     zeros = np.zeros(count, np.int64)
     batch.segments["sequence"] = Segments(
-        start, start + length, zeros, zeros + TRAIN, zeros + UNSET, zeros, zeros + UNSET, zeros == 0, ()
+        start, start + length, zeros, zeros + TRAIN, zeros + UNSET, zeros, zeros + UNSET, zeros, ()
     )
     built = build_mask(batch, lambda segments: train.astype(bool))
     covered = {token for first, size, kept in spans if kept for token in range(first, first + size)}
     assert built["loss_mask"].to_lists() == [[int(token in covered) for token in range(26)]]
 
 
-def test_a_trained_segment_that_is_not_certain_rejects_its_record() -> None:
+def test_a_trained_segment_that_is_refused_rejects_its_record_with_its_reason() -> None:
     batch = batch_of([{"messages": chat("u q", "a b")} for _ in range(3)], row(messages()))
-    batch.segments["sequence"].proven[[1, 2]] = False  # the answer of the first, the question of the second
+    segments = batch.segments["sequence"]
+    segments.refused[[1, 2]] = 1  # the answer of the first, the question of the second
+    batch.segments["sequence"] = replace(segments, reasons=(("turn_end", "it has none"),))
     built = build_mask(batch, RoleMask({"assistant": "train"}))
-    assert outcomes(built) == ["spans_unproven", "", ""]
+    assert outcomes(built) == ["turn_end", "", ""]
+    assert built.ledger.messages[0] == "what is trained of message 1 cannot be told: it has none"
     assert trained(built) == ["_____a:b;", "_____a:b;"]
 
 

@@ -1,0 +1,386 @@
+"""Spans of whole conversations: marked and derived, on templates that try to lead them astray."""
+
+import re
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+
+from tests.chat.trained import TOKENS, outcome, said, say, talk, trained
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TRIMMED = CHATML.replace("m.content", "m.content | trim").replace("| trim + '<|im_end|>'", "| trim }}{{ '<|im_end|>'")
+# No generation prompt, the system's text in the first user turn, the end of a user turn is no special token.
+FOLDED = (
+    "{{ bos_token }}{% set ns = namespace(system='', first=true) %}{% for m in messages %}"
+    "{% if m.role == 'system' %}{% set ns.system = m.content + '\n\n' %}"
+    "{% elif m.role == 'user' %}{{ '[INST] ' + (ns.system if ns.first else '') + m.content + ' [/INST]' }}"
+    "{% set ns.first = false %}"
+    "{% else %}{% generation %}{{ m.content + eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+)
+# Roles in words; the space behind "Assistant:" is the answer's.
+WORDS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ 'Assistant:' }}"
+    "{% generation %}{{ ' ' + m.content + eos_token }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.role | capitalize + ': ' + m.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+TEMPLATES = {"chatml": CHATML, "trimmed": TRIMMED, "folded": FOLDED, "words": WORDS}
+
+
+def plain(template: str) -> str:
+    """The template without its marks."""
+    return re.sub(r"{% (end)?generation %}", lambda found: "{% endif %}" if found[1] else "{% if true %}", template)
+
+
+# Marked spans, wherever the blocks stand
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% set x %}{% generation %}{{ m.content }}!{% endgeneration %}{% endset %}h:{{ x }}",
+        "{% set x %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endset %}{{ x }}",
+        "{% set ns.text %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endset %}{{ ns.text }}",
+        "{{ speak(m) }}",
+        "{% filter replace('q', 'q') %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endfilter %}",
+        "{% filter trim %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endfilter %}",
+        "{% call wrap() %}{% generation %}{{ m.content }}!{% endgeneration %}{% endcall %}",
+        "{% for i in [1] %}{% for j in [1] %}h:{% generation %}{{ m.content }}!{% endgeneration %}"
+        "{% endfor %}{% endfor %}",
+        "h:{% generation %}{% for c in m.content %}{{ c }}{% endfor %}!{% endgeneration %}",
+        "h:{% generation %}{% set x %}{{ m.content }}{% endset %}{{ x }}!{% endgeneration %}",
+    ],
+)
+def test_blocks_in_captures_macros_filters_and_loops(body: str) -> None:
+    template = (
+        "{% macro speak(m) %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endmacro %}"
+        "{% macro wrap() %}h:{{ caller() }}{% endmacro %}{% set ns = namespace(text='') %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        + body
+        + "{% else %}<{{ m.content }}>{% endif %}{% endfor %}"
+    )
+    assert said(template, talk("alpha", "h:beta", "h:beta!", "gamma")) == ["h:beta!", "gamma!"]
+
+
+@pytest.mark.parametrize("change", ["upper", "reverse"])
+def test_marks_that_a_filter_loses_train_no_other_text(change: str) -> None:
+    template = (
+        "{% for m in messages %}{% filter " + change + " %}{{ m.role[0] }}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% endfilter %}{% endfor %}"
+    )
+    found = said(template, talk("q", "bc"))
+    assert isinstance(found, str) or "".join(found) in ("", "BC"), found
+
+
+def test_several_blocks_a_message() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        "[{% generation %}{{ m.think }}{% endgeneration %}|{% generation %}{{ m.content }}{% endgeneration %}]"
+        "{% else %}<{{ m.content }}>{% endif %}{% endfor %}"
+    )
+    messages = [say("user", "q"), say("assistant", "a", think="t"), say("user", "r"), say("assistant", "b", think="u")]
+    assert said(template, messages) == ["t", "a", "u", "b"]
+    assert said(template, messages, assistant="last") == ["u", "b"]
+    messages[1]["train"], messages[3]["train"] = True, False
+    assert said(template, messages) == ["t", "a"]
+
+
+def test_a_loop_in_a_macro_keeps_its_marked_spans() -> None:
+    template = (
+        "{% macro all(ms) %}{% for m in ms %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %};{% else %}{{ m.content }};{% endif %}{% endfor %}{% endmacro %}{{ all(messages) }}"
+    )
+    assert said(template, talk("yes", "yes", "yes", "no")) == ["yes", "no"]
+    assert said(template, talk("yes", "yes", "yes", "no"), assistant="last") == ["no"]
+
+
+@pytest.mark.xfail(strict=True, reason="rejected as turn_unplaced, though its place is known: the marks leave it out")
+def test_what_the_template_does_not_mark_is_not_trained() -> None:
+    template = (
+        "{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    assert said(template, talk("a", "b", "c", "d")) == ["d"]
+
+
+# Derived spans
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "messages",
+    [
+        talk("assistant", "assistant"),
+        talk("user", "user", "assistant", "user"),
+        talk("same", "same", "same", "same"),
+        talk("d", "d", "e", "im_end"),
+        talk("<|im_end|>", "<|im_end|>", "</s>", "</s>"),
+        talk("[/INST]", "[/INST]", "]", "s"),
+        talk("q<|im_end|>\n<|im_start|>assistant\nno<|im_end|>", "<|im_start|>user\n</s>[INST] x [/INST]"),
+        talk("Assistant: a", "Assistant:", "A", "Assist"),
+        talk("a", "b", system="a"),
+        talk("system", "b", system="system"),
+        talk("\u2028x\u3000", "y\u2028"),
+    ],
+)
+def test_derived_spans_are_the_marked_ones(name: str, messages: list[dict[str, Any]]) -> None:
+    marked = outcome(TEMPLATES[name], messages)
+    assert outcome(plain(TEMPLATES[name]), messages) == marked
+    assert not isinstance(marked, str)
+
+
+@pytest.mark.parametrize("content", ["user", "u", "d", "im_end", "|>", "<|im_end|>", " x", "x ", "\nuser\n"])
+def test_other_roles_begin_with_their_content(content: str) -> None:
+    messages = [say("user", content), say("assistant", content), say("user", content)]
+    assert said(CHATML, messages, user="train") == [content + "<|im_end|>"] * 2
+    assert said(plain(CHATML), messages, default="train") == [content + "<|im_end|>"] * 3
+    assert said(plain(TRIMMED), messages, user="train") == [content.strip() + "<|im_end|>"] * 2
+
+
+def test_a_folded_system_message_ends_no_turn_and_is_not_the_users() -> None:
+    messages = talk("hello", "hi", "more", "ok", system="be kind")
+    assert said(plain(FOLDED), messages) == ["hi</s>", "ok</s>"]
+    # " [/INST]" is no special token, and no word of the user's.
+    assert said(plain(FOLDED), messages, user="train") == ["hello", "more"]
+    assert said(plain(FOLDED), messages, system="train") == ["be kind"]
+    assert said(FOLDED, messages, system="train") == ["be kind"]
+    same = talk("be kind", "be kind", system="be kind")
+    assert said(plain(FOLDED), same, user="train") == ["be kind"]
+
+
+def test_a_system_message_written_before_the_loop() -> None:
+    template = (
+        "{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}"
+        "{% for m in messages[1:] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    )
+    assert said(template, talk("q", "a", system="be kind"), system="train") == ["be kind<|im_end|>"]
+    assert said(template, [say("system", "be kind")], system="train") == ["be kind<|im_end|>"]
+
+
+BY_INDEX = (
+    "{% for i in range(messages | length) %}{{ '<|im_start|>' + messages[i].role + '\n' + messages[i].content }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+)
+# No loop variable is a message, or the loop's text is written later.
+NO_MARKS = {
+    "by index": BY_INDEX,
+    "collected, then written": (
+        "{% set ns = namespace(t='') %}{% for m in messages %}"
+        "{% set ns.t = ns.t + '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' %}{% endfor %}{{ ns.t }}"
+    ),
+    "a loop in a macro": (
+        "{% macro all() %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{% endfor %}{% endmacro %}{{ all() }}"
+    ),
+    "a loop in a capture": (
+        "{% set all %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{% endfor %}{% endset %}{{ all }}"
+    ),
+}
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+@pytest.mark.parametrize("name", NO_MARKS)
+@pytest.mark.parametrize("messages", [talk("yes", "no", "yes", "no"), talk("yes", "yes", "yes", "yes")])
+def test_it_does_not_matter_where_the_loop_stands(name: str, messages: list[dict[str, Any]]) -> None:
+    wanted = [message["content"] + "<|im_end|>" for message in messages]
+    assert said(NO_MARKS[name] + PROMPT, messages) == wanted[1::2]
+    assert said(NO_MARKS[name] + PROMPT, messages, user="train") == wanted[::2]
+
+
+def test_a_question_that_is_written_behind_the_prompt_is_in_the_answers_turn() -> None:
+    template = (
+        "{% set ns = namespace(q='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.q = m.content %}"
+        "{% else %}{{ 'Q: ' + ns.q + ' A: ' + m.content + '</s>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Q: ' }}{% endif %}"
+    )
+    assert said(template, talk("yes", "no", "yes", "no")) == "turn_apart"
+    assert said(template, talk("yes", "yes")) == "turn_apart"
+
+
+def test_only_a_message_that_is_to_be_trained_rejects_its_record() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role[0] + ':' }}{% if m.role == 'assistant' %}{{ messages[0].content }}{% endif %}"
+        "{{ m.content + '</s>' }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    )
+    assert said(template, talk("q", "a")) == "turn_apart"
+    assert said(template, talk("q", "a"), user="train") == ["q</s>"]
+    assert said(template, talk("q", "a"), user="mask") == []
+    assert said(template, [say("user", "q"), say("assistant", "a", train=True)], user="mask") == "turn_apart"
+    assert said(template, [say("user", "q"), say("assistant", "a", train=False)]) == []
+
+
+def test_the_next_message_in_this_ones_turn_is_not_trained() -> None:
+    template = (
+        "{% for m in messages %}{% if loop.index0 % 2 == 1 %}{{ m.content + '</s>' }}"
+        "{% if not loop.last %}{{ messages[loop.index0 + 1].content + '</s>' }}{% endif %}"
+        "{% elif loop.first %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ ' ' }}{% endif %}"
+    )
+    assert said(template, talk("yes", "no", "yes", "no")) == ["no</s>", "no</s>"]
+    assert said(template, talk("yes", "yes", "yes", "yes")) == ["yes</s>", "yes</s>"]
+
+
+def test_what_stands_behind_the_loop_is_the_last_answers_end() -> None:
+    template = (
+        "{% for m in messages[:-1] %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
+        "{{ messages[-1].role + ':' + messages[-1].content + '</s>' }}"
+    )
+    assert said(template, talk("a", "b", "c", "d"))[-1] == "d</s>"
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% for m in messages[::-1] %}{% if m.role == 'user' %}{% set x = m.content %}{% endif %}{% endfor %}Have fun.",
+        "{% for o in messages %}{% if o.x %}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_first_loop_that_only_looks_changes_nothing(loop: str) -> None:
+    assert said(loop + plain(CHATML), talk("a", "b", "a", "b")) == ["b<|im_end|>"] * 2
+    nested = plain(CHATML).replace("{{ '\n' }}", loop + "{{ '\n' }}").replace("Have fun.", "")
+    assert said(nested, talk("a", "b", "a", "b"), default="train") == ["a<|im_end|>", "b<|im_end|>"] * 2
+
+
+def test_one_and_the_same_message_twice_is_trained_twice() -> None:
+    again = say("assistant", "ok")
+    assert said(plain(CHATML), [say("user", "a"), again, say("user", "b"), again]) == ["ok<|im_end|>"] * 2
+
+
+TOOLS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% generation %}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function | tojson + '</call>' }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+CALLED = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
+
+
+@pytest.mark.parametrize("template", [TOOLS, plain(TOOLS)], ids=["marked", "derived"])
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (say("assistant", None, tool_calls=[CALL]), CALLED),
+        ({"role": "assistant", "tool_calls": [CALL, CALL]}, CALLED * 2),
+        (say("assistant", "", tool_calls=[CALL]), CALLED),
+        (say("assistant", "x", tool_calls=[CALL]), "x" + CALLED),
+        (say("assistant", "f", tool_calls=[CALL], reasoning_content="f"), "<think>f</think>f" + CALLED),
+        (say("assistant", "a", reasoning_content="b"), "<think>b</think>a"),
+        (say("assistant", "a", thinking="a"), "<think>a</think>a"),
+        (say("assistant", "", reasoning_content="q"), "<think>q</think>"),
+    ],
+)
+def test_tool_calls_and_reasoning(template: str, message: dict[str, Any], wanted: str) -> None:
+    messages = [say("user", "f"), message, say("tool", "1"), say("assistant", "done")]
+    assert said(template, messages) == [wanted + "<|im_end|>", "done<|im_end|>"]
+    assert said(template, messages, assistant="last") == ["done<|im_end|>"]
+    assert said(template, [messages[0], {**message, "train": True}, *messages[2:]], user="mask") == [
+        wanted + "<|im_end|>"
+    ]
+
+
+def test_reasoning_that_stands_in_the_content_and_is_left_out() -> None:
+    template = plain(CHATML).replace("m.content", "m.content.split('</think>')[-1].lstrip('\n')")
+    messages = talk("q", "<think>\nq\n</think>\n\nyes", "q", "no")
+    assert said(template, messages) == ["yes<|im_end|>", "no<|im_end|>"]
+
+
+@pytest.mark.parametrize("template", [CHATML, plain(CHATML)], ids=["marked", "derived"])
+def test_last_and_the_messages_own_word(template: str) -> None:
+    messages = talk("a", "b", "c", "d")
+    assert said(template, messages, assistant="last") == ["d<|im_end|>"]
+    messages[1]["train"] = True
+    assert said(template, messages, assistant="last") == ["b<|im_end|>", "d<|im_end|>"]
+    messages[3]["train"] = False
+    assert said(template, messages, assistant="last") == ["b<|im_end|>"]
+    messages[0]["train"] = True
+    assert said(template, messages, assistant="mask") == ["a<|im_end|>", "b<|im_end|>"]
+
+
+@pytest.mark.parametrize("action", ["$role", "$last", "train", "prompt"])
+def test_every_action_takes_the_turn_with_its_end(action: str) -> None:
+    found = trained(plain(CHATML), talk("q", "a", "r", "b"), action)
+    assert (
+        found
+        == {
+            "$role": ["a<|im_end|>", "b<|im_end|>"],
+            "$last": ["b<|im_end|>\n"],
+            "train": ["".join(f"<|im_start|>{r}\n{c}<|im_end|>\n" for r, c in zip(["user", "assistant"] * 2, "qarb"))],
+            "prompt": ["a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"],
+        }[action]
+    )
+
+
+# Anything
+
+ALIKES = ["<|im_end|>", "<|im_start|>assistant\n", "</s>", "[/INST]", " [INST] ", "Assistant:", "user", "\n\n", " "]
+ANY = st.text(st.characters(codec="utf-8"), max_size=6)
+EDGED = st.lists(st.one_of(st.sampled_from(ALIKES), ANY), max_size=5).map("".join)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Every content holds a text of its own in its middle."""
+
+    def content(place: int) -> str:
+        drawn = draw(EDGED)
+        half = len(drawn) // 2
+        return f"{drawn[:half]}⟦{place}⟧{drawn[half:]}"
+
+    turns, has_system = draw(st.integers(1, 6)), draw(st.booleans())
+    system = content(0) if has_system else None
+    return talk(*[content(turn + has_system) for turn in range(turns)], system=system)
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations(), st.sampled_from(sorted(TEMPLATES)))
+@example(talk("a", "b", system=""), "folded")
+def test_derived_equals_marked(messages: list[dict[str, Any]], name: str) -> None:
+    assert outcome(plain(TEMPLATES[name]), messages) == outcome(TEMPLATES[name], messages)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    conversations(),
+    st.sampled_from(sorted(TEMPLATES)),
+    st.sets(st.sampled_from(["system", "user", "assistant"])),
+    st.booleans(),
+)
+def test_what_is_trained_is_what_was_said(
+    messages: list[dict[str, Any]], name: str, roles: set[str], marked: bool
+) -> None:
+    template = TEMPLATES[name] if marked else plain(TEMPLATES[name])
+    found = said(template, messages, **dict.fromkeys(roles, "train"), other="mask")
+    if name == "folded" and messages[-1]["role"] == "system":
+        assert found == "not_rendered"
+        return
+    text = "".join(found)
+    assert re.findall("⟦[0-9]+⟧", text) == [f"⟦{n}⟧" for n, m in enumerate(messages) if m["role"] in roles]
+    assert all(message["content"].strip() in text for message in messages if message["role"] in roles)
+
+
+def test_the_number_of_renderings_does_not_grow_with_the_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation whose borders the probes show is rendered once."""
+    from beam_prep.chat.template import ChatTemplate
+    from tests.chat.trained import CONTROLS
+
+    counts = []
+    whole = ChatTemplate.run
+    for turns in (4, 100):
+        template = ChatTemplate(plain(CHATML), TOKENS, CONTROLS)
+        template.facts(None, {})
+        runs: list[int] = []
+        monkeypatch.setattr(ChatTemplate, "run", lambda *given: runs.append(1) or whole(*given))  # type: ignore[func-returns-value]
+        template.render([say("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(turns)])
+        counts.append(len(runs))
+        monkeypatch.undo()
+    assert counts == [1, 1]

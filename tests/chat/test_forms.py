@@ -1,0 +1,190 @@
+"""Contents and arguments in the form that a template takes, found out by rendering; and the nulls of tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import beam_prep as bp
+from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import Voice
+from beam_prep.config import PipelineConfig
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.pipeline import Pipeline
+from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, say
+
+ASKED = say("user", "How far?")
+
+
+def calling(arguments: str) -> str:
+    """A template that writes the arguments of calls so."""
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name ~ ' ' }}" + arguments + "{% endfor %}"
+    return "{% for m in messages %}" + HEADER + "{{ m.content or '' }}" + calls + END + PROMPT
+
+
+TAKES = {
+    "objects, as JSON": calling("{{ c.function.arguments | tojson }}"),
+    "objects, by key": calling("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"),
+    "strings": calling("{{ c.function.arguments + '!' }}"),
+    "both": calling("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"),
+}
+GIVEN: dict[str, Any] = {"object": {"to": "Gent"}, "string": '{"to": "Gent"}'}
+BY_KEY, AS_JSON, QUOTED = "to=Gent;", '{"to": "Gent"}', '"{\\"to\\": \\"Gent\\"}"'
+
+
+def called(arguments: Any, content: str | None = "") -> list[dict[str, Any]]:
+    return [
+        ASKED,
+        say(
+            "assistant", content, tool_calls=[{"type": "function", "function": {"name": "go", "arguments": arguments}}]
+        ),
+    ]
+
+
+def prepared(source: str, messages: list[dict[str, Any]], tool_arguments: Any = "auto", **more: Any) -> Any:
+    """(text, counted) of a record; or the reason of its reject and what it says."""
+    template = ChatTemplate(source, TOKENS, CONTROLS, None, tool_arguments)
+    output = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+    rendered = apply_template(testing.records([{"messages": messages, **more}]), (output,), Voice(template, CONTROLS))
+    if not len(rendered):
+        return rendered.ledger.outcomes[rendered.ledger.status[0] - 1][1], rendered.ledger.messages[0]
+    return rendered.pieces["sequence"].texts[0], {name: count.tolist() for name, count in rendered.counters.items()}
+
+
+@pytest.mark.parametrize(
+    ("takes", "given", "form", "written"),
+    [
+        ("objects, as JSON", "object", "auto", AS_JSON),
+        ("objects, as JSON", "string", "auto", AS_JSON),
+        ("objects, as JSON", "string", "as_is", QUOTED),
+        ("objects, as JSON", "string", "string", QUOTED),
+        ("objects, as JSON", "object", "string", QUOTED),
+        ("objects, by key", "object", "auto", BY_KEY),
+        ("objects, by key", "string", "auto", BY_KEY),
+        ("objects, by key", "string", "object", BY_KEY),
+        ("strings", "object", "auto", AS_JSON + "!"),
+        ("strings", "string", "auto", AS_JSON + "!"),
+        ("strings", "object", "string", AS_JSON + "!"),
+        ("both", "object", "auto", AS_JSON),
+        ("both", "string", "auto", AS_JSON),
+        ("both", "string", "object", AS_JSON),
+    ],
+)
+def test_arguments_are_given_as_the_template_takes_them(takes: str, given: str, form: Any, written: str) -> None:
+    text, counted = prepared(TAKES[takes], called(GIVEN[given]), form)
+    assert text == f"<|im_start|>user\nHow far?<|im_end|>\n<|im_start|>assistant\ngo {written}<|im_end|>\n"
+    wanted = {
+        "auto": {"objects, as JSON": "object", "objects, by key": "object", "strings": "string"}.get(takes, given)
+    }
+    changed = {**wanted, "as_is": given}.get(form, form) != given
+    assert counted == ({"tool_arguments_changed": [1]} if changed else {})
+
+
+@pytest.mark.parametrize(("takes", "given"), [("objects, by key", "string"), ("strings", "object")])
+def test_as_is_changes_nothing_and_the_template_refuses_what_it_does_not_take(takes: str, given: str) -> None:
+    assert prepared(TAKES[takes], called(GIVEN[given]), "as_is")[0] == "template_error"
+
+
+@pytest.mark.parametrize("given", ["no JSON", "[1]", "7", '"x"', "{", "null", "\ud83d"])
+def test_arguments_that_are_no_object_are_rejected_where_one_is_taken(given: str) -> None:
+    reason, message = prepared(TAKES["objects, as JSON"], called(given))
+    assert reason == "bad_arguments"
+    assert f"the arguments of '[1].tool_calls[0]' are the string {given!r}, wanted a JSON object" in message
+    assert prepared(TAKES["both"], called(given))[0] != "bad_arguments"
+
+
+@pytest.mark.parametrize("given", ["", " ", "{}", {}])
+def test_no_arguments_are_an_empty_object(given: Any) -> None:
+    assert prepared(TAKES["objects, as JSON"], called(given))[0].endswith("go {}<|im_end|>\n")
+    assert prepared(TAKES["objects, by key"], called(given))[0].endswith("assistant\ngo <|im_end|>\n")
+
+
+def test_calls_without_a_function_around_them_and_without_arguments() -> None:
+    flat = "{% for m in messages %}" + HEADER + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    flat += "{% set f = c.function or c %}{{ f.name }} {{ f.arguments | tojson }}{% endfor %}" + END + PROMPT
+    message = say(
+        "assistant", "", tool_calls=[{"name": "go", "arguments": '{"to": 1}'}, {"name": "stay", "arguments": {}}]
+    )
+    assert prepared(flat, [ASKED, message])[0].endswith('assistant\ngo {"to": 1}stay {}<|im_end|>\n')
+
+
+# Contents
+
+PARTS = CHATML.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}")
+EITHER = CHATML.replace(
+    "{{ m.content }}",
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "written"),
+    [
+        (CHATML, "Not far.", "Not far."),
+        (CHATML, [{"type": "text", "text": "Not "}, {"type": "text", "text": "far."}], "Not far."),
+        (CHATML, ["Not ", "far."], "Not far."),
+        (PARTS, "Not far.", "Not far."),
+        (PARTS, [{"type": "text", "text": "Not "}, {"type": "text", "text": "far."}], "Not far."),
+        (EITHER, "Not far.", "Not far."),
+        (EITHER, [{"type": "text", "text": "Not "}, {"type": "text", "text": "far."}], "[Not ][far.]"),
+    ],
+)
+def test_contents_are_given_as_the_template_takes_them(source: str, content: Any, written: str) -> None:
+    for role in ("user", "assistant", "system", "tool"):
+        text, counted = prepared(source, [say("user", "Q"), say(role, content)])
+        assert text.endswith(f"<|im_start|>{role}\n{written}<|im_end|>\n")
+        assert counted == {}
+
+
+# Nulls
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "go", "description": None, "parameters": {"type": "object", "a": None}},
+}
+AS_IT_IS = "{{ tools | tojson }}{% for m in messages %}" + HEADER + (
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+) + END + PROMPT  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["in.jsonl", "in.parquet"])
+def test_nulls_of_a_table_are_left_out_of_tools_and_calls_and_those_of_lines_are_kept(
+    file: str, tmp_path: Path, tokenizer_path: str
+) -> None:
+    rows = [
+        {"messages": called({"to": "Gent", "by": None}, None), "tools": [TOOL]},
+        {"messages": called({"to": None, "by": "train"}, None), "tools": [TOOL]},
+    ]
+    path = tmp_path / file
+    if file.endswith("jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    config = PipelineConfig.from_dict(
+        {
+            "input": {
+                "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+                "chat_template": AS_IT_IS,
+            },
+            "mask": {"assistant": "train"},
+            "output": {"columns": "labels"},
+        }
+    )
+    Pipeline(config, [str(path)], tmp_path / "out", tokenizer_path).run(["--runner=FnApiRunner"])
+    found = bp.open(tmp_path / "out")
+    from tests.core.reference import ours
+
+    tokenizer = ours(Path(tokenizer_path))
+    texts = [tokenizer.decode(found[row]["input_ids"].tolist()) for row in range(2)]
+    kept = file.endswith("jsonl")
+    for text, nulls, plain in zip(
+        texts, ['{"to": "Gent", "by": null}', '{"to": null, "by": "train"}'], ['{"to": "Gent"}', '{"by": "train"}']
+    ):
+        assert (nulls if kept else plain) in text
+        assert ("null" in text) == kept
+        assert ('"description": null' in text) == kept

@@ -1,0 +1,251 @@
+"""Strings that know where their characters come from: as `str` in all that it does, and each character's origin kept."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from beam_prep.chat import origins
+from beam_prep.chat.origins import (
+    MIXED,
+    Node,
+    Origin,
+    Text,
+    concat,
+    derived,
+    joined,
+    message_node,
+    one,
+    parts_of,
+    text_of,
+)
+
+A, B = Origin(0, ("content",)), Origin(1, ("content",))
+MARK = Origin(1, None)
+Model = list[tuple[str, Origin | None]]
+"""The characters of a string, each with its origin."""
+
+LETTERS = st.text("aB <\n\u00df", max_size=4)
+PARTS = st.lists(st.tuples(LETTERS, st.sampled_from([A, B, None])), min_size=1, max_size=4)
+TEXTS = PARTS.map(lambda parts: text_of("".join(value for value, _ in parts), tuple(parts)))
+STRINGS = TEXTS | LETTERS
+PLACES = st.none() | st.integers(-6, 6)
+
+
+def model(value: str) -> Model:
+    parts = parts_of(value)
+    assert "".join(piece for piece, _ in parts) == value
+    return [(character, origin) for piece, origin in parts for character in piece]
+
+
+def plain(value: Any) -> Any:
+    """A value with strings of `str`."""
+    if isinstance(value, str):
+        return "".join((value,))
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    return value
+
+
+@given(TEXTS, STRINGS)
+def test_sums_keep_origins(one: Text, other: str) -> None:
+    for made, wanted in (
+        (one + other, model(one) + model(other)),
+        (other + one, model(other) + model(one)),
+        (concat([other, one, "", one]), model(other) + model(one) * 2),
+        (origins.str_join([one, 7, other]), model(one) + [("7", None)] + model(other)),
+    ):
+        assert model(made) == wanted
+
+
+@given(TEXTS, PLACES, PLACES, st.sampled_from([None, 1, 2, -1]))
+def test_slices_keep_origins(text: Text, begin: int | None, end: int | None, step: int | None) -> None:
+    cut = slice(begin, end, step)
+    assert plain(text[cut]) == plain(text)[cut]
+    if step in (None, 1):
+        assert model(text[cut]) == model(text)[cut]
+
+
+@given(TEXTS)
+def test_characters_keep_origins(text: Text) -> None:
+    whole = model(text)
+    for place in range(-len(text), len(text)):
+        assert model(text[place]) == [whole[place]]
+    assert [pair for character in text for pair in model(character)] == whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        one("ab", A),
+        pytest.param(one("a", A) + "b", marks=pytest.mark.xfail(strict=True, reason="an empty text, of several parts")),
+    ],
+)
+@pytest.mark.parametrize("place", [2, -3])
+def test_there_is_no_character_behind_the_last(text: Text, place: int) -> None:
+    with pytest.raises(IndexError):
+        text[place]
+
+
+TRIMMED = st.sampled_from([None, "a", " \n", ""])
+
+
+@given(TEXTS, TRIMMED)
+def test_trimming_keeps_origins(text: Text, characters: str | None) -> None:
+    whole, right = model(text), plain(text).rstrip(characters)
+    begin = len(text) - len(plain(text).lstrip(characters))
+    assert model(text.rstrip(characters)) == whole[: len(right)]
+    assert model(text.lstrip(characters)) == whole[begin:]
+    assert model(text.strip(characters)) == whole[begin : max(len(right), begin)]
+
+
+@given(TEXTS, LETTERS)
+def test_what_begins_or_ends_a_text_is_removed(text: Text, end: str) -> None:
+    whole = plain(text)
+    assert model(text.removeprefix(end)) == model(text)[len(end) if whole.startswith(end) else 0 :]
+    assert model(text.removesuffix(end)) == model(text)[: len(text) - (len(end) if whole.endswith(end) else 0)]
+
+
+SPLITS = st.sampled_from(
+    [("split",), ("rsplit",), ("splitlines",), ("split", None, 1), ("rsplit", None, 1), ("splitlines", True)]
+) | st.tuples(st.sampled_from(["split", "rsplit"]), LETTERS.filter(bool), st.integers(-1, 2))
+
+
+@given(TEXTS, SPLITS | st.tuples(st.sampled_from(["partition", "rpartition"]), LETTERS.filter(bool)))
+def test_pieces_keep_origins(text: Text, split: tuple[Any, ...]) -> None:
+    name, *arguments = split
+    found, wanted = getattr(text, name)(*arguments), getattr(plain(text), name)(*arguments)
+    assert plain(found) == wanted
+    assert type(found) is type(wanted)
+    # Each piece stands in the text, behind the one before it.
+    at, whole = 0, model(text)
+    for piece in found:
+        at = next(place for place in range(at, len(whole) + 1) if whole[place : place + len(piece)] == model(piece))
+        at += len(piece)
+
+
+@given(TEXTS, LETTERS, STRINGS, st.sampled_from([-1, 0, 1, 2]))
+def test_what_is_replaced_keeps_origins_where_it_can_be_told(text: Text, old: str, new: str, count: int) -> None:
+    found = text.replace(old, new, count)
+    assert plain(found) == plain(text).replace(old, plain(new), count)
+    if len(parts_of(text)) > 1 and old:
+        whole, wanted, at, left = model(text), [], 0, count
+        while left and (place := plain(text).find(old, at)) >= 0:
+            wanted += whole[at:place] + model(new)
+            at, left = place + len(old), left - 1
+        assert model(found) == wanted + whole[at:]
+
+
+@given(TEXTS, st.lists(STRINGS, max_size=3))
+def test_joined_texts_keep_origins(separator: Text, values: list[str]) -> None:
+    wanted: Model = []
+    for place, value in enumerate(values):
+        wanted += (model(separator) if place else []) + model(value)
+    assert model(separator.join(values)) == wanted
+    assert model(joined(separator, values)) == wanted
+    assert plain(separator * 2) == plain(separator) * 2 == plain(2 * separator)
+    assert model(separator * 2) == model(separator) * 2
+
+
+WHOLE = ("upper", "lower", "title", "capitalize", "casefold", "swapcase", "expandtabs")
+
+
+@given(TEXTS, st.sampled_from(WHOLE))
+def test_what_is_not_followed_comes_from_all_that_it_was_made_of(text: Text, name: str) -> None:
+    found = getattr(text, name)()
+    assert plain(found) == getattr(plain(text), name)()
+    known = {origin for _, origin in parts_of(text) if origin}
+    if found:
+        whose = {A: A, B: B}.get(*known, Origin(MIXED, ())) if len(known) == 1 else Origin(MIXED, ())
+        assert {origin for _, origin in model(found)} == ({whose} if known else {None})
+
+
+@given(TEXTS, STRINGS)
+def test_questions_are_answered_as_by_str(text: Text, other: str) -> None:
+    mine, theirs = plain(text), plain(other)
+    for ask in ("find", "count", "startswith", "endswith", "__eq__", "__lt__", "__contains__", "__ge__"):
+        assert getattr(text, ask)(other) == getattr(mine, ask)(theirs)
+    assert (hash(text), len(text), bool(text), text.isspace()) == (hash(mine), len(mine), bool(mine), mine.isspace())
+    assert text.center(9) == mine.center(9)
+    assert text.encode() == mine.encode()
+    assert f"{text:>9}" == f"{mine:>9}"
+
+
+def marked() -> Text:
+    """A mark between two texts."""
+    return text_of(" ab ", ((" a", A), ("", MARK), ("b ", None)))
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (marked().strip(), [("a", A), ("", MARK), ("b", None)]),
+        (marked()[1:], [("a", A), ("", MARK), ("b ", None)]),
+        (marked()[2:], [("", MARK), ("b ", None)]),
+        (marked()[:2], [(" a", A), ("", MARK)]),
+        (marked()[3:], [(" ", None)]),
+        (marked() + "c", [(" a", A), ("", MARK), ("b ", None), ("c", None)]),
+        (text_of("  ", ((" ", None), ("", MARK), (" ", None))).strip(), [("", MARK)]),
+        (text_of("  a", ((" ", None), ("", MARK), (" ", None), ("a", A))).lstrip(), [("", MARK), ("a", A)]),
+    ],
+)
+def test_marks_stay_where_they_are_or_move_to_the_border_of_what_is_trimmed(made: Text, wanted: Any) -> None:
+    assert list(parts_of(made)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("sources", "origin"),
+    [
+        ((one("a", A),), A),
+        ((one("a", A), "b", 7, [one("c", A)]), A),
+        ((one("a", A), {"k": one("b", B)}), Origin(MIXED, ())),
+        ((one("a", A), one("b", Origin(0, ("name",)))), Origin(0, ("content", "name"))),
+        ((text_of("", (("", MARK),)), "b"), None),
+        (("a", None, []), None),
+    ],
+)
+def test_a_derived_string_comes_from_its_sources(sources: Any, origin: Origin | None) -> None:
+    made = derived("made", sources)
+    assert plain(made) == "made"
+    assert list(parts_of(made)) == [("made", origin)]
+    assert derived(5, sources) == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "keys"),
+    [
+        (("content",), ("content",)),
+        (("reasoning_content",), ("reasoning",)),
+        (("thinking",), ("reasoning",)),
+        (("name",), ("name",)),
+        (("more", "deep", 1, "x"), ("more",)),
+        (("tool_calls", 0, "function", "name"), ("tool_calls[0].name",)),
+        (("tool_calls", 1, "function", "arguments", "q"), ("tool_calls[1].arguments",)),
+        (("tool_calls", 0, "id"), ("tool_calls[0].id",)),
+    ],
+)
+def test_each_value_of_a_message_knows_its_key(path: tuple[Any, ...], keys: tuple[str, ...]) -> None:
+    def call(place: int) -> dict[str, Any]:
+        return {"id": f"c{place}", "function": {"name": f"f{place}", "arguments": {"q": f"v{place}"}}}
+
+    value: Any = message_node(
+        {
+            "role": "assistant", "content": "text", "reasoning_content": "r", "thinking": "t", "name": "n",
+            "more": {"deep": [1, {"x": "y"}]}, "tool_calls": [call(0), call(1)],
+        },
+        3,
+    )  # fmt: skip
+    for key in path:
+        value = value[key]
+    assert list(parts_of(value)) == [(plain(value), Origin(3, keys))]
+
+
+def test_roles_and_names_of_fields_are_said_by_nobody() -> None:
+    node = message_node({"role": "user", "content": "q"}, 0)
+    assert [parts_of(key) for key in node] == [(("role", None),), (("content", None),)]
+    assert parts_of(node["role"]) == (("user", None),)
+    assert type(node) is Node
+    assert node == {"role": "user", "content": "q"}
+    assert (node.get("content"), node.get("x", 5), len(node), "x" in node) == ("q", 5, 2, False)
+    assert [(plain(key), plain(value)) for key, value in node.items()] == [("role", "user"), ("content", "q")]

@@ -1,0 +1,78 @@
+"""What a record becomes is a function of template, settings and the record alone: never of earlier records."""
+
+import contextlib
+import functools
+import importlib.util
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.core.data.block import Reject
+from beam_prep.errors import TokenizerError
+from tests.chat.generated_templates import Seeded
+from tests.chat.mask_judge import chat_template, draw_cases
+from tests.conftest import shared
+
+Record = dict[str, Any]
+DATE = "2026-11-26"
+CONTROL = re.compile(r"<\|[^|<>{}\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,20}\]")
+
+
+def outcome(template: ChatTemplate, record: Record) -> Any:
+    """All that comes of a record."""
+    try:
+        rendered = template.render(record["messages"], **({"tools": record["tools"]} if "tools" in record else {}))
+    except Reject as error:
+        return str(error)
+    return rendered.text, [(turn.spans, turn.reason) for turn in rendered.turns], rendered.not_rendered
+
+
+def assert_pure(made: Callable[[], ChatTemplate], records: Sequence[Record], name: str) -> None:
+    """Each record alone, and all of them in three orders."""
+    alone = [outcome(made(), record) for record in records]
+    forwards = list(range(len(records)))
+    shuffled = random.Random(7).sample(forwards, len(forwards))
+    for order in (forwards, forwards[::-1], shuffled):
+        template = made()
+        for k in order:
+            assert outcome(template, records[k]) == alone[k], f"{name}: record {k} of the order {order}"
+
+
+def test_generated_templates() -> None:
+    pairs = 0
+    for number in range(30):
+        cases = list(draw_cases(Seeded(f"pure/{number}"), 8, size=4))
+        records = [{"messages": messages} for case in cases for messages in case.conversations]
+        template = cases[0].template
+        assert_pure(functools.partial(chat_template, template), records, template.source)
+        pairs += len(records)
+    assert pairs == 240
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 12])
+def test_templates_of_models(every: int) -> None:
+    folder = shared("templates")
+    spec = importlib.util.spec_from_file_location("shared_conversations", folder / "conversations.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    given = [each if isinstance(each, dict) else {"m": each} for each in module.SH.values()]
+    records = [{"messages": each["m"], **({"tools": each["tools"]} if "tools" in each else {})} for each in given]
+    assert len(records) == 16
+    sources = list(_sources(folder))[::every]
+    for path, source in sources:
+        tokens = sorted({*CONTROL.findall(source), "<s>", "</s>"})
+        made = functools.partial(ChatTemplate, source, {"bos_token": "<s>", "eos_token": "</s>"}, tokens, DATE)
+        with contextlib.suppress(TokenizerError):  # jinja does not compile some
+            assert_pure(made, records, path)
+    assert len(sources) > 100 // every
+
+
+def _sources(folder: Any) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.rglob("*.jinja")):
+        yield str(path.relative_to(folder)), path.read_text(encoding="utf-8")

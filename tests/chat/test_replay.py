@@ -1,0 +1,182 @@
+"""Chats of a kind that comes again: joined without the template, with the text and the turns that rendering gives."""
+
+import threading
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from beam_prep.chat.template import ChatTemplate
+from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, each, say, talk
+from tests.conftest import ROOT
+from tests.core.reference import ours
+
+SOURCES = {
+    "chatml": CHATML,
+    "trimmed": CHATML.replace("m.content", "m.content | trim"),
+    "stripped": CHATML.replace("m.content", "m.content.strip()"),
+    "asks for a word": CHATML.replace("m.content", "('yes' if 'x' in m.content else 'no') + m.content"),
+    "asks for a beginning": CHATML.replace("m.content", "('> ' if m.content.startswith('x') else '') + m.content"),
+    "asks for an equal": CHATML.replace("m.content", "('same' if m.content == 'x y' else m.content)"),
+    "asks for the length": CHATML.replace("m.content", "m.content + ('.' if m.content | length > 3 else '!')"),
+    "asks for any words": CHATML.replace("{{ m.content }}", "{% if m.content %}{{ m.content }}{% endif %}"),
+    "takes reasoning out": CHATML.replace("m.content", "m.content.split('</think>')[-1].lstrip('\n')"),
+    "thinks": CHATML.replace(
+        "{{ m.content }}", "{{ '<think>\n\n</think>\n\n' if m.role == 'assistant' and loop.last }}{{ m.content }}"
+    ),
+    "without what is blank": CHATML.replace("in messages %}", "in messages if m.content.strip() %}"),
+    "marks": "{% for m in messages %}" + HEADER + "{% generation %}{{ m.content }}{% endgeneration %}" + END + PROMPT,
+    "repeats the question": CHATML.replace("{{ m.content }}", "{{ messages[0].content }}{{ m.content }}"),
+    "system first": "{% if messages[0].role == 'system' %}{{ messages[0].content ~ '\n' }}{% endif %}" + CHATML,
+    "upper": CHATML.replace("m.content", "m.content | upper"),
+    "characters": CHATML.replace("{{ m.content }}", "{% for c in m.content %}{{ c }}{% endfor %}"),
+    "raises": CHATML.replace("{{ m.content }}", "{{ raise_exception('no') if 'no' == m.content else m.content }}"),
+    "looks for it in a constant": CHATML.replace("m.content", "(m.content if m.content in 'x yz' else 'other')"),
+    "a half of a token": CHATML.replace("{{ m.content }}", "<|im_{{ m.content }}"),
+}
+SAID = [
+    *("hello there", "yes it is", "x y", "x yz", "no", "abc", "abcd", "", " ", "x", " x y", "x y ", "\nxy", "<think>"),
+    *(
+        "<|im_end|>",
+        "so <|im_end|> it",
+        "a</think>b",
+        "</think>",
+        "end|>",
+        "user",
+        "assistant",
+        "\u00e9\u2028\U0001f600",
+    ),
+    *("<|im_start|>assistant\nno", "</s>", "<s", "\u2060xy"),
+]
+ROLES = st.sampled_from([("user", "assistant"), ("system", "user", "assistant"), ("user", "assistant") * 2, ("user",)])
+
+
+def outcome(render: Any, messages: list[dict[str, Any]], *options: Any) -> Any:
+    from beam_prep.core.data.block import Reject
+
+    try:
+        found = render(messages, *options)
+    except Reject as reject:
+        return reject.reason
+    return found if found is None or isinstance(found, str) else found.text
+
+
+def check(template: ChatTemplate, messages: list[dict[str, Any]], prompt: bool = False) -> bool:
+    """Compares a chat with its rendering, if it is replayed."""
+    found = template.replay(messages, prompt)
+    if found is None:
+        return False
+    if prompt:
+        assert found.text == template.text(messages, True)
+        return True
+    rendered = template.render(messages)
+    assert found.text == rendered.text == template.text(messages)
+    assert found.turns() == rendered.turns
+    assert found.plan.lost == rendered.not_rendered == []
+    return True
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@settings(max_examples=40, deadline=None)
+@given(roles=ROLES, said=st.lists(st.lists(st.sampled_from(SAID), min_size=4, max_size=4), min_size=2, max_size=6))
+def test_what_is_replayed_is_what_is_rendered(name: str, roles: tuple[str, ...], said: list[list[str]]) -> None:
+    template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
+    plain = [[say(role, f"turn {turn} {n}") for n, role in enumerate(roles)] for turn in range(2)]
+    chats = [[say(role, text) for role, text in zip(roles, texts, strict=False)] for texts in said]
+    for chat in [*plain, *chats, *plain, *chats]:
+        check(template, chat)
+        check(template, chat, True)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_first_of_a_kind_may_be_any(name: str) -> None:
+    for first in SAID:
+        template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
+        for text in (first, first, *SAID):
+            check(template, talk(text, "answer"))
+            check(template, talk("question", text))
+
+
+@pytest.mark.parametrize("roles", [("user", "assistant"), ("system", "user", "assistant", "user", "assistant")])
+def test_the_third_plain_chat_of_a_kind_is_replayed(roles: tuple[str, ...]) -> None:
+    for template in (ours(ROOT / "examples" / "tokenizer").template(), ChatTemplate(CHATML, TOKENS, CONTROLS)):
+        found = [check(template, [say(role, f"{role} says {n}") for role in roles]) for n in range(4)]
+        assert found[2:] == [True, True]
+
+
+@given(st.lists(st.sampled_from(SAID), min_size=4, max_size=4))
+def test_chats_of_the_template_of_the_examples(said: list[str]) -> None:
+    template = ours(ROOT / "examples" / "tokenizer").template()
+    check(template, talk(*said))
+    check(template, talk(*said[:3], system=said[3]))
+
+
+NOT_REPLAYED: list[Any] = [
+    *("", " ", "a", " ab", "ab ", "a <|im_end|>", "<|im_end|>", "a <|", "</s>"),
+]
+
+
+@pytest.mark.parametrize("text", NOT_REPLAYED)
+def test_texts_that_are_not_plain_are_rendered(text: str) -> None:
+    template = ChatTemplate(CHATML, TOKENS, CONTROLS)
+    assert [check(template, talk("question", f"answer {n}")) for n in range(3)] == [False, False, True]
+    assert template.replay(talk("question", text)) is None
+    assert template.replay(talk(text, "answer")) is None
+
+
+@pytest.mark.parametrize("name", ["repeats the question", "upper", "characters", "looks for it in a constant"])
+def test_a_template_that_makes_something_of_texts_is_not_replayed(name: str) -> None:
+    template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
+    assert not any(check(template, talk("question", f"answer {n}")) for n in range(5))
+
+
+def test_a_guard_that_does_not_hold_is_rendered() -> None:
+    template = ChatTemplate(SOURCES["asks for a word"], TOKENS, CONTROLS)
+    found = [check(template, talk("question", text)) for text in ("plain", "words", "again", "with an x", "without")]
+    assert found == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("variables", [{"more": "a"}, {"more": ["a", {"b": 1}]}, {"more": True}])
+def test_variables_make_kinds_of_their_own(variables: dict[str, Any]) -> None:
+    template = ChatTemplate("{{ more }}" + CHATML, TOKENS, CONTROLS)
+    for n in range(4):
+        for given_ in ({}, variables, {"more": 1}):
+            found = template.replay(talk("question", f"answer {n}"), **given_)
+            if found is not None:
+                assert found.text == template.text(talk("question", f"answer {n}"), **given_)
+    assert template.replay(talk("question", "answer"), **variables) is not None
+    assert template.replay(talk("question", "answer"), tools=[]) is None
+
+
+def test_threads_render_while_a_kind_is_learned() -> None:
+    template = ChatTemplate(SOURCES["trimmed"] + "{# threads #}", TOKENS, CONTROLS)
+    wrong: list[Any] = []
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        start.wait()
+        for turn in range(60):
+            chat = [say(("user", "assistant")[n % 2], f"{seed} says {turn}.{n}") for n in range(1 + turn % 7)]
+            wanted = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chat)
+            found, rendered = template.replay(chat), template.render(chat)
+            if rendered.text != wanted or (found and (found.text, found.turns()) != (wanted, rendered.turns)):
+                wrong.append(chat)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert check(template, talk("question", "answer"))
+
+
+def test_what_is_learned_leaves_texts_as_they_were() -> None:
+    from beam_prep.chat.origins import Text
+
+    before = dict(vars(Text))
+    template = ChatTemplate(each("{{ m.content | trim }}{{ 1 // (m.content | length - 8) }}"), TOKENS, CONTROLS)
+    for text in ("question", "question", "answer"):
+        outcome(template.replay, talk(text))
+    assert dict(vars(Text)) == before

@@ -1,0 +1,275 @@
+"""Turns whose begin and end are known by hand: constants before, within and behind them, and what refuses them."""
+
+from typing import Any
+
+import pytest
+
+from tests.chat.trained import CHATML, END, HEADER, PROMPT, each, outcome, runs, say, talk, trained
+
+CALL = [{"function": {"name": "f", "arguments": {}}}]
+
+# Completions of several messages
+
+
+def test_the_last_messages_weight_is_its_own() -> None:
+    messages = [say("user", "q"), say("assistant", "a"), say("user", "r"), say("assistant", "b", weight=0)]
+    assert trained(CHATML, messages, "prompt") == ["a<|im_end|>", "r<|im_end|>"]
+    messages[2]["weight"] = 0
+    assert trained(CHATML, messages, "prompt") == ["a<|im_end|>"]
+
+
+def test_a_completion_of_several_messages_is_trained_from_the_first_to_the_last() -> None:
+    whole = "a<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n"
+    for content in ("m.content", "'%s' % m.content"):
+        assert trained(CHATML.replace("m.content", content), talk("say paris now", "a", "b", "c"), "prompt") == [whole]
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["{{ messages[0].content }}", "{{ messages[0].content.split(' ')[1] }} ", "{{ messages[0].content | upper }}"],
+)
+def test_words_of_the_prompt_within_an_answer_of_the_completion_refuse_it(written: str) -> None:
+    source = CHATML.replace("{{ m.content }}", "{% if loop.index0 == 3 %}" + written + "{% endif %}{{ m.content }}")
+    assert trained(source, talk("say paris now", "a", "b", "c"), "prompt") == "turn_apart"
+    assert trained(source, talk("say paris now", "a", "b", "c"), "$last") == "turn_apart"
+    assert trained(source, talk("say paris now", "a")) == ["a<|im_end|>"]
+
+
+# Templates in use
+
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("system", [None, "S"])
+@pytest.mark.parametrize(
+    ("action", "wanted"),
+    [
+        pytest.param("$role", [" a </s>", " b </s>"], marks=pytest.mark.xfail(strict=True, reason="without its blank")),
+        pytest.param("$last", [" b </s>"], marks=pytest.mark.xfail(strict=True, reason="without its blank")),
+    ],
+)
+def test_llama_2_without_a_generation_prompt(system: str | None, action: str, wanted: list[str]) -> None:
+    """The rendering of the question ends at " [/INST]": the blank behind it is written by the model."""
+    assert trained(LLAMA2, talk("q", "a", "r", "b", system=system), action) == wanted
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        CHATML.replace("in messages %}", "in messages if m.content %}"),
+        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% else %}{% set s = '' %}{% endif %}"
+        "{% for m in messages if m.role != 'system' %}" + HEADER + "{% if s and loop.first %}{{ s + '\n' }}{% endif %}"
+        "{{ m.content }}" + END + PROMPT,
+    ],
+    ids=["a loop filter that looks at contents", "a system text that is asked for in every turn"],
+)
+@pytest.mark.parametrize("system", [None, "S"])
+def test_what_is_asked_of_others_in_each_turn_is_no_part_of_it(source: str, system: str | None) -> None:
+    assert trained(source, talk("q", "a", "r", "b", system=system)) == ["a<|im_end|>", "b<|im_end|>"]
+
+
+# What the template writes in a turn
+
+SURE = {
+    "always": "'Sure. '",
+    "by what the question says": "('Sure. ' if 'q' in messages[0].content else 'No. ')",
+    "by what the answer says": "('Sure. ' if m.content | length < 9 else 'No. ')",
+}
+
+
+@pytest.mark.parametrize("by", SURE)
+def test_words_behind_the_prompt_are_written_by_the_model(by: str) -> None:
+    """At inference they are not in the prompt, whatever they depend on."""
+    source = each(HEADER + "{{ " + SURE[by] + " if m.role == 'assistant' else '' }}{{ m.content }}{{ '<|im_end|>\n' }}")
+    for action, blank in (("$role", ""), ("$last", "\n")):
+        assert trained(source + PROMPT, talk("q", "a"), action) == ["Sure. a<|im_end|>" + blank]
+
+
+@pytest.mark.parametrize(
+    ("behind", "wanted"),
+    [
+        ("{{ '<|im_end|>\n' }}", "a<|im_end|>"),
+        ("{{ ' Bye.<|im_end|>\n' }}", "a Bye.<|im_end|>"),
+        ("{{ '\n<|im_end|>\n' }}", "a\n<|im_end|>"),
+        ("{{ '<|im_end|></s>\n' }}", "a<|im_end|></s>"),
+        ("{{ '<|im_end|>\n</s>' }}", "a<|im_end|>"),
+        ("{{ '<|im_end|>\n<|im_end|>\n' }}", "a<|im_end|>"),
+        ("{{ '<|im_end|>\n<|im_start|>system\nStay polite.<|im_end|>\n' }}", "a<|im_end|>"),
+        ("{{ '\n' }}", "a"),
+    ],
+)
+def test_a_turn_ends_with_the_first_end_token(behind: str, wanted: str) -> None:
+    source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    source += "{% if m.role == 'user' %}{{ '<|im_end|>\n' }}{% else %}" + behind + "{% endif %}{% endfor %}" + PROMPT
+    assert trained(source, talk("q", "a")) == [wanted]
+    assert trained(source, talk("q", "a", "r", "a")) == [wanted] * 2
+
+
+@pytest.mark.parametrize(
+    ("header", "prompt", "wanted"),
+    [
+        ("<|im_start|>assistant\n", "<|im_start|>assistant\n", "a<|im_end|>"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n", "<think>\n\n</think>\n\na<|im_end|>"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "a<|im_end|>"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n<think>\n", "\n</think>\n\na<|im_end|>"),
+        ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n", "a<|im_end|>"),
+        ("<|im_start|>assistant\n", "<|im_start|>", "assistant\na<|im_end|>"),
+        ("\n\n### Response:\n", "\n\n### Response:\n", "a<|im_end|>"),
+        ("\n\n### Response:\n", "### Response:\n", "a<|im_end|>"),
+        ("Assistant: ", "Assistant:", " a<|im_end|>"),
+    ],
+)  # fmt: skip
+def test_a_turn_begins_behind_what_the_template_wrote_of_the_prompt(header: str, prompt: str, wanted: str) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ " + repr(header) + " + m.content + '<|im_end|>\n' }}"
+        "{% else %}{{ 'User: ' + m.content + '</s>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ " + repr(prompt) + " }}{% endif %}"
+    )
+    for messages in (talk("q", "a"), talk("q", "a", "r", "a")):
+        assert trained(source, messages) == [wanted] * (len(messages) // 2)
+
+
+# What contradicts the rule
+
+
+def _answer(body: str) -> str:
+    answer = "{{ '<|im_start|>assistant' }}" + body + "{{ '<|im_end|>\n' }}"
+    return each("{% if m.role == 'assistant' %}" + answer + "{% else %}" + HEADER + "{{ m.content + '<|im_end|>\n' }}"
+                "{% endif %}") + PROMPT  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("{{ '\n' + messages[0].content + m.content }}", "turn_apart"),
+        ("{{ '\n' + messages[0].content.upper() + m.content }}", "turn_apart"),
+        ("{{ '\n' ~ messages[0].content | upper ~ m.content }}", "turn_apart"),
+        ("{{ '\n' + m.content + messages[0].content }}", "turn_end"),
+        ("{{ ' ' + m.name + '\n' + m.content }}", "turn_begin"),
+        ("{{ '\nthinking<|im_end|>\n<|im_start|>assistant\n' + m.content }}", "turn_apart"),
+        (
+            "{{ '\n' + (m.thinking ~ '<|im_end|>\n<|im_start|>assistant\n' if m.thinking else '') + m.content }}",
+            "turn_apart",
+        ),
+        pytest.param(
+            "{{ '\n' + m.reasoning_content + '<|im_end|>\n<|im_start|>assistant\n' + m.content }}",
+            "turn_apart",
+            marks=pytest.mark.xfail(
+                strict=True, reason="no probe shows what ends an answer: all of it is trained. WRONG"
+            ),
+        ),
+    ],
+)
+def test_what_contradicts_the_rule_is_rejected_with_a_reason_of_its_own(body: str, reason: str) -> None:
+    messages = [say("user", "q"), say("assistant", "a", name="Ann", reasoning_content="hm")]
+    assert trained(_answer(body), messages) == reason
+    assert trained(_answer(body), [*messages, *messages]) == reason
+
+
+def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
+    template = (
+        "{{ '<|im_start|>' }}{% for m in messages %}{{ m.role + '\n' + m.content + '\n' }}"
+        "{% if not loop.last %}{{ '<|im_start|>' }}{% endif %}{% endfor %}" + PROMPT
+    )
+    assert trained(template, talk("q", "a", "r", "b")) == ["a", "b"]
+
+
+def test_a_token_that_is_written_before_the_generation_prompt_does() -> None:
+    template = (
+        "{{ '<|im_start|>' }}{% for m in messages %}{{ m.role + '\n' + m.content + '\n<|im_start|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
+    )
+    assert trained(template, talk("q", "a", "r", "b")) == ["a\n<|im_start|>", "b\n<|im_start|>"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [pytest.param("", marks=pytest.mark.xfail(strict=True, reason="the blank question's end is trained: WRONG")), "r"],
+)
+def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + '</s>' }}{% else %}{{ 'A:' + m.content }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    )
+    assert trained(template, talk("q", "a", question, "b")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("first", "end"), [("q", "<|im_end|>"), ("", "<|im_end|></s>")])
+def test_an_echo_behind_the_end_token_is_not_trained(first: str, end: str) -> None:
+    template = CHATML.replace("{{ '<|im_end|>\n' }}", "{{ '<|im_end|>' + messages[0].content + '</s>' }}")
+    assert trained(template, talk(first, "a", "r", "b")) == ["a" + end, "b" + end]
+
+
+def test_of_two_tokens_the_longer_one_is_meant() -> None:
+    template = CHATML.replace("<|im_end|>", "<|im_end|>x")
+    controls = ("<|im_end|>", "<|im_end|>x", "<|im_start|>")
+    assert trained(template, talk("q", "a"), controls=controls) == ["a<|im_end|>x"]
+
+
+# Contents that are taken apart, or computed
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "wanted"),
+    [
+        ("m.content.split('|')[0] + '-' + m.content.split('|')[-1]", "a|b", "a-b"),
+        ("m.content.replace('X', '<|im_end|>')", "aXb", "a<|im_end|>b"),
+        ("m.content | indent(2)", "a\nb", "a\n  b"),
+        ("m.content | upper", "a b", "A B"),
+        ("m.content | wordwrap(3)", "a b c", "a b\nc"),
+        ("'%s!' % m.content", "a", "a!"),
+        ("'{}{}'.format(m.content, '!')", "a", "a!"),
+        ("m.content | tojson", 'a"b', '"a\\"b"'),
+        ("m.content | e", "<a>", "&lt;a&gt;"),
+        ("m.content | reverse", "abc", "cba"),
+        ("m.content[::-1]", "abc", "cba"),
+        ("m.content | list | join('.')", "abc", "a.b.c"),
+        ("(m.content ~ '!') | trim", " a ", "a !"),
+        ("m.content.format()", "a{{", "a{"),
+    ],
+)  # fmt: skip
+def test_a_content_that_the_template_changes_is_trained_as_it_writes_it(content: str, given: str, wanted: str) -> None:
+    source = CHATML.replace("m.content", f"({content} if m.role == 'assistant' else m.content)")
+    assert trained(source, talk("q", given)) == [wanted + "<|im_end|>"]
+    assert trained(source, talk("q", given, "r", given)) == [wanted + "<|im_end|>"] * 2
+
+
+# What a record says beside its messages
+
+
+@pytest.mark.parametrize(
+    ("written", "more"),
+    [
+        ("{{ persona }}", {"chat_template_kwargs": {"persona": "BOB: "}}),
+        ("{{ tools | length ~ 'BOB: ' }}", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ],
+)
+def test_what_a_variable_of_the_record_makes_the_template_write_behind_the_prompt_is_the_models(
+    written: str, more: dict[str, Any]
+) -> None:
+    template = CHATML.replace(
+        "{{ m.content }}", "{% if m.role == 'assistant' %}" + written + "{% endif %}{{ m.content }}"
+    )
+    found = runs(outcome(template, talk("q", "a"), **more))
+    assert found in (["BOB: a<|im_end|>"], ["1BOB: a<|im_end|>"], "turn_apart")
+
+
+def test_blocks_of_an_index_loop_belong_to_the_message_that_they_hold() -> None:
+    template = (
+        "{% for i in range(messages | length) %}{% set m = messages[i] %}{{ m.role }}:"
+        "{% if m.role == 'assistant' and i == messages | length - 1 %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% generation %}{{ '</s>' }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    messages = [*talk("q", "a", "r", "b")]
+    messages[1]["weight"] = 0  # and not the first half of the last answer's
+    assert trained(template, messages) == ["b</s>"]

@@ -1,0 +1,465 @@
+"""Our environment for chat templates against transformers' own: the same text, the same refusals, the same walls."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.core.data.block import Reject
+from beam_prep.core.reading.adapters import template_kwargs
+from beam_prep.errors import TokenizerError
+from tests.conftest import ROOT, SHARED, shared
+from tests.core.reference import auto
+from tests.core.reference import ours as load
+
+TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "<a> & 'b' é", "n": 2}}}
+TEXT_CALL = {"function": {"name": "find", "arguments": '{"q": "x"}'}}
+
+
+def say(role: str, content: Any = "Hi.", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+TALKS: dict[str, list[dict[str, Any]]] = {
+    "one question": [say("user", "How far is it?")],
+    "one answer": [say("assistant", "Not far.")],
+    "system alone": [say("system", "Be kind.")],
+    "system": [say("system", "Be kind."), say("user"), say("assistant", "Hello!")],
+    "no system, two turns": [say("user"), say("assistant", "A"), say("user", "More"), say("assistant", "B")],
+    "system late": [say("user"), say("system", "Be kind."), say("assistant")],
+    "two systems": [say("system", "A"), say("system", "B"), say("user")],
+    "roles in a wrong order": [say("assistant"), say("assistant"), say("user"), say("user")],
+    "unknown role": [say("user"), say("narrator", "Meanwhile.")],
+    "tool call": [say("user"), say("assistant", "", tool_calls=[TOOL_CALL]), say("tool", '{"n": 1}'), say("assistant")],
+    "two tool calls without content": [say("user"), say("assistant", None, tool_calls=[TOOL_CALL, TOOL_CALL])],
+    "tool call in text": [say("user"), say("assistant", "", tool_calls=[TEXT_CALL])],
+    "tool calls null": [say("user"), say("assistant", "A", tool_calls=None)],
+    "tool results": [say("user"), say("tool", "a", name="find"), say("tool", "b", tool_call_id="c1"), say("user")],
+    "content null": [say("user", None), say("assistant", None)],
+    "content missing": [{"role": "user"}, {"role": "assistant"}],
+    "content empty": [say("user", ""), say("assistant", "")],
+    "reasoning_content": [say("user"), say("assistant", "B", reasoning_content="because"), say("user")],
+    "thinking": [say("user"), say("assistant", "B", thinking="because")],
+    "reasoning": [say("user"), say("assistant", "B", reasoning="because")],
+    "reasoning twice": [say("user"), say("assistant", "B", reasoning="r", thinking="t", reasoning_content="")],
+    "reasoning null": [say("user"), say("assistant", "B", reasoning_content=None, thinking="t")],
+    "think tags": [say("user"), say("assistant", "<think>\nbecause\n</think>\n\nB"), say("user"), say("assistant")],
+    "white space": [say("user", "  a\n"), say("assistant", "\n\tb  ")],
+    "control tokens": [say("user", "<|im_end|>\n<|im_start|>assistant\n</s>[INST]"), say("assistant", "<s>[/INST]")],
+    "jinja in content": [say("user", "{{ 7 * 7 }} {% raw %}"), say("assistant", "{# no #}")],
+    "unicode": [say("user", "日本 \u2028 \ufdd0 e\u0301 🧑‍🚀 \x00"), say("assistant", "ß\u200b")],
+    "html": [say("user", "<a href='x'>&amp;\"</a>"), say("assistant", "<b>")],
+    "parts": [say("user", [{"type": "text", "text": "x"}]), say("assistant")],
+    "other keys": [say("user", "x", train=True, name="Ann", weight=0.5), say("assistant", "y", train=False)],
+    "numbers": [say("user", 7), say("assistant", 1.5)],
+}
+
+
+def _folders() -> Iterator[Path]:
+    yield ROOT / "examples" / "tokenizer"
+    base = SHARED / "tokenizers"
+    yield from sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else ()
+
+
+def _templates() -> Iterator[Any]:
+    """Every template of every tokenizer: (folder, file beside it or None for its own)."""
+    for folder in _folders():
+        files = sorted(path.name for path in folder.glob("*.jinja"))
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        for name in files if files else [None] * ("chat_template" in config):
+            yield pytest.param(folder, name, id=f"{folder.name}-{name or 'config'}")
+
+
+TEMPLATES = list(_templates())
+
+
+def theirs(tokenizer: Any, source: str, talk: list[dict[str, Any]], **options: Any) -> str | None:
+    """What transformers writes; None where it refuses."""
+    try:
+        return str(tokenizer.apply_chat_template(talk, chat_template=source, tokenize=False, **options))
+    except Exception:  # whatever the template's own code raises
+        return None
+
+
+def ours(template: ChatTemplate, talk: list[dict[str, Any]], **options: Any) -> str | None:
+    """What we write, with origins and without; None where both refuse."""
+    text = tried(template.text, talk, **options)
+    if "add_generation_prompt" not in options:
+        rendered = tried(template.render, talk, **options)
+        assert (rendered if rendered is None else rendered.text) == text
+    return text  # type: ignore[no-any-return]
+
+
+def tried(render: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What is rendered; None where the record is rejected."""
+    try:
+        return render(*arguments, **options)
+    except Reject as reject:
+        begins = {"template_error": "the chat template raised: ", "template_limit": "the chat template is stopped: "}
+        if not reject.message.startswith(begins[reject.reason]):
+            raise
+        return None
+
+
+def test_there_are_templates_to_compare() -> None:
+    shared("tokenizers")
+    assert len(TEMPLATES) >= 16
+
+
+@pytest.mark.parametrize(("folder", "name"), TEMPLATES)
+def test_every_template_writes_what_transformers_writes(folder: Path, name: str | None) -> None:
+    """Text and refusals; `tools` are not passed. Contents are in the form that the template takes."""
+    tokenizer = auto(folder)
+    source = (folder / name).read_text() if name else tokenizer.chat_template
+    template = ChatTemplate(source, tokenizer.special_tokens_map, tokenizer.all_special_tokens, None, "as_is")
+    rendered = 0
+    for about, talk in TALKS.items():
+        for options in ({}, {"add_generation_prompt": True}, {"enable_thinking": False, "bos_token": "<other>"}):
+            wanted = theirs(tokenizer, source, [*template.forms.apply(talk)[0]], **options)
+            assert ours(template, talk, **options) == wanted, about
+            rendered += wanted is not None
+    assert rendered >= len(TALKS)
+
+
+@pytest.mark.parametrize(
+    "folder", list(dict.fromkeys(param.values[0] for param in TEMPLATES)), ids=lambda path: path.name
+)
+def test_what_is_loaded_is_the_tokenizers_own_template(folder: Path) -> None:
+    loaded = load(folder)
+    assert loaded.chat_template is not None
+    assert loaded.chat_template == auto(folder).chat_template
+    talk = TALKS["system"]
+    alike = {**auto(folder).special_tokens_map, **loaded.special_tokens}
+    assert loaded.template().text(talk) == theirs(auto(folder), loaded.chat_template, talk, **alike)
+
+
+def test_real_tool_conversations_render_alike() -> None:
+    rows = [json.loads(line) for line in shared("data", "tool_messages_glaive_en.jsonl").read_text().split("\n")[:60]]
+    for name in ("qwen2.5", "minimind", "mistral-v3"):
+        tokenizer = auto(shared("tokenizers", name))
+        tokens = tokenizer.special_tokens_map
+        template = ChatTemplate(tokenizer.chat_template, tokens, tokenizer.all_special_tokens, None, "as_is")
+        for row in rows:
+            wanted = theirs(tokenizer, tokenizer.chat_template, row["messages"])
+            assert ours(template, row["messages"]) == wanted
+            with_tools = theirs(tokenizer, tokenizer.chat_template, row["messages"], tools=row["tools"])
+            assert ours(template, row["messages"], tools=row["tools"]) == with_tools
+
+
+# What templates may use: each piece against transformers, on odd templates of our own.
+
+
+def each(body: str) -> str:
+    return "{% for m in messages %}" + body + "{% endfor %}"
+
+
+WRITTEN = {
+    "trimmed blocks": "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\n",
+    "kept newline": "a\n{{ messages[0].content }}\n\n",
+    "continue": each("{% if loop.first %}{% continue %}{% endif %}{{ m.content }}"),
+    "break": each("{{ m.content }}{% break %}{{ m.role }}"),
+    "loop filter and else": "{% for m in messages if m.role == 'x' %}{{ m }}{% else %}none{% endfor %}",
+    "two targets": "{% for key, value in messages[0].items() %}{{ key }}={{ value }};{% endfor %}",
+    "recursive": "{% for m in messages recursive %}{{ m.content }}{{ loop(m.more) if m.more }}{% endfor %}",
+    "nested loops": each("{% for n in messages %}{{ loop.index }}{{ n.content }}{% endfor %}{{ loop.index }}"),
+    "loop variables": each("{{ loop.previtem }}|{{ loop.last }}{{ loop.changed(m.role) }}{{ loop.length }}"),
+    "one name for two loops": each("{% for m in [1, 2] %}{{ m }}{% endfor %}{{ m.content }}"),
+    "macro": "{% macro say(m, x='d') %}[{{ m.content }}{{ x }}]{% endmacro %}" + each("{{ say(m) }}"),
+    "macro with a loop": "{% macro all() %}" + each("{{ m.content }}") + "{% endmacro %}{{ all() }}",
+    "call": "{% macro box() %}<{{ caller() }}>{% endmacro %}" + each("{% call box() %}{{ m.content }}{% endcall %}"),
+    "set block": "{% set text %}" + each("{{ m.content }}") + "{% endset %}{{ text | upper }}",
+    "filter block": "{% filter upper %}" + each("{{ m.content }}") + "{% endfilter %}",
+    "namespace": "{% set ns = namespace(a=0) %}" + each("{% set ns.a = ns.a + 1 %}") + "{{ ns.a }}",
+    "namespace from a dict": "{% set ns = namespace({'self': 1}, other=2) %}{{ ns.self }}{{ ns.other }}",
+    "namespace self": "{% set ns = namespace(self=3) %}{{ ns.self }}",
+    "dict": "{{ dict(a=1, b=[2]) }}{{ dict.fromkeys('ab', 0) }}",
+    "tojson": "{{ messages | tojson }}{{ {'b': '<é>', 'a': 1} | tojson(indent=2) }}",
+    "tojson options": "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}",
+    "undefined": "{{ nothing }}|{{ nothing.more if nothing }}|{{ messages[0].nothing }}",
+    "filters": "{{ messages | map(attribute='role') | unique | join(',') }}{{ messages[0] is mapping }}",
+    "strings": "{{ messages[0].content.strip().split(' ')[-1] }}{{ 'a%sb' % 1 }}{{ '{}'.format(2) }}{{ 'ab'[::-1] }}",
+    "documents": "{{ documents is none }}{{ tools is none }}{{ add_generation_prompt }}",
+    "special tokens": "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}",
+    "generation": each("{% generation %}{{ m.content }}{% endgeneration %}"),
+    "generation in a macro": "{% macro x(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+    "{{ x(messages[0]) | upper }}",
+    "generation of a number": "{% generation %}{{ 5 }}{% endgeneration %}",
+    "names of ours": "{{ _beam_prep_at_work is defined and false }}{% for _x in messages %}{{ _x.content }}{% endfor %}",
+    "lipsum's friends": "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ joiner(',')() }}",
+    "escapes": "{{ '<b>' }}{{ '<b>' | e }}{{ '<b>' | safe }}",
+}
+REFUSED = {
+    "raise": "{{ raise_exception('no ' + messages[0].role) }}",
+    "raise after some text": each("{{ m.content }}{{ raise_exception('x') }}"),
+    "undefined attribute": "{{ nothing.more }}",
+    "undefined called": "{{ nothing() }}",
+    "mutation": "{% set x = messages.append(1) %}",
+    "mutation of a dict": "{{ messages[0].update(a=1) }}",
+    "division": "{{ 1 / 0 }}",
+    "types": "{{ messages[0].content + 1 }}",
+    "keys": "{{ messages[0]['nothing'] + 'x' }}",
+    "index": "{{ messages[99].content }}",
+    "endless recursion": "{% macro x() %}{{ x() }}{% endmacro %}{{ x() }}",
+    "include": "{% include 'x' %}",
+    "import": "{% import 'x' as y %}",
+}
+
+
+@pytest.mark.parametrize("about", [*WRITTEN, *REFUSED])
+def test_the_language_is_transformers(about: str) -> None:
+    tokenizer = auto(ROOT / "examples" / "tokenizer")
+    source = {**WRITTEN, **REFUSED}[about]
+    template = ChatTemplate(source, tokenizer.special_tokens_map, (), None, "as_is")
+    for talk in (TALKS["one question"], TALKS["system"], TALKS["tool call"]):
+        wanted = theirs(tokenizer, source, talk)
+        assert ours(template, talk) == wanted
+        assert (wanted is None) == (about in REFUSED)
+
+
+# The sandbox
+
+ESCAPES = [
+    "{{ ''.__class__ }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''['__class__'] }}",
+    "{{ '' | attr('__class__') }}",
+    "{{ messages.__class__ }}",
+    "{{ messages.__init__.__globals__ }}",
+    "{{ dict.__class__ }}",
+    "{{ dict.mro() }}",
+    "{{ dict.pop(messages[0], 'role') }}",
+    "{{ dict.update(messages[0], role='system') }}",
+    "{{ dict.__call__.__globals__ }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['__builtins__'] }}",
+    "{{ _beam_prep_at_work.__self__.places }}",
+    "{{ _beam_prep_bounded.__func__ }}",
+    "{{ '{0.__class__}'.format('') }}",
+    "{{ '{0.__class__}'.format_map({'0': ''}) }}",
+    "{{ ('{0.__class__}' | safe).format('') }}",
+    "{% set ns = namespace() %}{% set ns._x = 1 %}{{ ns._x }}",
+    "{% set ns = namespace(_x=1) %}{{ ns._x }}",
+    "{% set ns = namespace({'__class__': 1}) %}{{ ns }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ loop.__class__ }}{{ cycler.__init__.__globals__ }}",
+    "{{ range(10**8) | list }}",
+    "{{ range(100001) | length }}",
+    "{% for x in range(10**12) %}{{ x }}{% endfor %}",
+    "{{ messages.clear() }}",
+    "{{ messages[0].pop('role') }}",
+    "{% do messages.append(1) %}",
+    "{{ ((1).__class__ or 1).__base__ }}",
+    "{{ lipsum.__globals__ }}",
+]
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_a_template_gets_nothing_out_of_the_sandbox(source: str) -> None:
+    """Refused as a reject of the record, or nothing written: never an object of Python's, never an error of the run."""
+    try:
+        template = ChatTemplate(source, {}, ())
+    except TokenizerError:
+        return  # not a statement of this environment
+    talk = [{"role": "user", "content": "x"}]
+    assert tried(template.text, talk) in (None, "")
+    assert talk == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% set ns = namespace() %}{% set ns._x = 1 %}", "a template cannot set '_x' on a namespace"),
+        ("{{ range(10**8) }}", "Range too big"),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
+        ("{{ raise_exception('roles must alternate') }}", "the chat template raised: roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "TypeError: "),
+    ],
+)
+def test_a_refusal_says_what_the_template_did(source: str, message: str) -> None:
+    with pytest.raises(Reject) as caught:
+        ChatTemplate(source, {}, ()).text([{"role": "user", "content": "x"}])
+    assert caught.value.reason == "template_error"
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% if %}", "{{ a", "{% endfor %}", "{% generation %}x", "{{ x | none }}", "{% nothing %}", "{{ 'a' is absent }}"],
+)
+def test_a_syntax_error_is_one_of_the_tokenizer(source: str) -> None:
+    with pytest.raises(TokenizerError, match=r"the chat template does not compile: .+ \(line 2\)"):
+        ChatTemplate("\n" + source, {}, ())
+
+
+# What a record may bring
+
+PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ '>' if add_generation_prompt }}{{ more }}"
+
+
+def test_variables_reach_the_template_and_may_replace_special_tokens() -> None:
+    template = ChatTemplate(PLAIN, {"bos_token": "^"}, ())
+    assert template.text([say("user", "x")], True, more="!") == "^x>!"
+    assert template.text([say("user", "x")], bos_token="#") == "#x"
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "_beam_prep_at_work", "_beam_prep_bounded"])
+def test_variables_of_a_record_do_not_get_in_the_way_of_ours(name: str) -> None:
+    """They come from the data: no name may end the run, or put other messages in place."""
+    template = ChatTemplate(PLAIN, {}, ())
+    talk = [say("user", "x"), say("assistant", "y")]
+    given: dict[str, Any] = {name: [say("user", "other")]}
+    assert template.text(talk, **given) == "xy"
+    assert template.text(talk, True, **given) == "xy>"
+    assert template.render(talk, **given).text == "xy"
+    assert template.generation_prompt(**given) == ">"
+
+
+def test_whether_an_answer_follows_is_not_for_a_record_to_say() -> None:
+    template = ChatTemplate(PLAIN, {}, ())
+    assert template.render([say("user", "x")], add_generation_prompt=True).text == "x"
+    assert template.generation_prompt(add_generation_prompt=False) == ">"
+    for name in ("messages", "add_generation_prompt"):
+        with pytest.raises(Reject, match=f"sets '{name}', which is not for a record to set"):
+            template_kwargs({"chat_template_kwargs": {name: True}})
+
+
+def test_rendering_leaves_the_messages_as_they_are() -> None:
+    talk = [say("assistant", None, reasoning="r", tool_calls=None)]
+    before = json.dumps(talk)
+    ChatTemplate(PLAIN, {}, ()).render(talk)
+    assert json.dumps(talk) == before
+
+
+# The same text in every run
+
+ASK = 'the chat template writes today\'s date \\(strftime_now\\), .*: add "date": "{}" to "input" in the config'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ strftime_now('%Y') }}",
+        "{% if false %}{{ strftime_now('%Y') }}{% endif %}",
+        "{% if strftime_now is defined %}x{% endif %}",
+        "{% macro day(form='%d') %}{{ strftime_now(form) }}{% endmacro %}",
+        "{% set clock = strftime_now %}{{ clock('%d') }}",
+        "{{ messages | map('string') | map(attribute=strftime_now('%d')) | list }}",
+        "{% for m in messages %}{% generation %}{{ strftime_now('%d') }}{% endgeneration %}{% endfor %}",
+    ],
+)
+def test_a_template_that_asks_for_the_date_is_refused_without_one(source: str) -> None:
+    with pytest.raises(TokenizerError, match=ASK.format(date.today())):
+        ChatTemplate(source, {}, ())
+    ChatTemplate(source, {}, (), "2026-11-22").render([say("user", "x")])
+
+
+def test_data_cannot_bring_a_clock() -> None:
+    with pytest.raises(Reject, match="template_error"):
+        ChatTemplate("{{ now('%d') }}", {}, ()).render([say("user", "x")], now="strftime_now")
+    template = ChatTemplate("{{ strftime_now('%d') }}", {}, (), date="2026-11-22")
+    with pytest.raises(Reject, match="'str' object is not callable"):
+        template.render([say("user", "x")], strftime_now="x")
+
+
+@given(st.dates(date(1000, 1, 1)), st.lists(st.sampled_from("aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ%"), max_size=6))
+def test_the_date_is_written_as_by_strftime_at_midnight(day: date, letters: list[str]) -> None:
+    form = "".join(f"{ord(letter)}: %{letter};" for letter in letters) + "%-d/%-m %^a %^B %_d %_H %-I %-e %0e é"
+    midnight = datetime(day.year, day.month, day.day)
+    assert ChatTemplate("{{ strftime_now(form) }}", {}, (), date=day.isoformat()).text([], form=form) == (
+        midnight.strftime(form)
+    )
+
+
+@pytest.mark.parametrize("form", ["%s", "%E", "%+", "%Q"])
+def test_what_a_machine_would_write_in_its_own_way_is_refused(form: str) -> None:
+    with pytest.raises(Reject, match=f"strftime_now: '{re.escape(form)}' is not the same on every machine"):
+        ChatTemplate("{{ strftime_now(form) }}", {}, (), date="2026-11-22").text([], form=form)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{{ lipsum() }}", "lipsum"),
+        ("{% if lipsum is defined %}{% endif %}", "lipsum"),
+        ("{{ [1, 2] | random }}", "random"),
+        ("{{ [[1, 2]] | map('random') | list }}", "random"),
+    ],
+)
+def test_a_template_that_draws_lots_is_refused(source: str, name: str) -> None:
+    with pytest.raises(TokenizerError, match=f"the chat template uses {name}, which gives another text in every run"):
+        ChatTemplate(source, {}, (), date="2026-11-22")
+
+
+ADDRESS = re.compile("0x[0-9a-f]{6,}", re.IGNORECASE)
+OBJECTS = (
+    *(*jinja2.defaults.DEFAULT_NAMESPACE, "raise_exception", "strftime_now", "self", "m", "messages[0].content.upper"),
+    *("messages[0].keys", "cycler(1, 2)", "joiner(1)", "namespace(a=1).items", "range(3).count"),
+    *("messages | map('upper')", "messages | batch(2)", "messages | slice(2)"),
+)
+NOT_YET = (
+    *("{{ X ~ '' }}", "{{ [X] }}", "{{ {'a': X} }}", "{{ '%s' % X }}", "{{ '{}'.format(X) }}"),
+    *("{{ [X] | pprint }}", "{{ X | upper }}", "{{ X | e }}", "{{ raise_exception(X) }}"),
+)
+
+
+def written(expression: str, way: str) -> str:
+    """What a template writes of an expression, or how it is refused."""
+    source = "{% macro m() %}{% endmacro %}" + way.replace("X", f"({expression})")
+    try:
+        template = ChatTemplate(source, {}, (), date="2026-11-22")
+        return template.render([say("user", "x"), say("assistant", "y")]).text
+    except Reject as reject:
+        return reject.message
+    except TokenizerError as error:  # chance
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *(
+            "{{ X }}",
+            "{{ X | string }}",
+            "{{ [X] | join }}",
+            "{% for x in messages %}{{ X }}{{ loop.cycle }}{% endfor %}",
+        ),
+        *(pytest.param(way, marks=pytest.mark.xfail(strict=True, reason="an address is written")) for way in NOT_YET),
+    ],
+)
+def test_nothing_is_written_as_an_address(way: str) -> None:
+    """Which another run would not write again."""
+    assert not [text for name in OBJECTS if ADDRESS.search(text := written(name, way))]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "messages[0].keys() - ['x']",
+        "messages[0].keys() - messages[1].keys()",
+        pytest.param("{'x': 1, 'y': 2}.keys() - 'ab'", marks=pytest.mark.xfail(strict=True, reason="a constant")),
+    ],
+)  # fmt: skip
+def test_a_set_has_no_order(expression: str) -> None:
+    assert "a template makes a set" in written(f"({expression}) | length", "{{ X }}")
+
+
+def test_what_is_refused_as_text_is_used_as_ever() -> None:
+    source = (
+        "{% set up = messages[0].content.upper %}{{ up() }}{{ 'a{}'.format(1) }}"
+        "{{ messages | map(attribute='role') | first }}"
+        "{% for k, v in messages[0] | items %}{{ k }}{{ loop.cycle(1, 2) }}{% endfor %}{{ [3, 1] | reverse | join }}"
+        "{{ [1, 2, 2] | unique | list }}{{ [1, 2, 3] | batch(2) | list }}{{ 3 - 1 }}{{ {'a': 1}.items() | list }}"
+        "{{ 2 in ([1, 2] | select) }}{{ messages | map('length') | sum }}"
+        "{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.current }}"
+    )
+    tokenizer = auto(ROOT / "examples" / "tokenizer")
+    assert ours(ChatTemplate(source, {}, ()), [say("user", "x")]) == theirs(tokenizer, source, [say("user", "x")])
