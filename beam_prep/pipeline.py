@@ -522,9 +522,7 @@ class Pipeline:
                 self.max_line_bytes,
                 workers_of(pipeline.options),
             )
-            | recipe.Prepare(
-                config, self.tokenizer, self._backend, self.check, self.references, releases=True
-            )
+            | recipe.Prepare(config, self.tokenizer, self._backend, self.check, self.references, releases=True)
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,

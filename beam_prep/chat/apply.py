@@ -12,6 +12,7 @@ from beam_prep.chat.collector import TextCollector, ValueCollector
 from beam_prep.chat.conversation import DIFFERENT
 from beam_prep.chat.voice import Voice, voice_of
 from beam_prep.core.data.block import Reject, step
+from beam_prep.core.data.garbage import without_collector
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.rendered import DEFAULT_DOMAIN, Rendered
@@ -61,10 +62,11 @@ def apply_template(
             what prefixes show; where one differs, the whole block is rendered in the plain way, see
             `ChatTemplate.render_plainly`. None: of all.
     """
-    rendered = _rendered(records, outputs, voice, domain_key, compared)
-    if rendered.made.get(DIFFERENT):
-        rendered = _rendered(records, outputs, replace(voice, plain=True), domain_key)
-        rendered.made["blocks_rendered_plainly"] = 1
+    with without_collector():
+        rendered = _rendered(records, outputs, voice, domain_key, compared)
+        if rendered.made.get(DIFFERENT):
+            rendered = _rendered(records, outputs, replace(voice, plain=True), domain_key)
+            rendered.made["blocks_rendered_plainly"] = 1
     return rendered
 
 

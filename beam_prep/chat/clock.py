@@ -24,14 +24,16 @@ class Clock:
         weekday, month = _DAYS[date.weekday()], _MONTHS[date.month - 1]
         self._texts = {
             **{letter: f"{number:02}" for letter, number in numbers.items()},
-            **{
-                "Y": f"{date.year:04}",
-                "j": f"{date.timetuple().tm_yday:03}",
-                "e": f"{date.day:2}",
-                "p": "AM",
-                "%": "%",
-            },
-            **{"A": weekday, "a": weekday[:3], "B": month, "b": month[:3], "h": month[:3]},
+            "Y": f"{date.year:04}",
+            "j": f"{date.timetuple().tm_yday:03}",
+            "e": f"{date.day:2}",
+            "p": "AM",
+            "%": "%",
+            "A": weekday,
+            "a": weekday[:3],
+            "B": month,
+            "b": month[:3],
+            "h": month[:3],
         }
 
     def __call__(self, form: str) -> str:

@@ -1,7 +1,7 @@
 """The environment of chat templates: transformers' sandbox, bounded, and the same in every run.
 
-A template is compiled twice: as transformers does it, and so that texts keep their origins. Both give the same text; the
-second also says where each message is at work, by marks of no characters that it writes at the head of each loop and
+A template is compiled twice: as transformers does it, and so that texts keep their origins. Both give the same text. The
+second also says where each message is at work: by marks of no characters that it writes at the head of each loop, and
 behind each loop within it.
 """
 
@@ -28,7 +28,7 @@ from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, RAW, Node
 from beam_prep.errors import TokenizerError
 
 _RAISED_BY_COMPILER = (SyntaxError, ValueError, RecursionError, OverflowError, jinja2.exceptions.SecurityError)
-_AT_WORK, _BOUNDED = "_beam_prep_at_work", "_beam_prep_bounded"
+_AT_WORK = "_beam_prep_at_work"
 _BEGINS = origins.one("", Origin(GENERATION_BEGINS, None))
 _ENDS = origins.one("", Origin(GENERATION_ENDS, None))
 
@@ -209,14 +209,14 @@ class _Generation(jinja2.ext.Extension):
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """As transformers makes it, with bounds on what a rendering makes."""
 
-    intercepted_binops = frozenset(("*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
     def __init__(self, date: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         del self.filters["random"], self.globals["lipsum"]
         for name in limits.FILTERS:
             self.filters[name] = _expecting(name, self.filters[name])
-        self.filters |= {"tojson": _plain_tojson, _BOUNDED: _bounded, _AT_WORK: _at_work, "string": written}
+        self.filters |= {"tojson": _plain_tojson, _AT_WORK: _at_work, "string": written}
         self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
         self.globals["strftime_now"] = None if date is None else Clock(date)
 
@@ -226,7 +226,6 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         _mark_loops(tree)
-        _bound_sums(tree)
         return tree
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -250,8 +249,22 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            made = left + right
+            # A `Text` was bounded when it was made.
+            return made if type(made) is Text or type(made) is int else _sum(made)
         limits.expect_operator(operator, left, right)
+        made = self._applied(context, operator, left, right)
+        if isinstance(made, set | frozenset):
+            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
+        return made
+
+    def _applied(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         return super().call_binop(context, operator, left, right)
+
+
+def _sum(made: Any) -> Any:
+    return limits.bounded(made) if isinstance(made, str | list | tuple) else made
 
 
 _OF_DICT = frozenset(dir(dict))
@@ -287,7 +300,7 @@ _FOLLOWED = {
         "select",
         "selectattr",
     ),
-    *("slice", "sort", "string", "sum", "tojson", "trim", "unique", "upper", "capitalize", "abs", _AT_WORK, _BOUNDED),
+    *("slice", "sort", "string", "sum", "tojson", "trim", "unique", "upper", "capitalize", "abs", _AT_WORK),
 }
 """Filters that take and give single strings by methods of these, or that give no string."""
 _MISSING = object()
@@ -345,24 +358,13 @@ class _Traced(_Environment):
             return result
         return origins.derived(result, (getattr(obj, "__self__", None), args, _own(kwargs)))
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        return origins.derived(super().call_binop(context, operator, left, right), (left, right))
+    def _applied(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        return origins.derived(super()._applied(context, operator, left, right), (left, right))
 
 
 def _own(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Without what jinja adds."""
     return {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")} if kwargs else {}
-
-
-def _bounded(value: Any) -> Any:
-    """What a sum or a difference of two values gives."""
-    if type(value) is Text:
-        return value  # it was bounded when it was made
-    if isinstance(value, str | list | tuple):
-        return limits.bounded(value)
-    if isinstance(value, set | frozenset):
-        raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
-    return value
 
 
 def _expecting(name: str, filter_: Any) -> Any:
@@ -444,19 +446,3 @@ def _mark_loops(node: nodes.Node, around: str = "") -> None:
 def _mark(name: str, line: int) -> nodes.Output:
     variable = nodes.Name(name, "load", lineno=line) if name else nodes.Const("", lineno=line)
     return nodes.Output([nodes.Filter(variable, _AT_WORK, [], [], None, None, lineno=line)], lineno=line)
-
-
-def _bound_sums(node: nodes.Node) -> None:
-    """Bounds what sums and differences of two values give, where neither is a constant."""
-    for name, value in node.iter_fields():
-        if isinstance(value, nodes.Node):
-            setattr(node, name, _sum_bounded(value))
-        elif isinstance(value, list):
-            value[:] = [_sum_bounded(each) if isinstance(each, nodes.Node) else each for each in value]
-
-
-def _sum_bounded(node: nodes.Node) -> nodes.Node:
-    _bound_sums(node)
-    if isinstance(node, nodes.Add | nodes.Sub) and not {nodes.Const} & {type(node.left), type(node.right)}:
-        return nodes.Filter(node, _BOUNDED, [], [], None, None, lineno=node.lineno)
-    return node

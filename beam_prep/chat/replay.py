@@ -48,7 +48,7 @@ _FILTERS = {
         "last",
     ),
     *("list", "default", "d", "join", "replace", "lower", "upper", "capitalize", "string", "tojson", "map", "select"),
-    *("selectattr", "reject", "rejectattr", "safe", "_beam_prep_at_work", "_beam_prep_bounded"),
+    *("selectattr", "reject", "rejectattr", "safe", "_beam_prep_at_work"),
 }
 _TESTS = {
     *("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "true", "false", "eq"),

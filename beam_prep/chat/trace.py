@@ -113,10 +113,16 @@ def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, Place]:
             own[segment[2]].append(order)
     found = {}
     for index, orders in own.items():
-        place = _place(rendering.segments, orders, index) or _silent_place(rendering, index)
+        place = _place(rendering, orders, index) or _silent_place(rendering, index)
         if place is not None:
             found[index] = place
     return found
+
+
+def says(rendering: Trace, segment: Segment) -> bool:
+    """Whether it is more than blanks."""
+    begin, end = segment[:2]
+    return end > begin and not rendering.text[begin:end].isspace()
 
 
 def said(segment: Segment, index: int) -> Said:
@@ -133,7 +139,8 @@ def _said_before(segments: list[Segment], before: int, index: int) -> Said | Non
     return (*said(last, index)[:2], again)
 
 
-def _place(segments: list[Segment], orders: list[int], index: int) -> Place | None:
+def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
+    segments = rendering.segments
     # All of a message, in the turn of another, is not its text.
     orders = [k for k in orders if segments[k].keys != ("*",) or segments[k].owner in (index, -1)]
     if len(orders) > 1:
@@ -163,7 +170,7 @@ def _place(segments: list[Segment], orders: list[int], index: int) -> Place | No
                 foreign = next(each for each in between if each.index != index and each.end > each.begin)
                 apart = f"between its texts stands {foreign}"
             seen |= keys
-    first, *others = (_place_of(segments, piece, index) for piece in pieces)
+    first, *others = (_place_of(rendering, piece, index) for piece in pieces)
     return first._replace(apart=apart, goes_on=tuple(others))
 
 
@@ -180,13 +187,12 @@ def _pieces(segments: list[Segment], orders: list[int], index: int) -> list[list
     return pieces
 
 
-def _place_of(segments: list[Segment], piece: list[int], index: int) -> Place:
+def _place_of(rendering: Trace, piece: list[int], index: int) -> Place:
+    segments = rendering.segments
     before, behind = piece[0] - 1, piece[-1] + 1
     while before >= 0 and segments[before].index == index and segments[before].owner in (index, -1):
         before -= 1
-    while behind < len(segments) and (
-        segments[behind].index == index or segments[behind].end == segments[behind].begin
-    ):
+    while behind < len(segments) and (segments[behind].index == index or not says(rendering, segments[behind])):
         behind += 1
     if behind < len(segments) and segments[behind].owner == index:
         # A tool's name is written again at the head of its results.
@@ -228,4 +234,4 @@ def _silent_place(rendering: Trace, index: int) -> Place | None:
 def spoken_by_others(rendering: Trace, index: int, at: int) -> Segment | None:
     """The first characters from a place on that another message says."""
     later = rendering.segments[bisect.bisect_left(rendering.segments, (at,)) :]
-    return next((each for each in later if each.end > each.begin and each.index != index), None)
+    return next((each for each in later if each.index != index and says(rendering, each)), None)

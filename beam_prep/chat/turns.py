@@ -218,7 +218,7 @@ def header_of(template: "ChatTemplate", messages: Sequence[Message], tools: Any,
     closing = shared(closed.text, asked.text) - spoken
     if closing < 0:
         return Header("", 0, True, asked.text, last)
-    if asked.text[spoken + closing :].strip():
+    if asked.text != closed.text:
         return Header(asked.text[spoken:], closing, True, asked.text, last)
     plain, place = plain_answer(template, messages, tools, variables)
     if place.said != last or place.end - place.begin > len(PLAIN):
@@ -341,6 +341,7 @@ class Turns:
                 return begin
         self.by_facts = False
         begin, by_header = self._begin_by_rendering(index, place, before)
+        by_header = by_header and not (place.said and place.said[2])  # else the header stands before what is said again
         if facts.learning and by_header and at <= begin <= place.begin < place.end:
             facts.gaps[gap] = begin - at, facts.lacking(text[:begin])
         return begin

@@ -749,8 +749,8 @@ class Rendered:
         if self.messages[message]["role"] != "assistant" or not prompt or region > begin or self.template.prompt_echo:
             return by_text
         behind = region + len(prompt)
-        if not self._constant(region, skip_empty=False).startswith(prompt):
-            if self._constant(region, skip_empty=True).startswith(prompt):
+        if not self.constant(region, skip_empty=False).startswith(prompt):
+            if self.constant(region, skip_empty=True).startswith(prompt):
                 return [behind, *by_text]  # only since something is empty in this conversation
             return by_text
         if behind >= begin:
@@ -766,7 +766,7 @@ class Rendered:
             return [behind, *by_text]
         return [behind, *by_text] if template.token_in(text[behind:begin], template.controls) else [behind]
 
-    def _constant(self, start: int, skip_empty: bool) -> str:
+    def constant(self, start: int, skip_empty: bool) -> str:
         """The constant text from a place on."""
         found = []
         for run in self.runs:

@@ -139,8 +139,12 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
         written = shared(shown.text[region:first], made.prompt)
         if not made.prompt and headers:
             begin = None  # a header stands behind what was said before
-        there = [begin, prompt + len(made.prompt) if prompt >= 0 else None, headers[-1].stop if headers else region]
+        once = shown.text.find(made.prompt, region, first) if made.prompt.strip() else -1
+        there: list[int | None] = [begin, *(at + len(made.prompt) for at in {prompt, once} if at >= 0)]
+        there.append(headers[-1].stop if headers else region)
         there += [region + written] if made.prompt[:written].strip() else []
+        if not made.prompt.strip():  # what a plain answer has, too
+            there.append(region + len(shown.constant(region, skip_empty=False)))
         begins += [each for each in there if each is not None and region <= each <= first]
     ends = _ends(made, shown, index, last, stop if by_stop and stop is not None else max(until, last))
     if silent and begin is not None:
@@ -186,6 +190,8 @@ def _ends(made: Template, shown: Rendered, index: int, last: int, stop: int) -> 
     soft: list[int] = []
     for place, run in enumerate(behind):
         said = text[run.start : run.stop]
+        if run.label == AGAIN:
+            continue
         if run.label == SOFT and not soft:
             soft = [last, run.stop]  # a word, which may end it or not
         token = said.strip() in made.end_tokens or (run.label in (END, EOS, AFTER) and said.strip() in made.controls)
@@ -200,7 +206,7 @@ def _ends(made: Template, shown: Rendered, index: int, last: int, stop: int) -> 
             ends.append(more.stop)
         return ends + soft
     # None ends it: what stops the model is the next header.
-    ends = [last, last + len(text[last:stop].rstrip()), stop]
+    ends = [last, len(text[:stop].rstrip()), last + len(text[last:stop].rstrip()), stop]
     blank = stop + len(text[stop:]) - len(text[stop:].lstrip())
     ends += [blank + len(token) for token in made.controls if text.startswith(token, blank)]
     return ends + soft

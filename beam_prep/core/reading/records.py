@@ -1,9 +1,7 @@
 """Blocks of JSONL -> `Records`; a bad line is a reject, never an error."""
 
-import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 import orjson
 
 from beam_prep.core.data.block import ALIVE, Block, Ledger, Origin, Reject
+from beam_prep.core.data.garbage import without_collector
 from beam_prep.core.data.places import is_table
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.search import places_of
@@ -70,28 +69,13 @@ def parse(raw: RawBlock, origin: Origin) -> Records:
     rows: list[Record] = []
     lines = np.flatnonzero(ledger.status == ALIVE)
     borders = zip(lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True)
-    with _without_collector():
+    with without_collector():
         for line, start, end in borders:
             try:
                 rows.append(_parse_line(raw.data[start:end], line in long_numbers, escaped_quotes))
             except Reject as reject:
                 ledger.reject(line, reject.reason, reject.message)
     return Records(origin, ledger, np.flatnonzero(ledger.status == ALIVE).astype(np.int32), rows=rows)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Around code that makes many objects and no cycles.
-
-    The collector would look through all objects of a block again and again, which takes longer than to parse it.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _parse_line(line: bytes, careful: bool, escaped_quotes: bool) -> Record:

@@ -1,0 +1,195 @@
+"""A table, chat templates by name: which conversations they take, what they leave out, what is refused and why.
+
+    python benchmarks/template_table.py                              # prints the table
+    python benchmarks/template_table.py --markdown docs/templates.md
+    python benchmarks/template_table.py --only qwen                  # those whose names hold a text
+
+Needs the templates and conversations of the test material (`--shared DIR`, or `BEAM_PREP_SHARED`); without them it says
+so and ends. It only says what is done with each conversation; `../shared/templates/judge.py` says whether that is right.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _measure import ROOT
+from _page import table, write_markdown
+
+from beam_prep.chat.messages import Lost
+from beam_prep.chat.origins import TOOLS
+from beam_prep.chat.template import ChatTemplate, RenderedChat
+from beam_prep.core.data.block import Reject
+
+MARKER = "template_table"
+SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))
+DATE = "2026-11-26"
+HEADER = (
+    *("template", "taken", "not written", "refused", "template raises"),
+    *("contents", "arguments", "tools", "calls", "reasoning", "trained behind an answer"),
+)
+TALK, WITH_REASONING = "02 multi", "08 reasoning field"
+"""The conversations that show how a turn ends, and which reasoning is written."""
+FORMS = {True: "parts", False: "text", None: "both"}
+OF_ARGUMENTS = {True: "object", False: "string", None: "both"}
+
+
+class Outcome(NamedTuple):
+    """What becomes of a conversation.
+
+    Attributes:
+        rendered: None where the template raises, or a form does not fit.
+        reason: why it is rejected; "" where it is not.
+    """
+
+    rendered: RenderedChat | None
+    reason: str
+
+
+def loaded(path: Path) -> Any:
+    """A module of the test material."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiled(source: str, judge: Any) -> ChatTemplate:
+    """A template, with a tokenizer whose special tokens are the template's own, as the judge makes it."""
+    control = set(judge.CONTROL.findall(source))
+    end = next((each for each in judge.ENDS if each in control), None)
+    if "eos_token" in source or end is None:
+        end = "<｜end▁of▁sentence｜>" if "｜" in source else end or "</s>"
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": end}, sorted({*control, end, "<s>"}), DATE)
+
+
+def outcome(template: ChatTemplate, messages: list[Any], tools: Any) -> Outcome:
+    try:
+        rendered = template.render(messages, **({} if tools is None else {"tools": tools}))
+    except Reject as reject:
+        return Outcome(None, reject.reason)
+    if any(is_lost(lost) for lost in rendered.not_rendered):
+        return Outcome(rendered, "not_rendered")
+    reasons = (turn.reason for turn in rendered.turns if messages[turn.message]["role"] == "assistant")
+    return Outcome(rendered, next((reason[0] for reason in reasons if reason is not None), ""))
+
+
+def is_lost(lost: Lost) -> bool:
+    """Whether a record is rejected for it."""
+    return lost[0] != TOOLS and lost[1] != "reasoning"
+
+
+def row(name: str, template: ChatTemplate, conversations: dict[str, Any]) -> tuple[list[str], Counter[str]]:
+    """The cells of a template, and how many conversations had each outcome."""
+    found: dict[str, Outcome] = {}
+    given: dict[str, tuple[list[Any], Any]] = {}
+    for case, value in conversations.items():
+        given[case] = (value["m"], value["tools"]) if isinstance(value, dict) else (value, None)
+        found[case] = outcome(template, *given[case])
+    count = Counter(kind(each) for each in found.values())
+    reasons = Counter(each.reason for each in found.values() if kind(each) == "refused")
+    lost = Counter(
+        what
+        for each in found.values()
+        if each.reason == "not_rendered" and each.rendered is not None
+        for what in {described(one, each) for one in each.rendered.not_rendered if is_lost(one)}
+    )
+    with_tools = [each.rendered for case, each in found.items() if given[case][1] and each.rendered is not None]
+    cells = [
+        name,
+        str(count["taken"]),
+        listed(count["not written"], lost),
+        listed(count["refused"], reasons),
+        str(count["raises"]),
+        FORMS[template.forms.parts["assistant"]],
+        OF_ARGUMENTS[template.forms.objects],
+        yes(not any(one[0] == TOOLS for one in each.not_rendered) for each in with_tools),
+        yes(not any(one[1].startswith("tool_calls") for one in each.not_rendered) for each in with_tools),
+        reasoning(found[WITH_REASONING].rendered),
+        ending(template, found[TALK].rendered, given[TALK][0]),
+    ]
+    return cells, count
+
+
+def kind(found: Outcome) -> str:
+    kinds = {"": "taken", "not_rendered": "not written", "template_error": "raises", "template_limit": "raises"}
+    return kinds.get(found.reason, "refused")
+
+
+def described(lost: Lost, found: Outcome) -> str:
+    return "calls" if lost[1].startswith("tool_calls") else "contents"
+
+
+def listed(count: int, why: Counter[str]) -> str:
+    return f"{count}: {', '.join(sorted(why))}" if count else ""
+
+
+def yes(found: Any) -> str:
+    """`yes`, `no` or `in part`, of several; "" of none."""
+    all_of = list(found)
+    return "" if not all_of else "yes" if all(all_of) else "in part" if any(all_of) else "no"
+
+
+def reasoning(rendered: RenderedChat | None) -> str:
+    """Which of two answers' reasoning is written."""
+    if rendered is None:
+        return ""
+    lost = sum(key == "reasoning" for _, key in rendered.not_rendered)
+    return ("yes", "in the last turn", "no")[lost]
+
+
+def ending(template: ChatTemplate, rendered: RenderedChat | None, messages: list[Any]) -> str:
+    """What is trained behind the text of an answer that is not the last."""
+    if rendered is None:
+        return ""
+    place = next(number for number, message in enumerate(messages) if message["role"] == "assistant")
+    if not rendered.turns[place].spans:
+        return ""
+    begin, end = rendered.turns[place].spans[-1]
+    content, marks = messages[place]["content"], " (marks)" if rendered.marked else ""
+    tail = rendered.text[begin:end].rpartition(content)[2].strip()
+    if not tail:
+        return f"nothing{marks}"
+    try:
+        alone = template.text(messages[: place + 1])
+    except Reject:
+        alone = rendered.text
+    if tail not in alone.rpartition(content)[2]:
+        return f"token, only before another turn{marks}"
+    return ("token" if template.tokens.only_special.fullmatch(tail) else "text") + marks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, default=SHARED, help="the folder with the test material")
+    parser.add_argument("--only", default="", help="templates whose names hold this")
+    parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
+    args = parser.parse_args()
+    folder = args.shared / "templates"
+    if not (folder / "judge.py").is_file():
+        sys.exit(f"skipped: no templates in {folder}: give the folder with the test material, --shared DIR")
+    conversations = loaded(folder / "conversations.py").SH
+    judge = loaded(folder / "judge.py")
+    rows, total = [], Counter[str]()
+    for path in sorted(folder.rglob("*.jinja")):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if args.only in name:
+            cells, count = row(name, compiled(path.read_text(encoding="utf-8"), judge), conversations)
+            rows.append(cells)
+            total += count
+    renders = total.total() - total["raises"]
+    counts = ", ".join(f"{total[name]:,} {name}" for name in ("taken", "not written", "refused"))
+    text = f"{len(rows)} templates, {len(conversations)} conversations each. Of {renders:,} that render: {counts}."
+    text += "\n\n" + table(HEADER, rows, left=(0, 2, 3, *range(5, len(HEADER))))
+    print(text)
+    if args.markdown is not None:
+        write_markdown(args.markdown, MARKER, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Conversations of one block: what one record is does not change another, however it is rendered."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from beam_prep.chat.texts import Rendered
+from hypothesis import given, settings
+
+from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import Voice
+from beam_prep.core.data.schema import Output, Section
+from beam_prep.core.reading.filters import map_records
+from beam_prep.core.reading.records import Record
+from tests.chat.generated_templates import Seeded, template
+from tests.chat.generated_templates import conversations as drawn
+from tests.chat.trained import CHATML, CONTROLS, SECTIONS, TOKENS, outcomes, prepared, say, talk
+
+TEXTS = ("words", "", " ", "\n", "other words", "<|im_end|>", "<s>", "\U0001f600")
+
+
+def rendered(rows: list[Record], *sections: Section, compared: int | None = 0) -> Rendered:
+    voice = Voice(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
+    output = Output("sequence", "ids", sections or SECTIONS["$role"], "loss_mask")
+    return apply_template(testing.records(rows), (output,), voice, compared=compared)
+
+
+def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one() -> None:
+    plain = [{"messages": talk("q1", "a1")}] * 3  # the third is replayed
+    weighted = [say("user", "q2"), say("assistant", "a2", weight=1)]
+    rows = [*plain, {"messages": talk("q3", "torn")}, {"messages": weighted}]
+
+    def tear(row: Record) -> Record:
+        return {"messages": talk("q3", "\ud800a")} if row["messages"][1]["content"] == "torn" else row
+
+    voice = Voice(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
+    output = Output("sequence", "ids", SECTIONS["$last"], "loss_mask")
+    found = apply_template(map_records(testing.records(rows), tear), (output,), voice)
+    assert found.line.tolist() == [0, 1, 2, 4]
+    assert found.pieces["sequence"].borders.tolist() == [0, 1, 2, 3, 5]  # the answer; it again for its weight
+    assert found.ledger.outcomes == [("rejected", "bad_text")]
+
+
+@pytest.mark.parametrize("value", ["", 0, 0.0, False, {}, "x", 3, True, [[]], [None]])
+def test_a_section_that_is_no_list_of_messages_is_rejected(value: Any) -> None:
+    """What is false is not absent: only null is."""
+    plain = {"history": [], "messages": talk("question", "answer")}
+    absent: list[Record] = [{**plain, "history": None}, {"messages": talk("question", "answer")}]
+    rows = [*[plain] * 4, {**plain, "history": value}, *absent, {**plain, "messages": value}]
+    sections = (Section("history", "mask", "conversation"), Section("messages", "$role", "conversation"))
+    found = rendered(rows, *sections)
+    assert found.line.tolist() == [0, 1, 2, 3, 5, 6]
+    assert found.ledger.outcomes == [("rejected", "wrong_type")]
+
+
+CHECKED: tuple[dict[str, Any], ...] = (
+    {}, {"train": True}, {"train": False}, {"train": None}, {"weight": 1}, {"weight": 0}, {"weight": 0.5}, {"train": 1},
+    {"content": None}, {"content": ["a"]}, {"content": [{"type": "text", "text": "b"}]},
+    {"content": [{"type": "image"}]}, {"content": 3}, {"role": None}, {"role": 3}, {"name": None}, {"thinking": "so"},
+    {"reasoning_content": None}, {"train": False, "weight": 1}, {"tool_calls": []},
+)  # fmt: skip
+
+
+def each_alone(template_: ChatTemplate, rows: list[Record], action: str = "$role") -> list[Any]:
+    """What becomes of each row in a block of its own, by a template that has seen nothing."""
+    source, tokens = template_.source, template_.special_tokens
+    controls = template_.tokens.texts
+    return [outcomes(prepared(ChatTemplate(source, tokens, controls), [row], action))[0] for row in rows]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(CHECKED), st.sampled_from(CHECKED)), min_size=2, max_size=8))
+def test_what_was_checked_of_one_conversation_is_not_taken_for_checked_of_another(said: list[tuple[Any, Any]]) -> None:
+    rows: list[Record] = [
+        {"messages": [{**say("user", "question"), **one}, {**say("assistant", "answer"), **other}]}
+        for one, other in said
+    ]
+    chat = ChatTemplate(CHATML, TOKENS, CONTROLS)
+    assert outcomes(prepared(chat, rows)) == each_alone(chat, rows)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_conversations_of_a_block_are_what_each_is_alone(number: int) -> None:
+    """Facts that are known of a template, and kinds that come again, change no mask."""
+    draw = Seeded(f"together/{number}")
+    made = template(draw)
+    chat = ChatTemplate(made.source, {"bos_token": made.bos, "eos_token": made.eos}, made.controls)
+    rows: list[Record] = []
+    for messages in drawn(draw, made, 4, False):
+        other = [dict(message) for message in messages]
+        for message in other:  # blank and odd contents too
+            if isinstance(message.get("content"), str) and draw.integer(0, 2) == 0:
+                message["content"] = draw.choice(TEXTS)
+            if draw.integer(0, 3) == 0:
+                message |= draw.choice([{"weight": 0}, {"weight": 1}, {"train": True}, {"train": False}])
+        rows += [{"messages": messages}, {"messages": other}, {"messages": messages}]
+    for action in ("$role", "$last"):
+        together = outcomes(prepared(chat, rows, action))
+        assert together == each_alone(chat, rows, action)
+
+
+def test_a_block_of_which_a_sample_differs_is_rendered_in_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Record] = [{"messages": talk(f"question {at}", "yes")} for at in range(20)]
+    wanted = rendered(rows)
+    assert "blocks_rendered_plainly" not in rendered(rows, compared=16).made
+    assert rendered(rows, compared=None).made["compared_with_transformers_text"] == 20
+    whole = ChatTemplate.differs
+    monkeypatch.setattr(
+        ChatTemplate,
+        "differs",
+        lambda self, found, messages, **more: "question 7" in found.text or whole(self, found, messages, **more),
+    )
+    found = rendered(rows, compared=None)
+    assert found.made["blocks_rendered_plainly"] == 1
+    assert found.pieces["sequence"].texts == wanted.pieces["sequence"].texts
+    assert found.pieces["sequence"].segments.tolist() == wanted.pieces["sequence"].segments.tolist()

@@ -1,0 +1,137 @@
+"""What a template does not write: a content or a call rejects its record, tools and reasoning are counted."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep import testing
+from beam_prep.core.data.schema import Output, Section, TextRules
+from tests.chat.trained import END, HEADER, PROMPT, say
+from tests.conftest import ROOT
+
+TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
+OUTPUT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"to": "Gent"}}}
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
+HEAD = "{{ tools | tojson if tools else '' }}{% for m in messages %}" + HEADER
+THOUGHT = "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '' }}"
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' }}{{ c.function.arguments | tojson }}{% endfor %}"
+WHOLE = HEAD + THOUGHT + "{{ m.content or '' }}" + CALLS + END + PROMPT
+ASKED, ANSWERED = say("user", "How far?"), say("assistant", "Not far.")
+CALLED = say("assistant", "Look:", tool_calls=[CALL])
+THOUGHT_OF = say("assistant", "Not far.", reasoning_content="so")
+
+
+def without(part: str) -> str:
+    """The template that does not write a part."""
+    assert part in WHOLE
+    return WHOLE.replace(part, "")
+
+
+def steps(source: str, record: dict[str, Any], **rules: Any) -> tuple[Any, dict[str, int]]:
+    """(the trained texts, or reason and message of the reject; what is counted), by the steps of a chain."""
+    block = bp.ApplyTemplate([OUTPUT], TOKENIZER, rules=TextRules(chat_template=source, **rules)).step()(
+        testing.records([record])
+    )
+    policy = bp.RoleMask({"assistant": "train"})
+    batch = bp.BuildMask(policy).step()(bp.Tokenize(TOKENIZER).step()(block))
+    counted = {name: int(count.sum()) for name, count in batch.counters.items()}
+    if not len(batch):
+        return (batch.ledger.outcomes[batch.ledger.status[0] - 1][1], batch.ledger.messages[0]), counted
+    pairs = zip(batch["sequence"].to_lists()[0], batch["loss_mask"].to_lists()[0], strict=True)
+    runs = itertools.groupby(pairs, key=lambda pair: pair[1])
+    return [TOKENIZER.decode([token for token, _ in run]) for trained, run in runs if trained], counted
+
+
+SAYS = "the chat template does not write the {} of 'messages[{}]' ({}): wanted a template that does"
+UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'developer' %}")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "lost"),
+    [
+        (without("{{ m.content or '' }}"), [ASKED, ANSWERED], ("content", 0, "user")),
+        (WHOLE.replace("in messages %}", "in messages[:-1] %}"), [ASKED, ANSWERED], ("content", 1, "assistant")),
+        (WHOLE.replace("m.content or ''", "'' if m.tool_calls else m.content"), [ASKED, CALLED], ("content", 1, "assistant")),
+        (UNKNOWN_ROLES, [say("developer", "Be brief."), ASKED, ANSWERED], ("content", 0, "developer")),
+        (without(CALLS), [ASKED, CALLED], ("tool_calls[0].name", 1, "assistant")),
+        (without("{{ c.function.name + ' ' }}"), [ASKED, CALLED], ("tool_calls[0].name", 1, "assistant")),
+        (without("{{ c.function.arguments | tojson }}"), [ASKED, CALLED], ("tool_calls[0].arguments", 1, "assistant")),
+        (
+            WHOLE.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"),
+            [ASKED, say("assistant", "", tool_calls=[CALL, CALL])],
+            ("tool_calls[1].name", 1, "assistant"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_content_or_a_call_that_is_not_written_rejects_its_record(
+    source: str, messages: list[dict[str, Any]], lost: tuple[str, int, str]
+) -> None:
+    (reason, message), counted = steps(source, {"messages": messages})
+    assert (reason, counted) == ("not_rendered", {})
+    assert message.startswith(SAYS.format(*lost))
+    kept, counted = steps(source, {"messages": messages}, not_rendered="keep")
+    assert isinstance(kept, list)
+    assert counted["texts_not_written"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "trained"),
+    [
+        ([ASKED, ANSWERED], ["Not far.<|im_end|>"]),
+        ([ASKED, CALLED], ['Look:find {"to": "Gent"}<|im_end|>']),
+        ([ASKED, say("assistant", None, tool_calls=[CALL])], ['find {"to": "Gent"}<|im_end|>']),
+        ([say("developer", "Be brief."), ASKED, ANSWERED], ["Not far.<|im_end|>"]),
+        ([say("user", " "), ANSWERED], ["Not far.<|im_end|>"]),
+    ],
+)
+def test_what_is_written_is_trained_and_not_counted(messages: list[dict[str, Any]], trained: list[str]) -> None:
+    assert steps(WHOLE, {"messages": messages}) == (trained, {})
+
+
+@pytest.mark.parametrize("blank", ["", " \n", None, []])
+def test_what_says_nothing_need_not_be_written(blank: Any) -> None:
+    source = WHOLE.replace("in messages %}", "in messages if m.role != 'system' %}")
+    assert steps(source, {"messages": [say("system", blank), ASKED, ANSWERED]}) == (["Not far.<|im_end|>"], {})
+
+
+def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
+    record = {"messages": [ASKED, CALLED]}
+    assert steps(without(CALLS), record, not_rendered="keep")[0] == ["Look:<|im_end|>"]
+    assert steps(without("{{ m.content or '' }}"), record, not_rendered="keep") == (
+        ['find {"to": "Gent"}<|im_end|>'],
+        {"texts_not_written": 2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "record", "counted"),
+    [
+        (without("{{ tools | tojson if tools else '' }}"), {"messages": [ASKED, ANSWERED], "tools": TOOLS}, "tools_not_written"),
+        (WHOLE, {"messages": [ASKED, ANSWERED], "tools": TOOLS}, None),
+        (WHOLE, {"messages": [ASKED, ANSWERED], "tools": []}, None),
+        (without(THOUGHT), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_not_written"),
+        (WHOLE, {"messages": [ASKED, THOUGHT_OF]}, "reasoning_written"),
+        (WHOLE, {"messages": [ASKED, say("assistant", "Not far.", thinking="so")]}, "reasoning_written"),
+    ],
+)  # fmt: skip
+def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], counted: str | None) -> None:
+    trained, found = steps(source, record)
+    assert found == ({counted: 1} if counted else {})
+    assert trained == [
+        "<think>so</think>Not far.<|im_end|>" if counted == "reasoning_written" else "Not far.<|im_end|>"
+    ]
+
+
+def test_the_ids_of_a_record_with_a_call() -> None:
+    output = bp.ApplyTemplate([OUTPUT], TOKENIZER, rules=TextRules(chat_template=WHOLE)).step()(
+        testing.records([{"messages": [ASKED, CALLED]}])
+    )
+    batch = bp.BuildMask(bp.RoleMask({"assistant": "train"})).step()(bp.Tokenize(TOKENIZER).step()(output))
+    head = "<|im_start|>user\nHow far?<|im_end|>\n<|im_start|>assistant\n"
+    turn = 'Look:find {"to": "Gent"}<|im_end|>'
+    ids = [TOKENIZER.encode([text], False).to_lists()[0] for text in (head, turn, "\n")]
+    assert batch["sequence"].to_lists() == [sum(ids, [])]
+    assert batch["loss_mask"].to_lists() == [[0] * len(ids[0]) + [1] * len(ids[1]) + [0] * len(ids[2])]
