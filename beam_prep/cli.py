@@ -307,6 +307,8 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
     """The option or field of a config that may be meant by a name."""
     word = name.lstrip("-").replace("-", "_").lower()
     known = [*ours, *beams]
+    if word in options.GONE:
+        return f"; {options.GONE[word]}"
     for other, aliases in options.OTHER_NAMES.items():
         if word in aliases.split() and f"--{other}" in known:
             return f"; did you mean --{other}?"

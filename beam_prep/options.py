@@ -360,6 +360,9 @@ OPTIONS = (
 """All options of `beam-prep run`."""
 
 
+GONE = {"render": "it is gone, as there is one way to render chat templates: leave it out"}
+"""Options that there were: name -> what to do."""
+
 OTHER_NAMES = {
     "tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
     "model_path model_name_or_path",

@@ -75,7 +75,8 @@ SHAPES = {
     "tools": Shape("tools", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
     "agents": Shape("agents", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
     "agents-strings": Shape("agents_strings", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
-    "agents-mistral-v3": Shape("agents", "mistral-v3", "shapes/tools", "tools", LABELS, longest=4096),
+    # Its template leaves out the words beside calls, which is a reject by default.
+    "agents-mistral-v3": Shape("agents", "mistral-v3", "shapes/tools_kept", "tools", LABELS, longest=4096),
     "calls": Shape("calls", "qwen2.5", "shapes/tools", "tools", LABELS, longest=4096),
     "sharegpt": Shape("sharegpt", "qwen2.5", "shapes/sharegpt", "sharegpt", LABELS),
     "alpaca": Shape("alpaca", "qwen2.5", "shapes/alpaca", "alpaca", LABELS),

@@ -4,8 +4,9 @@
     python benchmarks/template_table.py --markdown docs/templates.md
     python benchmarks/template_table.py --only qwen                  # those whose names hold a text
 
-Needs the templates and conversations of the test material (`--shared DIR`, or `BEAM_PREP_SHARED`); without them it says
-so and ends. It only says what is done with each conversation; `../shared/templates/judge.py` says whether that is right.
+Needs the templates and conversations of the test material (`--shared DIR`, or `BEAM_PREP_SHARED`); without them it
+ends, and says so. It says what is done with each conversation; `../shared/templates/judge.py` says whether that is
+right.
 """
 
 import argparse
@@ -52,7 +53,8 @@ class Outcome(NamedTuple):
 def loaded(path: Path) -> Any:
     """A module of the test material."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

@@ -1,6 +1,5 @@
-"""The fast ways change no byte: both backends and both renderers, whole runs."""
+"""The fast way changes no byte: both backends, whole runs."""
 
-import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from beam_prep.core.encoding import backends
 from beam_prep.errors import ConfigError, TokenizerError
 from tests.conftest import ROOT, shared, tree
 
-WAYS = list(itertools.product(("gigatoken", "transformers"), ("auto", "jinja")))
 CHAT = (ROOT / "examples" / "data" / "chat.jsonl").read_bytes()
 
 
@@ -34,20 +32,16 @@ def told(output: Path | str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("action", ["$role", "$last", "train"])
-def test_four_ways_give_the_same_bytes(run: Callable[..., Any], tmp_path: Path, action: str) -> None:
+def test_two_ways_give_the_same_bytes(run: Callable[..., Any], tmp_path: Path, action: str) -> None:
     trees = []
-    for backend, render in WAYS:
-        name = f"{backend}-{render}"
-        made = run(config(action), CHAT * 3, name, tokenizer_backend=backend, render=render)
+    for backend in ("gigatoken", "transformers"):
+        made = run(config(action), CHAT * 3, backend, tokenizer_backend=backend)
         trees.append(tree(made.output))
-        records, ways = made.manifest["ledger"]["kept"], told(made.output)
-        assert ways[f"encoded_by_{backend}"] == records
-        fast = ways.get("rendered_as_columns", 0) + ways.get("rendered_by_plans", 0)
-        assert fast + ways.get("rendered_by_jinja", 0) == records
-        assert (fast > records / 2) == (render == "auto")
+        ways = told(made.output)
+        assert ways[f"encoded_by_{backend}"] == made.manifest["ledger"]["kept"]
         assert "blocks_encoded_again" not in ways
-        assert "blocks_rendered_again" not in ways
-    assert all(other == trees[0] for other in trees[1:])
+        assert "blocks_rendered_plainly" not in ways
+    assert trees[0] == trees[1]
 
 
 def test_a_run_says_which_way_did_how_many_records(
@@ -57,12 +51,11 @@ def test_a_run_says_which_way_did_how_many_records(
     source.write_bytes(CHAT)
     job = [
         "run", str(source), "-o", str(tmp_path / "out"), "-c", str(ROOT / "configs" / "sft_chat.json"),
-        "--tokenizer_path", tokenizer_path, "--tokenizer_backend", "transformers", "--render", "jinja",
+        "--tokenizer_path", tokenizer_path, "--tokenizer_backend", "transformers",
     ]  # fmt: skip
     with caplog.at_level("INFO", "beam_prep"):
         assert cli.main(job) == 0
     assert "encoded by transformers: " in caplog.text
-    assert "rendered by jinja: " in caplog.text
     assert "gigatoken" not in caplog.text
 
 
@@ -105,13 +98,12 @@ def test_small_inputs_are_encoded_by_the_reference_unless_another_is_asked_for(
     assert "is not used" not in caplog.text
 
 
-@pytest.mark.parametrize(("option", "value"), [("tokenizer_backend", "giga"), ("render", "plans")])
-def test_an_unknown_way_fails_before_anything_runs(run: Callable[..., Any], option: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"{option} is '{value}', wanted"):
-        run(config(), CHAT, **{option: value})
+def test_an_unknown_way_fails_before_anything_runs(run: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="tokenizer_backend is 'giga', wanted"):
+        run(config(), CHAT, tokenizer_backend="giga")
 
 
 def test_the_way_is_no_part_of_the_job(run: Callable[..., Any]) -> None:
     """An output made in one way is up to date for another, and so are spooled blocks."""
     assert not run(config(), CHAT).up_to_date
-    assert run(config(), CHAT, tokenizer_backend="transformers", render="jinja").up_to_date
+    assert run(config(), CHAT, tokenizer_backend="transformers").up_to_date

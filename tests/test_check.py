@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from beam_prep.core.pieces import bulk_chats
 
 from beam_prep import recipe, testing
+from beam_prep.chat.replay import Replay
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data import columns
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.core.encoding import backends as backend
@@ -64,11 +63,8 @@ def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool:
     found, records = ways(first), first.manifest["ledger"]["kept"]
     assert found["encoders"] == {f"gigatoken {BACKENDS['gigatoken'].version}": records}
     assert found["encoded_by_gigatoken"] == records
-    # What was rendered before in this process decides how many of them jinja renders.
-    ways_to_render = ("rendered_as_columns", "rendered_by_plans", "rendered_by_jinja")
-    assert sum(found.get(way, 0) for way in ways_to_render) == records
     assert 0 < found["compared_with_transformers"] <= 16
-    assert 0 < found["compared_with_jinja"] <= 16
+    assert 0 < found["compared_with_transformers_text"] <= 16
     other = run(config(), CHAT, "other", spool=spool)
     assert told(other)["blocks_reused"] == told(other)["blocks"]
     assert ways(other) == found
@@ -76,39 +72,30 @@ def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool:
 
 
 def test_the_backend_of_the_reference_has_its_version_too(run: Run) -> None:
-    made = run(config(), CHAT, tokenizer_backend="transformers", render="jinja")
+    made = run(config(), CHAT, tokenizer_backend="transformers")
     records = made.manifest["ledger"]["kept"]
     assert ways(made)["encoders"] == {f"tokenizers {importlib.metadata.version('tokenizers')}": records}
-    assert "compared_with_jinja" not in ways(made)  # all is jinja's
 
 
 # Who may use a block again
-
-FAST, REFERENCE = ("gigatoken", "auto"), ("transformers", "jinja")
 
 
 @pytest.mark.parametrize(
     ("first", "second", "again"),
     [
-        (FAST, ("auto", "auto"), False),
-        (FAST, ("transformers", "auto"), True),
-        (FAST, ("auto", "jinja"), True),
-        (("transformers", "auto"), REFERENCE, True),
-        (("gigatoken", "jinja"), REFERENCE, True),
-        (REFERENCE, REFERENCE, False),
-        (REFERENCE, FAST, False),
+        ("gigatoken", "auto", False),
+        ("gigatoken", "transformers", True),
+        ("transformers", "transformers", False),
+        ("transformers", "gigatoken", False),
     ],
 )
-def test_the_reference_uses_no_block_of_others(
-    run: Run, spool: str, first: tuple[str, str], second: tuple[str, str], again: bool
-) -> None:
-    names = ("tokenizer_backend", "render")
-    made = run(config(), CHAT, spool=spool, **dict(zip(names, first, strict=True)))
-    other = run(config(), CHAT, "other", spool=spool, **dict(zip(names, second, strict=True)))
+def test_the_reference_uses_no_block_of_others(run: Run, spool: str, first: str, second: str, again: bool) -> None:
+    made = run(config(), CHAT, spool=spool, tokenizer_backend=first)
+    other = run(config(), CHAT, "other", spool=spool, tokenizer_backend=second)
     found = told(other)
     assert (found["blocks_reused"], found.get("blocks_replaced", 0)) == ((0, 1) if again else (1, 0))
     assert tree(other.output) == tree(made.output)
-    third = run(config(), CHAT, "third", spool=spool, **dict(zip(names, second, strict=True)))
+    third = run(config(), CHAT, "third", spool=spool, tokenizer_backend=second)
     assert told(third)["blocks_reused"] == 1
 
 
@@ -117,7 +104,7 @@ def test_a_block_that_was_checked_in_full_is_good_enough_for_all(run: Run, spool
     full = run(config(), CHAT, "full", spool=spool, check="full")
     assert (told(full)["blocks_reused"], told(full)["blocks_replaced"]) == (0, 1)
     again = run(config(), CHAT, "again", spool=spool, check="full")
-    strict = run(config(), CHAT, "strict", spool=spool, tokenizer_backend="transformers", render="jinja")
+    strict = run(config(), CHAT, "strict", spool=spool, tokenizer_backend="transformers")
     for each in (again, strict):
         assert told(each)["blocks_reused"] == 1
         assert ways(each) == ways(full)
@@ -153,19 +140,17 @@ def test_the_names_of_blocks_hold_the_versions_of_all_that_made_them(
 # --check full
 
 
-@pytest.mark.parametrize(
-    ("action", "backend", "render"), [("$role", "auto", "auto"), ("$last", "auto", "auto"), ("$role", *REFERENCE)]
-)
-def test_a_full_check_changes_nothing_and_is_counted(run: Run, action: str, backend: str, render: str) -> None:
+@pytest.mark.parametrize(("action", "backend"), [("$role", "auto"), ("$last", "auto"), ("$role", "transformers")])
+def test_a_full_check_changes_nothing_and_is_counted(run: Run, action: str, backend: str) -> None:
     lines = [json.dumps(each) for each in CHAT]
     lines[3], lines[7], lines[9] = "no JSON", "", '{"messages": [{"role": "user", "content": "a", "content": "b"}]}'
     data = "\n".join(lines).encode()
     sampled = run(config(action), data, max_reject_rate=1)
-    full = run(config(action), data, "full", max_reject_rate=1, tokenizer_backend=backend, render=render, check="full")
+    full = run(config(action), data, "full", max_reject_rate=1, tokenizer_backend=backend, check="full")
     assert tree(full.output) == tree(sampled.output)
     found, records = told(full), full.manifest["ledger"]["kept"]
     assert (found["check"], found["blocks_checked_in_full"]) == ("full", found["blocks"])
-    assert (found["compared_with_jinja"], found["compared_with_transformers"]) == (records, records)
+    assert (found["compared_with_transformers_text"], found["compared_with_transformers"]) == (records, records)
     assert run(config(action), data, "full", check="full", max_reject_rate=1).up_to_date
 
 
@@ -198,7 +183,7 @@ def needle(rows: list[dict[str, Any]], text: str) -> tuple[bytes, int]:
 def seen_by_a_full_check_alone(run: Run, job: dict[str, Any], data: bytes, offset: int, how: str) -> None:
     wrong = run(job, data)
     assert "blocks_encoded_again" not in told(wrong)
-    assert "blocks_rendered_again" not in told(wrong)
+    assert "blocks_rendered_plainly" not in told(wrong)
     with pytest.raises(RunError, match=rf"--check full: .+input.jsonl \(byte offset {offset}\) is not .+: {how}"):
         run(job, data, "full", check="full")
 
@@ -238,15 +223,13 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
     rows = [{"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
             for n in range(200)]  # fmt: skip
     data, offset = needle(rows, "Say 123!")
-    whole = columns.join
+    whole = Replay.find
 
-    def other(*given: Any) -> Any:
-        import pyarrow.compute as pc
+    def other(self: Replay, messages: Any, *given: Any) -> Any:
+        found = whole(self, messages, *given)
+        return found and found._replace(text=found.text.replace("Say 123!", "Say 321!"))
 
-        texts = whole(*given)
-        return columns.Texts(pc.replace_substring(texts.array, "Say 123!", "Say 321!"), texts.characters)
-
-    monkeypatch.setattr(bulk_chats, "join", other)
+    monkeypatch.setattr(Replay, "find", other)
     seen_by_a_full_check_alone(run, config(), data, offset, r"column 'sequence': found")
 
 

@@ -135,7 +135,7 @@ def test_marks_of_the_first_records_alone_are_counted(tmp_path: Path, tokenizer_
 def test_the_bytes_are_the_same_in_every_way(mode: str, tmp_path: Path, tokenizer_path: str) -> None:
     given = config(evaluation(tmp_path / "eval.jsonl"), mode=mode)
     made = functools.partial(job, tmp_path, tokenizer_path)
-    wanted = tree(made("out", given, render="jinja").run(["--runner=FnApiRunner"]).output)
+    wanted = tree(made("out", given, tokenizer_backend="transformers").run(["--runner=FnApiRunner"]).output)
     assert tree(made("two", given, block_bytes=65536, check="full").run(TWO_PROCESSES).output) == wanted
     listed = bp.open(tmp_path / "out").drops() or bp.open(tmp_path / "out").marked()
     assert (bp.open(tmp_path / "two").drops() or bp.open(tmp_path / "two").marked()) == listed

@@ -159,8 +159,9 @@ def schema_fields() -> dict[str, Any]:
                 fields(schema["$defs"][name], path)
             if "items" in reference:
                 below(reference["items"], f"{path}[]")
-            others = reference.get("additionalProperties")
-            for named in [*reference.get("patternProperties", {}).values(), *([others] if others else [])]:
+            others = reference.get("additionalProperties")  # true: anything
+            named_by_users = [others] if isinstance(others, dict) else []
+            for named in [*reference.get("patternProperties", {}).values(), *named_by_users]:
                 below(named, f"{path}.<name>")
 
     def fields(part: dict[str, Any], path: str) -> None:

@@ -111,23 +111,20 @@ def test_a_rendering_that_costs_too_much_is_a_reject(prepared: Callable[..., bp.
         "{% elif messages[0].content == 'failing' %}{{ 'abcdef' | truncate(2) }}{% endif %}"
     )
     config = {**CHAT, "input": {**CHAT["input"], "chat_template": tests + PLAIN}}  # type: ignore[dict-item]
-    outputs = [prepared(config, path, name=render, render=render) for render in ("auto", "jinja")]
-    for output in outputs:
-        assert output.manifest["ledger"]["rejected"] == {"template_limit": 16, "template_error": 8}
-        assert output.manifest["totals"]["rows"] == 16
-    assert outputs[0].manifest == outputs[1].manifest
+    output = prepared(config, path)
+    assert output.manifest["ledger"]["rejected"] == {"template_limit": 16, "template_error": 8}
+    assert output.manifest["totals"]["rows"] == 16
 
 
-@pytest.mark.parametrize("render", ["auto", "jinja"])
 def test_a_template_that_writes_much_for_every_record_ends_the_run(
-    prepared: Callable[..., bp.Dataset], monkeypatch: pytest.MonkeyPatch, render: str
+    prepared: Callable[..., bp.Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rendering is within its limits; those of a block together would fill the memory."""
     monkeypatch.setattr(checks, "MAX_TEXT", 1 << 20)
     monkeypatch.setattr(checks, "MORE", 1)
     config = {**CHAT, "input": {**CHAT["input"], "chat_template": "{{ 'x ' * 9999 }}" + PLAIN}}  # type: ignore[dict-item]
     with pytest.raises(RunError, match="the chat template writes much more than it is given"):
-        prepared(config, ROOT / "examples/data/chat.jsonl", render=render)
+        prepared(config, ROOT / "examples/data/chat.jsonl")
 
 
 def test_a_template_that_does_not_compile_ends_the_run_before_it_begins(

@@ -11,7 +11,9 @@ import pytest
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "beam_prep"
-ROOMS_OF_CORE = ("core.data", "core.reading", "core.chat", "core.pieces", "core.encoding", "core.tokens", "core.shards")
+ROOMS_OF_CORE = ("core.data", "core.reading", "core.encoding", "core.tokens", "core.shards")
+RENDERER = {"clock", "environment", "limits", "messages", "origins", "prefixes", "replay", "template", "trace", "turns"}
+"""Modules of `chat` that are a room of their own, `chat.template`: they know templates and no records."""
 
 # Room of the package -> the rooms that it may import. A new module takes a line here only if it opens a new room.
 MAY_IMPORT = {
@@ -21,7 +23,7 @@ MAY_IMPORT = {
         "config",
         "core.data",
         "core.encoding",
-        "core.pieces",
+        "chat",
         "core.reading",
         "core.shards",
         "core.tokens",
@@ -36,10 +38,10 @@ MAY_IMPORT = {
     "errors": set(),
     "core.data": {"errors"},
     "core.reading": {"core.data", "errors"},
-    "core.chat": {"core.data", "errors"},
-    "core.pieces": {"core.chat", "core.data", "core.encoding", "core.reading", "errors"},
-    "core.encoding": {"core.chat", "core.data", "errors"},
-    "core.tokens": {"core.data", "core.encoding", "core.pieces", "core.reading", "errors"},
+    "chat.template": {"core.data", "errors"},
+    "core.encoding": {"chat.template", "core.data", "errors"},
+    "chat": {"chat.template", "core.data", "core.encoding", "core.reading", "errors"},
+    "core.tokens": {"core.data", "core.encoding", "core.reading", "errors"},
     "core.shards": {"core.data", "core.reading", "core.tokens", "errors"},
     "config": {"core.data", "core.reading", "errors"},
     "formats": {"core.data", "core.reading", "core.shards", "core.tokens", "errors"},
@@ -59,14 +61,15 @@ MAY_IMPORT = {
         "memory",
         "progress",
     },
-    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "memory", "progress", "report_page", "storage"} - {"core.chat"},
-    "testing": {"core.data", "core.pieces", "core.reading", "core.tokens"},
-    "recipe": {*ROOMS_OF_CORE, "_version", "config", "errors", "formats", "storage", "transforms"},
+    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "memory", "progress", "report_page", "storage"} | {"chat"},
+    "testing": {"core.data", "core.reading", "core.tokens"},
+    "recipe": {*ROOMS_OF_CORE, "chat", "_version", "config", "errors", "formats", "storage", "transforms"},
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
-    - {"core.chat"},
-    "audit": {*ROOMS_OF_CORE, "config", "errors", "inspect", "readers", "recipe", "storage"},
+    | {"chat"},
+    "audit": {*ROOMS_OF_CORE, "chat.template", "config", "errors", "inspect", "readers", "recipe", "storage"},
     "starter": {
         "audit",
+        "chat.template",
         "config",
         "core.data",
         "core.encoding",
@@ -77,7 +80,7 @@ MAY_IMPORT = {
         "storage",
     },
     "beam_yaml": {
-        *("config", "core.encoding", "core.pieces", "core.reading", "core.shards", "core.tokens"),
+        *("config", "core.encoding", "core.reading", "core.shards", "core.tokens"),
         *("errors", "recipe", "storage", "transforms"),
     },
     "progress": {"core.data"},
@@ -101,7 +104,7 @@ MAY_IMPORT = {
         "transforms",
         "worker",
     }
-    - {"core.chat"},
+    | {"chat"},
     "dry_run": {"core.data", "core.reading", "core.shards", "errors", "formats", "pipeline", "recipe", "storage"},
     "replay": {
         *("core.data", "core.encoding", "core.shards", "core.tokens"),
@@ -147,6 +150,8 @@ WITHOUT_BEAM = (
     "_version",
     "errors",
     *ROOMS_OF_CORE,
+    "chat.template",
+    "chat",
     "config",
     "formats",
     "verify",
@@ -161,6 +166,9 @@ HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
 
 
 def files(part: str) -> list[Path]:
+    if part in ("chat", "chat.template"):
+        found = sorted((PACKAGE / "chat").glob("*.py"))
+        return [path for path in found if (path.stem in RENDERER) == (part == "chat.template")]
     folder = PACKAGE / part.replace(".", "/")
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{part}.py"]
 
@@ -172,8 +180,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            if node.module == "beam_prep":
-                yield from ((node.lineno, f"beam_prep.{alias.name}") for alias in node.names)
+            if node.module in ("beam_prep", "beam_prep.chat"):
+                yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
             else:
                 yield node.lineno, str(node.module)
 
@@ -183,6 +191,8 @@ def part_of(module: str) -> str | None:
     root, *names = module.split(".")
     if root != "beam_prep":
         return None
+    if names[:1] == ["chat"] and names[1:2] and names[1] in RENDERER:
+        return "chat.template"
     return ".".join(names[:2]) if names[:1] == ["core"] else (names or ["__init__"])[0]
 
 
@@ -193,7 +203,7 @@ def place(path: Path, line: int) -> str:
 def test_every_part_has_its_place() -> None:
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     rooms = {f"core.{path.parent.name}" for path in (PACKAGE / "core").glob("*/__init__.py")}
-    assert parts - {"core"} | rooms == MAY_IMPORT.keys()
+    assert parts - {"core"} | rooms | {"chat.template"} == MAY_IMPORT.keys()
     assert {path.name for path in (PACKAGE / "core").glob("*.py")} == {"__init__.py"}
 
 

@@ -91,7 +91,7 @@ def test_a_file_with_a_blank_or_a_comma_in_its_name_is_given_by_itself() -> None
         ([*JOB, "--overwrite=yes"], "argument --overwrite: found 'yes', wanted true or false"),
         ([*JOB, "--reject_text=1.5"], "argument --reject_text: found '1.5', wanted a whole number"),
         ([*JOB, "--max_reject_rate=1%"], "argument --max_reject_rate: found '1%', wanted a number"),
-        ([*JOB, "--render=fast"], "argument --render: found 'fast', wanted one of auto, jinja"),
+        ([*JOB, "--check=all"], "argument --check: found 'all', wanted one of sample, full"),
     ],
 )
 def test_a_wrong_call_says_what_to_give(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +159,7 @@ def test_a_pipeline_gets_what_every_option_says(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_runner_is_told_what_differs_from_the_defaults() -> None:
     told = options.changed_options(
-        parsed(*JOB, "b.jsonl", "--overwrite", "--render=auto", "--reject_text=0", "--wait=false")
+        parsed(*JOB, "b.jsonl", "--overwrite", "--check=sample", "--reject_text=0", "--wait=false")
     )
     assert told == [
         "--inputs=b.jsonl a.jsonl",
@@ -171,4 +171,4 @@ def test_a_runner_is_told_what_differs_from_the_defaults() -> None:
     ]
     shown = PipelineOptions(told).get_all_options(drop_default=True)
     assert shown["inputs"] == "b.jsonl a.jsonl"
-    assert "render" not in shown
+    assert "check" not in shown

@@ -74,7 +74,7 @@ def test_roles_do_not_depend_on_how_a_run_works(run: Run, name: str) -> None:
     rows = [row | {"id": number} for number, row in enumerate(rows * 2)]
     settings = config(name, preprocessing={"max_seq_len": 100})
     rates = {"max_drop_rate": 1, "max_reject_rate": 1}
-    first = run(settings, rows, "one", render="jinja", tokenizer_backend="transformers", **rates).manifest
+    first = run(settings, rows, "one", tokenizer_backend="transformers", **rates).manifest
     assert first["roles"]["user"]["messages"] > 100
     again = run(settings, rows, "two", block_bytes=65536, **rates).manifest
     assert again == first

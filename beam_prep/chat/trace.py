@@ -147,6 +147,8 @@ def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
         orders = [k for k in orders if segments[k].keys != NAME]
     if not orders or segments[orders[0]].keys == NAME:
         return None
+    if len(orders) == 1:
+        return _place_of(rendering, orders, index)  # as most are
     # What is written again while another message is at work is not the turn's, as a tool's name is at the head of its
     # results, or all of a message in the next header.
     mine = [k for k in orders if segments[k].owner == index]
@@ -233,5 +235,5 @@ def _silent_place(rendering: Trace, index: int) -> Place | None:
 
 def spoken_by_others(rendering: Trace, index: int, at: int) -> Segment | None:
     """The first characters from a place on that another message says."""
-    later = rendering.segments[bisect.bisect_left(rendering.segments, (at,)) :]
-    return next((each for each in later if each.index != index and says(rendering, each)), None)
+    later = itertools.islice(rendering.segments, bisect.bisect_left(rendering.segments, (at,)), None)
+    return next((each for each in later if each.end > each.begin and each.index != index), None)

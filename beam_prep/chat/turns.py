@@ -13,6 +13,7 @@ constant, its own beginning is rendered.
 Messages of other roles begin with their own text, and end with the end token that follows it.
 """
 
+import bisect
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -167,6 +168,10 @@ class Facts:
         begin, end = next(self._runs(tail), (0, 0))
         return tail[begin:end]
 
+    def opens(self, token: str) -> bool:
+        """Whether it begins a text or a turn."""
+        return token in self.openings or any(token in prompt for prompt in self.prompts)
+
     def lacking(self, before: str) -> tuple[str, ...]:
         """How prompts go on behind a text that ends with as much of them as history has."""
         shared = ((prompt, range(len(prompt) + 1)) for prompt in self.prompts)
@@ -195,7 +200,7 @@ class Facts:
         """Special tokens that follow one another at once, each once, up to one that begins a text or a turn."""
         begin = end = -1
         for token in self.tokens.special.finditer(text):
-            opens = token[0] in self.openings or any(token[0] in prompt for prompt in self.prompts)
+            opens = self.opens(token[0])
             if begin >= 0 and (token.start() > end or opens or token[0] in text[begin:end]):
                 yield begin, end
                 begin = -1
@@ -220,11 +225,18 @@ def header_of(template: "ChatTemplate", messages: Sequence[Message], tools: Any,
         return Header("", 0, True, asked.text, last)
     if asked.text != closed.text:
         return Header(asked.text[spoken:], closing, True, asked.text, last)
+    return plain_header(template, messages, tools, variables, closed.text[spoken:], last)
+
+
+def plain_header(
+    template: "ChatTemplate", messages: Sequence[Message], tools: Any, variables: dict[str, Any], closed: str, last: Any
+) -> Header:
+    """What stands before a plain answer: the header, if no prompt is written, or but a blank one that is not there."""
     plain, place = plain_answer(template, messages, tools, variables)
     if place.said != last or place.end - place.begin > len(PLAIN):
         raise Refused("turn_begin", "a plain answer is not written behind what was said last")
     before = plain.text[place.after : place.begin]
-    closing = template.tokens.whole(before, 0, shared(closed.text[spoken:], before))
+    closing = template.tokens.whole(before, 0, shared(closed, before))
     return Header(before, closing, False, plain.text[: place.begin], place.said)
 
 
@@ -310,8 +322,10 @@ class Turns:
             return ()
         if place.apart or place.goes_on:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
-        own = [each for each in self._trace.segments if each.index == index and place.begin <= each.begin < place.end]
-        for one, other in itertools.pairwise(own):
+        segments = self._trace.segments
+        there = itertools.islice(segments, bisect.bisect_left(segments, (place.begin,)), None)
+        own = itertools.takewhile(lambda each: each.begin < place.end, there)
+        for one, other in itertools.pairwise([each for each in own if each.index == index]):
             if other.owner != index and _WORD.search(self._trace.text, one.end, other.begin):
                 raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
@@ -325,8 +339,8 @@ class Turns:
 
     def _at_work_until(self, index: int, at: int) -> int:
         """Up to where a message is at work behind a place; far away where no marks tell."""
-        later = (begin for begin, who in self._trace.marks if begin >= at and who != index)
-        return next(later, len(self._trace.text))
+        marks = itertools.islice(self._trace.marks, self._first_mark(at), None)
+        return next((begin for begin, who in marks if who != index), len(self._trace.text))
 
     # Begins
 
@@ -350,10 +364,14 @@ class Turns:
         """(where, the header shows it) by rendering the messages before."""
         text = self._trace.text
         try:
-            found = header_of(self._template, self._messages[:index], self._tools, self._variables)
+            given = self._template, self._messages[:index], self._tools, self._variables
+            found = header_of(*given)
+            by_prefix = found.prompted and text.startswith(found.whole)
+            if found.text and found.prompted and not by_prefix and not found.text[found.closing :].strip():
+                found = plain_header(*given, found.text[: found.closing], found.said)
         except (*RAISED, Refused):  # the template does not take this beginning of a conversation
             return self._by_prompt(place), False
-        if found.prompted and text.startswith(found.whole):
+        if by_prefix:
             self._check_alone(index, len(found.whole), place.begin)
             return len(found.whole), True
         if not found.text and found.prompted:
@@ -362,7 +380,7 @@ class Turns:
         begin = self._behind(found, place) if found.said == place.said else None
         by_header = begin is not None
         if begin is None:
-            headed = found.text[found.closing :].strip() in text[place.after : place.end]
+            headed = found.text[found.closing :].strip() in text[place.after : min(place.before, len(text))]
             ended = before.spans[-1][1] if before is not None and before.spans and not headed else None
             if ended is not None and not text[ended : place.begin].strip():
                 return ended, False  # one turn that several messages say
@@ -409,7 +427,8 @@ class Turns:
         if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, place.begin):
             # An opening of the reasoning may be missing altogether, where what stands instead says no other word.
             instead, lacking = set(_WORDS.findall(text, begin, place.begin)), set(_WORDS.findall(left))
-            if instead <= lacking and (instead or not tokens.special.search(left)):
+            alike = not tokens.special.search(left) or tokens.special.search(text, begin, place.begin)
+            if instead <= lacking and alike:
                 return begin
         return None
 
@@ -435,8 +454,10 @@ class Turns:
                 asked = self._template.run(self._messages, self._tools, self._variables, True).text
                 prompts = [asked[shared(text, asked) :]]
         for prompt in prompts:
-            if _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1:
-                return text.index(prompt, place.after) + len(prompt)
+            end = text.find(prompt, place.after, place.begin) + len(prompt)
+            once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
+            if once and self._tokens.whole(text, place.after, end) == end:
+                return end
         known = f"the generation prompt is {found.text[-60:]!r}" if found else "no generation prompt is known here"
         raise Refused("turn_begin", f"before it stands {text[place.after : place.begin][-60:]!r}, and {known}")
 
@@ -514,10 +535,11 @@ class Turns:
     def _opening(self, at: int, stop: int) -> int:
         """Up to the token that begins the next turn, in what the template writes where no token ends the turn."""
         tokens = list(self._tokens.special.finditer(self._trace.text, at, stop))
-        opening = [any(token[0] in prompt for prompt in self._facts.prompts) for token in tokens]
+        opening = [self._facts.opens(token[0]) for token in tokens]
         if True in opening and not all(opening[opening.index(True) :]):
             raise Refused("turn_end", f"within the turn stands what begins one: {tokens[opening.index(True)][0]!r}")
-        return tokens[opening.index(True)].start() if True in opening else stop
+        begins = (token.start() for token in tokens if any(token[0] in prompt for prompt in self._facts.prompts))
+        return next(begins, stop)
 
     def _end_before_others(self, index: int, place: Place, at: int, behind: Segment, stop: int) -> int:
         """Up to where the template writes of a turn before another speaks within it.
@@ -551,12 +573,7 @@ class Turns:
         return self._cut_end(index + 1, index, place, at)
 
     def _first_mark(self, at: int) -> int:
-        marks = self._trace.marks
-        low, high = 0, len(marks)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if marks[middle][0] < at else (low, middle)
-        return low
+        return bisect.bisect_left(self._trace.marks, (at,))
 
     def _cut_end(self, count: int, index: int, place: Place, at: int) -> int:
         """The same, by a rendering of the first messages only."""

@@ -73,6 +73,8 @@ _IN_CONFIG = {
     "add_eos_token": 'preprocessing.eos ("if_missing" or "always")',
     "add_bos_token": "preprocessing.bos, or add_special_tokens of a section",
     "chat_template": "input.chat_template",
+    "chat_template_kwargs": "input.template_variables",
+    "enable_thinking": 'input.template_variables ({"enable_thinking": false})',
     "format": "output.storage_format",
     "formats": "output.storage_format",
     "output_format": "output.storage_format",

@@ -135,6 +135,11 @@ def _reasoning(record: Record, chance: np.random.Generator) -> Record:
     return record
 
 
+def _named(record: Record, chance: np.random.Generator) -> Record:
+    record["messages"][-1]["name"] = "Ann"
+    return record
+
+
 def _developer(record: Record, chance: np.random.Generator) -> Record:
     first = {"role": "developer", "content": "You know all the trains of Belgium."}
     return {**record, "messages": [first, *record["messages"]]}
@@ -194,15 +199,20 @@ FAULTS: Sequence[Fault] = (
         says="the run ends",
     ),
     Fault(
-        "a template that changes contents",
-        "spans_unproven",
-        says="5: {{- message.content | wordwrap(30) -}}",
-        config=config(template=TEMPLATE.replace(CONTENT, "{{- message.content | wordwrap(30) -}}\n")),
+        "names in the headers of answers",
+        "rejected_turn_begin",
+        _named,
+        says="before its text stands its name: 'Ann'",
+        config=config(
+            template=TEMPLATE.replace(
+                "message.role + '\\n'", "message.role + (' ' + message.name if message.name else '') + '\\n'"
+            )
+        ),
     ),
     Fault(
         "a template that repeats the question",
-        "spans_unproven",
-        says="messages[loop.index0 - 1].content",
+        "rejected_turn_apart",
+        says="within the turn stands content of message",
         config=config(
             template=TEMPLATE.replace(
                 CONTENT, "{%- if loop.index0 % 2 -%}{{- messages[loop.index0 - 1].content -}}{%- endif -%}\n" + CONTENT
@@ -256,26 +266,26 @@ FAULTS: Sequence[Fault] = (
         "tools_not_written",
         _with_tools,
         config=config(template=TEMPLATE.replace("{%- if tools -%}", "{%- if false -%}")),
-        says="find_train",
+        says="writes `tools`",
     ),
     Fault(
         "a template that ignores calls",
-        "calls_not_written",
+        "rejected_not_rendered",
         _with_call,
         config=config(template=TEMPLATE.replace("message.tool_calls or []", "[]")),
     ),
     Fault(
         "a template that ignores a role",
-        "text_not_written",
+        "rejected_not_rendered",
         _developer,
-        says="'developer'",
+        says="'messages[0]' (developer)",
         config=config(
             template=TEMPLATE.replace(
                 "{%- for message in messages -%}", "{%- for message in messages if message.role != 'developer' -%}"
             )
         ),
     ),
-    Fault("a template that ignores reasoning", "text_not_written", _reasoning, says="reasoning"),
+    Fault("a template that ignores reasoning", "reasoning_not_written", _reasoning, says="reasoning"),
 )
 
 

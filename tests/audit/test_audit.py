@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from beam_prep.audit.audit import CHECKS, Audit, audit
-from beam_prep.audit.of_template import template_lines
 from beam_prep.audit.text import as_json, as_lines
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
@@ -225,21 +224,6 @@ def test_a_pipe_that_is_closed_early_is_no_error(tokenizer_path: str) -> None:
         process.stdout.close()
         errors = process.stderr.read().decode()
     assert "Traceback" not in errors
-
-
-def test_the_lines_of_a_template_that_change_what_is_said() -> None:
-    source = (
-        "{%- for m in messages -%}\n"
-        "{{- '<|im_start|>' + m.role + '\\n' -}}\n"
-        "{{- m.content | trim -}}\n"
-        "{{- m.content.split('x')[0] -}}\n"
-        "{{- m['content'] | upper -}}\n"
-        "{{- m.content[2:] -}}\n"
-        "{%- endfor -%}"
-    )
-    assert [number for number, _ in template_lines(source, None)] == [4, 5, 6]
-    plain = "\n".join(source.splitlines()[:3]) + "\n{%- endfor -%}"
-    assert [number for number, _ in template_lines(plain, None)] == [3]
 
 
 def test_the_docs_name_every_finding_and_every_check_is_tested() -> None:

@@ -7,6 +7,7 @@ the labels of the generator decide (`Rendered.right`).
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -122,12 +123,15 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
     said = "".join(shown.text[run.start : run.stop] for run in own if run.label == OWN)
     silent: list[Ranges] = [] if said.strip() else [()]
     if messages[index]["role"] != "assistant":
+        silent = silent if is_said(messages[index]) else [()]
         return Truth([*old, *_of_others(made, shown, index), *silent], False)
     begin, all_there = prefixes.begin(index)
     stop = prefixes.stop(index)
     place = own or shown.own(index)  # where it says nothing, it says that somewhere
     first, last = (place[0].start, place[-1].stop) if place else (None, begin or 0)
     by_prompt = all_there and begin is not None and (first is None or begin <= last)
+    if made.prompt_echo and by_prompt and first is not None and begin is not None and begin > first:
+        by_prompt = False  # what it says begins, by chance, as what the prompt says again
     by_stop = stop is not None and stop >= max(last, begin or 0)
     begins = [begin] if by_prompt and begin is not None else [each[0][0] for each in old if each]
     region = shown.regions.get(index, last)
@@ -139,13 +143,14 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
         written = shared(shown.text[region:first], made.prompt)
         if not made.prompt and headers:
             begin = None  # a header stands behind what was said before
-        once = shown.text.find(made.prompt, region, first) if made.prompt.strip() else -1
-        there: list[int | None] = [begin, *(at + len(made.prompt) for at in {prompt, once} if at >= 0)]
+        loosely = re.search(r"\s*".join(map(re.escape, "".join(made.prompt.split()))), shown.text[region:first])
+        there: list[int | None] = [begin, prompt + len(made.prompt) if prompt >= 0 else None]
+        there.append(region + loosely.end() if loosely and made.prompt.strip() else None)
         there.append(headers[-1].stop if headers else region)
         there += [region + written] if made.prompt[:written].strip() else []
         if not made.prompt.strip():  # what a plain answer has, too
             there.append(region + len(shown.constant(region, skip_empty=False)))
-        begins += [each for each in there if each is not None and region <= each <= first]
+        begins += [each for each in there if each is not None and (region <= each <= first or each == begin)]
     ends = _ends(made, shown, index, last, stop if by_stop and stop is not None else max(until, last))
     if silent and begin is not None:
         ends += _ends(made, shown, index, begin, until)  # the first end token, wherever it says nothing
@@ -194,7 +199,8 @@ def _ends(made: Template, shown: Rendered, index: int, last: int, stop: int) -> 
             continue
         if run.label == SOFT and not soft:
             soft = [last, run.stop]  # a word, which may end it or not
-        token = said.strip() in made.end_tokens or (run.label in (END, EOS, AFTER) and said.strip() in made.controls)
+        known = said.strip() in made.end_tokens and said.strip() != made.bos and said.strip() not in made.prompt
+        token = known or (run.label in (END, EOS, AFTER) and said.strip() in made.controls)
         if not token:
             continue
         ends = [run.start + len(said.rstrip())]
@@ -206,7 +212,8 @@ def _ends(made: Template, shown: Rendered, index: int, last: int, stop: int) -> 
             ends.append(more.stop)
         return ends + soft
     # None ends it: what stops the model is the next header.
-    ends = [last, len(text[:stop].rstrip()), last + len(text[last:stop].rstrip()), stop]
+    ends = [*(run.stop for run in behind if run.label == AGAIN)]
+    ends += [last, len(text[:stop].rstrip()), last + len(text[last:stop].rstrip()), stop]
     blank = stop + len(text[stop:]) - len(text[stop:].lstrip())
     ends += [blank + len(token) for token in made.controls if text.startswith(token, blank)]
     return ends + soft

@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from tests.chat.trained import TOKENS, outcome, said, say, talk, trained
+from beam_prep.chat.template import ChatTemplate
+from tests.chat.trained import CONTROLS, TOKENS, outcome, said, say, talk, trained
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -314,7 +315,11 @@ def test_every_action_takes_the_turn_with_its_end(action: str) -> None:
         == {
             "$role": ["a<|im_end|>", "b<|im_end|>"],
             "$last": ["b<|im_end|>\n"],
-            "train": ["".join(f"<|im_start|>{r}\n{c}<|im_end|>\n" for r, c in zip(["user", "assistant"] * 2, "qarb"))],
+            "train": [
+                "".join(
+                    f"<|im_start|>{r}\n{c}<|im_end|>\n" for r, c in zip(["user", "assistant"] * 2, "qarb", strict=True)
+                )
+            ],
             "prompt": ["a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"],
         }[action]
     )
@@ -368,19 +373,19 @@ def test_what_is_trained_is_what_was_said(
     assert all(message["content"].strip() in text for message in messages if message["role"] in roles)
 
 
-def test_the_number_of_renderings_does_not_grow_with_the_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversation whose borders the probes show is rendered once."""
-    from beam_prep.chat.template import ChatTemplate
-    from tests.chat.trained import CONTROLS
-
-    counts = []
+@pytest.mark.parametrize("turns", [4, 100])
+def test_a_conversation_whose_borders_the_probes_show_is_rendered_once(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate(plain(CHATML), TOKENS, CONTROLS)
+    template.facts(None, {})
+    renderings: list[int] = []
     whole = ChatTemplate.run
-    for turns in (4, 100):
-        template = ChatTemplate(plain(CHATML), TOKENS, CONTROLS)
-        template.facts(None, {})
-        runs: list[int] = []
-        monkeypatch.setattr(ChatTemplate, "run", lambda *given: runs.append(1) or whole(*given))  # type: ignore[func-returns-value]
-        template.render([say("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(turns)])
-        counts.append(len(runs))
-        monkeypatch.undo()
-    assert counts == [1, 1]
+
+    def counted(*arguments: Any) -> Any:
+        renderings.append(1)
+        return whole(*arguments)
+
+    monkeypatch.setattr(ChatTemplate, "run", counted)
+    template.render([say("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(turns)])
+    assert renderings == [1]

@@ -22,10 +22,8 @@ TALK: list[Message] = [say("user", "bomb"), say("assistant", "yes")]
 def of_benchmark() -> dict[str, str]:
     """The bombs of `benchmarks/hostile.py`."""
     tree = ast.parse((ROOT / "benchmarks" / "hostile.py").read_text(encoding="utf-8"))
-    (bombs,) = (
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BOMBS"
-    )
-    return dict(ast.literal_eval(bombs))
+    named = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    return dict(ast.literal_eval(named["BOMBS"]))
 
 
 def rounds(step: str, first: str = "'a'") -> str:

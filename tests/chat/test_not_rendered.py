@@ -46,6 +46,8 @@ def steps(source: str, record: dict[str, Any], **rules: Any) -> tuple[Any, dict[
 
 
 SAYS = "the chat template does not write the {} of 'messages[{}]' ({}): wanted a template that does"
+CALLS_ALONE = WHOLE.replace("m.content or ''", "'' if m.tool_calls else m.content")
+NO_TOOLS = without("{{ tools | tojson if tools else '' }}")
 UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'developer' %}")
 
 
@@ -54,7 +56,7 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
     [
         (without("{{ m.content or '' }}"), [ASKED, ANSWERED], ("content", 0, "user")),
         (WHOLE.replace("in messages %}", "in messages[:-1] %}"), [ASKED, ANSWERED], ("content", 1, "assistant")),
-        (WHOLE.replace("m.content or ''", "'' if m.tool_calls else m.content"), [ASKED, CALLED], ("content", 1, "assistant")),
+        (CALLS_ALONE, [ASKED, CALLED], ("content", 1, "assistant")),
         (UNKNOWN_ROLES, [say("developer", "Be brief."), ASKED, ANSWERED], ("content", 0, "developer")),
         (without(CALLS), [ASKED, CALLED], ("tool_calls[0].name", 1, "assistant")),
         (without("{{ c.function.name + ' ' }}"), [ASKED, CALLED], ("tool_calls[0].name", 1, "assistant")),
@@ -109,7 +111,7 @@ def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("source", "record", "counted"),
     [
-        (without("{{ tools | tojson if tools else '' }}"), {"messages": [ASKED, ANSWERED], "tools": TOOLS}, "tools_not_written"),
+        (NO_TOOLS, {"messages": [ASKED, ANSWERED], "tools": TOOLS}, "tools_not_written"),
         (WHOLE, {"messages": [ASKED, ANSWERED], "tools": TOOLS}, None),
         (WHOLE, {"messages": [ASKED, ANSWERED], "tools": []}, None),
         (without(THOUGHT), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_not_written"),
@@ -133,5 +135,5 @@ def test_the_ids_of_a_record_with_a_call() -> None:
     head = "<|im_start|>user\nHow far?<|im_end|>\n<|im_start|>assistant\n"
     turn = 'Look:find {"to": "Gent"}<|im_end|>'
     ids = [TOKENIZER.encode([text], False).to_lists()[0] for text in (head, turn, "\n")]
-    assert batch["sequence"].to_lists() == [sum(ids, [])]
+    assert batch["sequence"].to_lists() == [[*ids[0], *ids[1], *ids[2]]]
     assert batch["loss_mask"].to_lists() == [[0] * len(ids[0]) + [1] * len(ids[1]) + [0] * len(ids[2])]

@@ -1,4 +1,4 @@
-"""Strings that know where their characters come from: as `str` in all that it does, and each character's origin kept."""
+"""Strings that know where their characters come from: as `str` in all it does, and each character's origin kept."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_sums_keep_origins(one: Text, other: str) -> None:
         (one + other, model(one) + model(other)),
         (other + one, model(other) + model(one)),
         (concat([other, one, "", one]), model(other) + model(one) * 2),
-        (origins.str_join([one, 7, other]), model(one) + [("7", None)] + model(other)),
+        (origins.str_join([one, 7, other]), [*model(one), ("7", None), *model(other)]),
     ):
         assert model(made) == wanted
 
@@ -157,7 +157,7 @@ def test_what_is_not_followed_comes_from_all_that_it_was_made_of(text: Text, nam
     assert plain(found) == getattr(plain(text), name)()
     known = {origin for _, origin in parts_of(text) if origin}
     if found:
-        whose = {A: A, B: B}.get(*known, Origin(MIXED, ())) if len(known) == 1 else Origin(MIXED, ())
+        whose = next(iter(known)) if len(known) == 1 else Origin(MIXED, ())
         assert {origin for _, origin in model(found)} == ({whose} if known else {None})
 
 

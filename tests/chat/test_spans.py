@@ -6,7 +6,7 @@ import pytest
 
 from tests.chat.trained import CHATML, END, HEADER, PROMPT, each, outcome, runs, say, talk, trained
 
-CALL = [{"function": {"name": "f", "arguments": {}}}]
+ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 
 # Completions of several messages
 
@@ -117,12 +117,12 @@ def test_a_turn_ends_with_the_first_end_token(behind: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("header", "prompt", "wanted"),
     [
-        ("<|im_start|>assistant\n", "<|im_start|>assistant\n", "a<|im_end|>"),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n", "<think>\n\n</think>\n\na<|im_end|>"),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "a<|im_end|>"),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n<think>\n", "\n</think>\n\na<|im_end|>"),
-        ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n", "a<|im_end|>"),
-        ("<|im_start|>assistant\n", "<|im_start|>", "assistant\na<|im_end|>"),
+        (ASSISTANT, ASSISTANT, "a<|im_end|>"),
+        (ASSISTANT + THOUGHT, ASSISTANT, "<think>\n\n</think>\n\na<|im_end|>"),
+        (ASSISTANT + THOUGHT, ASSISTANT + THOUGHT, "a<|im_end|>"),
+        (ASSISTANT + THOUGHT, ASSISTANT + "<think>\n", "\n</think>\n\na<|im_end|>"),
+        (ASSISTANT, ASSISTANT + "<think>\n", "a<|im_end|>"),
+        (ASSISTANT, "<|im_start|>", "assistant\na<|im_end|>"),
         ("\n\n### Response:\n", "\n\n### Response:\n", "a<|im_end|>"),
         ("\n\n### Response:\n", "### Response:\n", "a<|im_end|>"),
         ("Assistant: ", "Assistant:", " a<|im_end|>"),

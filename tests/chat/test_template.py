@@ -95,7 +95,7 @@ def ours(template: ChatTemplate, talk: list[dict[str, Any]], **options: Any) -> 
     if "add_generation_prompt" not in options:
         rendered = tried(template.render, talk, **options)
         assert (rendered if rendered is None else rendered.text) == text
-    return text  # type: ignore[no-any-return]
+    return text
 
 
 def tried(render: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -192,7 +192,7 @@ WRITTEN = {
     "generation in a macro": "{% macro x(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
     "{{ x(messages[0]) | upper }}",
     "generation of a number": "{% generation %}{{ 5 }}{% endgeneration %}",
-    "names of ours": "{{ _beam_prep_at_work is defined and false }}{% for _x in messages %}{{ _x.content }}{% endfor %}",
+    "names of ours": "{{ _beam_prep_bounded is defined and false }}{% for _x in messages %}{{ _x.role }}{% endfor %}",
     "lipsum's friends": "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ joiner(',')() }}",
     "escapes": "{{ '<b>' }}{{ '<b>' | e }}{{ '<b>' | safe }}",
 }
@@ -370,16 +370,16 @@ def test_data_cannot_bring_a_clock() -> None:
         template.render([say("user", "x")], strftime_now="x")
 
 
-@given(st.dates(date(1000, 1, 1)), st.lists(st.sampled_from("aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ%"), max_size=6))
+@given(st.dates(date(1000, 1, 1)), st.lists(st.sampled_from("aAbBdDeFhHIjmMpRSTyY%"), max_size=6))
 def test_the_date_is_written_as_by_strftime_at_midnight(day: date, letters: list[str]) -> None:
-    form = "".join(f"{ord(letter)}: %{letter};" for letter in letters) + "%-d/%-m %^a %^B %_d %_H %-I %-e %0e é"
+    form = "".join(f"{ord(letter)}: %{letter};" for letter in letters) + "%-d/%-m %-I %-e %-H %-j é"
     midnight = datetime(day.year, day.month, day.day)
     assert ChatTemplate("{{ strftime_now(form) }}", {}, (), date=day.isoformat()).text([], form=form) == (
         midnight.strftime(form)
     )
 
 
-@pytest.mark.parametrize("form", ["%s", "%E", "%+", "%Q"])
+@pytest.mark.parametrize("form", ["%s", "%E", "%+", "%Q", "%Z", "%U", "%c", "%x", "%^", "%_"])
 def test_what_a_machine_would_write_in_its_own_way_is_refused(form: str) -> None:
     with pytest.raises(Reject, match=f"strftime_now: '{re.escape(form)}' is not the same on every machine"):
         ChatTemplate("{{ strftime_now(form) }}", {}, (), date="2026-11-22").text([], form=form)
@@ -445,7 +445,7 @@ def test_nothing_is_written_as_an_address(way: str) -> None:
     [
         "messages[0].keys() - ['x']",
         "messages[0].keys() - messages[1].keys()",
-        pytest.param("{'x': 1, 'y': 2}.keys() - 'ab'", marks=pytest.mark.xfail(strict=True, reason="a constant")),
+        "{'x': 1, 'y': 2}.keys() - 'ab'",
     ],
 )  # fmt: skip
 def test_a_set_has_no_order(expression: str) -> None:

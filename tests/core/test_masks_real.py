@@ -5,16 +5,16 @@ import gzip
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import transformers
-from beam_prep.core.chat.recorded import plans
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
 from beam_prep.chat.voice import Voice
 from beam_prep.core.data.schema import Output, Section, TextRules
 from beam_prep.core.encoding.backends import FastEncoder, choose
@@ -72,18 +72,10 @@ def records(file: str) -> list[dict[str, Any]]:
     return [adapt(row) for row in rows] if file == "sharegpt_vicuna_dummy" else rows
 
 
-@pytest.fixture(autouse=True, scope="module")
-def plans_at_once() -> Iterator[None]:
-    """Plans from the second conversation of a pattern on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "SIGHTINGS_BEFORE_TRACE", 1)
-        yield
-
-
 def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | str]:
     """What beam_prep gives for each record, or its reason for rejecting it. (`name` may be a folder of its own.)
 
-    The fast ways (gigatoken, byte lengths, plans) give the same.
+    The fast ways (gigatoken, byte lengths, chats of a kind that comes again) give the same.
     """
     found = in_one_way(name, rows, source, fast=False)
     assert in_one_way(name, rows, source, fast=True) == found
@@ -94,18 +86,19 @@ def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: boo
     made = tokenizer(name)
     encoder = FastEncoder(made, choose(made, "auto")[0]) if fast else made
     tokens = made.special_tokens
-    rules = TextRules(chat_template=source)
+    rules = TextRules(chat_template=source, tool_arguments="as_is", not_rendered="keep")
     voice = Voice(
-        made.template(rules.chat_template, plans=fast),
+        made.template(rules.chat_template, tool_arguments=rules.tool_arguments),
         made.controls,
         tokens.get("bos_token", ""),
         tokens.get("eos_token", ""),
         rules,
     )
-    batch = build_mask(
-        tokenize(apply_template(testing.records(rows), ROW, voice), encoder, made.bos_id),
-        RoleMask({"assistant": "train"}),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if not fast:
+            patch.setattr(ChatTemplate, "replay", lambda *_, **__: None)
+        rendered = apply_template(testing.records(rows), ROW, voice)
+    batch = build_mask(tokenize(rendered, encoder, made.bos_id), RoleMask({"assistant": "train"}))
     found: dict[int, Row | str] = dict(testing.rejects(batch))
     columns = (batch["sequence"].to_lists(), batch["loss_mask"].to_lists())
     found.update(zip(batch.line.tolist(), zip(*columns, strict=True), strict=True))
