@@ -350,7 +350,9 @@ def check_in_full(
         ledger, origin = batch.ledger, batch.origin
         raw = RawBlock(origin.start, origin.size, origin.skip, ledger.raw, b"")
         records = parse_list(raw, origin) if is_json_file(origin.source.path) else parse(raw, origin)
-        found = first_difference(batch, run_steps(mask_steps(config, tokenizer, references=references), records))
+        found = first_difference(
+            batch, run_steps(mask_steps(config, tokenizer, check="full", references=references), records)
+        )
         if found is not None:
             line, how = found
             raise RunError(

@@ -64,7 +64,7 @@ def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool:
     assert found["encoders"] == {f"gigatoken {BACKENDS['gigatoken'].version}": records}
     assert found["encoded_by_gigatoken"] == records
     assert 0 < found["compared_with_transformers"] <= 16
-    assert 0 < found["compared_with_transformers_text"] <= 16
+    assert 0 < found["conversations_compared"] <= 16
     other = run(config(), CHAT, "other", spool=spool)
     assert told(other)["blocks_reused"] == told(other)["blocks"]
     assert ways(other) == found
@@ -150,7 +150,7 @@ def test_a_full_check_changes_nothing_and_is_counted(run: Run, action: str, back
     assert tree(full.output) == tree(sampled.output)
     found, records = told(full), full.manifest["ledger"]["kept"]
     assert (found["check"], found["blocks_checked_in_full"]) == ("full", found["blocks"])
-    assert (found["compared_with_transformers_text"], found["compared_with_transformers"]) == (records, records)
+    assert (found["conversations_compared"], found["compared_with_transformers"]) == (records, records)
     assert run(config(action), data, "full", check="full", max_reject_rate=1).up_to_date
 
 

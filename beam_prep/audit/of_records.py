@@ -34,8 +34,7 @@ _MEND_REJECTS = {
     "control_token": '"preprocessing": {"control_tokens": "escape"}',
     "line_too_long": "run with a larger --max_line_bytes",
     "template_limit": "take out the record that makes so much text",
-    "not_rendered": '"input": {"chat_template": ...} that writes them; or "input": {"not_rendered": "keep"}, which takes '
-    "the rest",
+    "not_rendered": '"input": {"chat_template": ...} that writes them; or "not_rendered": "keep", which takes the rest',
     "bad_arguments": 'make the arguments a JSON object, or "input": {"tool_arguments": "as_is"}',
     **dict.fromkeys(
         ("turn_begin", "turn_end", "turn_apart", "turn_unplaced"),

@@ -43,7 +43,7 @@ _NOT_WRITTEN = {
         '"input": {"chat_template": ...} that writes them, or "not_rendered": "reject"',
     ),
     "reasoning_not_written": (
-        "the chat template writes no reasoning at all, and {} have some",
+        "the chat template writes no reasoning at all: not that of {}",
         '"input": {"chat_template": ...} that writes `reasoning_content`',
     ),
 }

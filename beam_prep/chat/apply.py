@@ -65,8 +65,9 @@ def apply_template(
     with without_collector():
         rendered = _rendered(records, outputs, voice, domain_key, compared)
         if rendered.made.get(DIFFERENT):
+            made = rendered.made
             rendered = _rendered(records, outputs, replace(voice, plain=True), domain_key)
-            rendered.made["blocks_rendered_plainly"] = 1
+            rendered.made = {**made, "blocks_rendered_plainly": 1}
     return rendered
 
 

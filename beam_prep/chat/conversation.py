@@ -21,7 +21,7 @@ from beam_prep.core.data.rendered import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, 
 from beam_prep.core.data.schema import Action, Output
 from beam_prep.core.reading.records import Record
 
-DIFFERENT = "different_from_transformers_text"
+DIFFERENT = "conversations_different"
 """Compared conversations whose text or turns are not what transformers shows."""
 
 
@@ -162,7 +162,8 @@ class Conversations:
         if self.compares:
             self._compare(RenderedChat(text, replayed.turns(), replayed.plan.lost), messages, variables)
             full = self._template.render(messages, **variables)
-            self.made[DIFFERENT] += (full.text, full.turns) != (text, replayed.turns())
+            if (full.text, full.turns) != (text, replayed.turns()):
+                self.made[DIFFERENT] += 1
         text, cut, special = self._voice.cut_bos(checked(text))
         prompt_end = max(prompt_end - cut, 0) if prompt_end >= 0 else prompt_end
         return Piece(text, special, (), None, prompt_end, self._codes(messages), layout, replayed.moved)
@@ -214,6 +215,7 @@ class Conversations:
             counted["reasoning_written"] += rendered.reasoned
         if rendered.marked:
             counted.update(_unlike_rule(rendered))
+        texts = set[int]()
         for index, key in rendered.not_rendered:
             if index == TOOLS:
                 counted["tools_not_written"] += 1
@@ -222,12 +224,14 @@ class Conversations:
             elif self._voice.rules.not_rendered == "reject":
                 raise Reject("not_rendered", _not_rendered(self._fields, messages, index, key))
             else:
-                counted["texts_not_written"] += 1
+                texts.add(index)
+        if texts:
+            counted["texts_not_written"] += len(texts)
         return rendered
 
     def _compare(self, rendered: RenderedChat, messages: list[Message], variables: dict[str, Any]) -> None:
         """Compares a conversation with transformers' own rendering."""
-        self.made["compared_with_transformers_text"] += 1
+        self.made["conversations_compared"] += 1
         if self._template.differs(rendered, messages, **variables):
             self.made[DIFFERENT] += 1
 

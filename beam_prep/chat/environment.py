@@ -1,12 +1,13 @@
 """The environment of chat templates: transformers' sandbox, bounded, and the same in every run.
 
-A template is compiled twice: as transformers does it, and so that texts keep their origins. Both give the same text. The
-second also says where each message is at work: by marks of no characters that it writes at the head of each loop, and
-behind each loop within it.
+A template is compiled twice: as transformers does it, and so that texts keep their origins. Both give the same text.
+The second says where each message is at work, too: by marks of no characters that it writes at the head of each loop,
+and behind each loop within it.
 """
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import date as Date
 from types import BuiltinMethodType, MethodType
@@ -124,12 +125,24 @@ def written(value: Any) -> str:
         return origins.one(str(value._raw), value._origin)
     limits.weigh(value)
     text = str(value)
-    if " at 0x" in text and not isinstance(value, str | list | dict | tuple):
+    return text if type(text) is Text else origins.derived(text, (value,))
+
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
+
+
+def without_addresses(text: str) -> str:
+    """A message without addresses in memory, which are others in every run."""
+    return _ADDRESS.sub("", text)
+
+
+def check_addresses(text: str, given: Any) -> None:
+    """Raises SecurityError if a text holds an address in memory, and what the template was given does not."""
+    if (" at 0x" in text or " AT 0X" in text) and _ADDRESS.search(text) and not _ADDRESS.search(str(given)):
         raise jinja2.exceptions.SecurityError(
             "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
             "its text is an address in memory, another one in every run"
         )
-    return text if type(text) is Text else origins.derived(text, (value,))
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -143,6 +156,7 @@ class _Namespace(jinja2.utils.Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         _Namespace._check(name)
+        limits.weigh(value)  # a list in a list in a list doubles with each round
         jinja2.utils.Namespace.__setitem__(self, name, value)
 
     @staticmethod
@@ -162,7 +176,7 @@ class _DictMaker:
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(str(message))
+    raise jinja2.exceptions.TemplateError(without_addresses(written(message)))
 
 
 _AS_IT_IS = json.JSONEncoder(ensure_ascii=False)
@@ -228,6 +242,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         _mark_loops(tree)
         return tree
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # Bytes and numbers have methods that make much from little; no template needs them.
+        return attr != "encode" and not isinstance(obj, int | float) and super().is_safe_attribute(obj, attr, value)
+
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         made = super().wrap_str_format(value)
         if made is None:
@@ -244,6 +262,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind is jinja2.runtime.Macro or kind is jinja2.runtime.LoopContext:
             limits.count_round()
+            for value in args:
+                limits.weigh(value)
         elif kind is BuiltinMethodType and obj.__name__ in limits.METHODS and isinstance(obj.__self__, str):
             limits.expect_growth(obj.__name__, obj.__self__, (*args, *kwargs.values()))
         return super().call(context, obj, *args, **kwargs)

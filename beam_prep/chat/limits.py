@@ -13,7 +13,7 @@ MAX_CHARACTERS = 1 << 24
 """Characters of a rendering and of a value in it; items of a list."""
 MAX_MADE = 1 << 28
 """Characters and items of all large values that a rendering makes, together."""
-MAX_ROUNDS = 1 << 21
+MAX_ROUNDS = 1 << 20
 """Rounds of loops and calls of macros of a rendering."""
 _LARGE = 1 << 10
 _MAX_BITS = 4096
@@ -81,6 +81,8 @@ def count_round() -> None:
 
 def weigh(value: Any) -> None:
     """Raises TemplateLimit if the text of a list or an object is too large: a list may be in another many times."""
+    if not isinstance(value, list | tuple | dict):
+        return
     size, inside = 0, [value]
     while inside:
         item = inside.pop()

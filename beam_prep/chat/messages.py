@@ -78,10 +78,10 @@ class Forms:
             return self._shown(messages[role])
 
         as_text, as_parts = probed(False), probed(True)
+        takes_parts = f"sentinel{role}" in as_parts and "'type'" not in as_parts and '"type"' not in as_parts
         if f"sentinel{role}" in as_text:
-            return None if as_parts == as_text else False
-        written = f"sentinel{role}" in as_parts and "'type'" not in as_parts and '"type"' not in as_parts
-        return True if written else None
+            return None if takes_parts else False
+        return True if takes_parts else None
 
     def _takes_objects(self) -> bool | None:
         def probed(arguments: Any) -> str:

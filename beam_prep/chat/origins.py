@@ -58,9 +58,8 @@ class Text(str):
         if isinstance(key, slice):
             begin, end, step = key.indices(len(self))
             return _cut(self, begin, max(begin, end)) if step == 1 else derived(str.__getitem__(self, key), (self,))
-        if len(self._parts) < 2:
-            return derived(str.__getitem__(self, key), (self,))
-        return self[key : key + 1 or None]
+        character = str.__getitem__(self, key)
+        return derived(character, (self,)) if len(self._parts) < 2 else self[key : key + 1 or None]
 
     def __iter__(self) -> Iterator[Any]:
         return (_cut(self, at, at + 1) for at in range(len(self)))
@@ -272,7 +271,7 @@ class Node(dict):  # type: ignore[type-arg]
         return read(self, key, value) if type(value) in RAW else value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self[key] if dict.__contains__(self, key) else default
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())

@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jinja2
+
 from beam_prep.chat import limits, origins
-from beam_prep.chat.environment import RAISED_BY_TEMPLATES, compile_template
+from beam_prep.chat.environment import (
+    RAISED_BY_TEMPLATES,
+    check_addresses,
+    compile_template,
+    without_addresses,
+)
 from beam_prep.chat.limits import TemplateLimit
 from beam_prep.chat.messages import Forms, Lost, Message, ToolArguments, for_template, not_rendered
 from beam_prep.chat.origins import TOOLS, Origin
@@ -160,7 +167,15 @@ class ChatTemplate:
 
     def _plain_text(self, messages: Sequence[Message], variables: dict[str, Any], prompt: bool) -> str:
         context = {"tools": None, **variables, "messages": messages, "add_generation_prompt": prompt}
-        return "".join(self._yielded(self._plain, context))
+        text = "".join(self._yielded(self._plain, context))
+        self._check_addresses(text, (messages, variables))
+        return text
+
+    def _check_addresses(self, text: str, given: Any) -> None:
+        try:
+            check_addresses(text, given)
+        except jinja2.TemplateError as error:
+            raise Reject("template_error", f"the chat template raised: {error}") from None
 
     def _written(self, variables: dict[str, Any], messages: Sequence[Message], prompt: bool) -> str | None:
         try:
@@ -170,7 +185,7 @@ class ChatTemplate:
 
     def facts(self, tools: Any, variables: dict[str, Any]) -> Facts:
         """What is known of the template with these variables."""
-        key: Any = tools is None
+        key: Any = bool(tools)
         if variables:
             try:
                 key = key, marshal.dumps(sorted(variables.items()), 2)
@@ -180,12 +195,14 @@ class ChatTemplate:
         if found is None:
             if len(self._facts) >= _MOST_FACTS:
                 self._facts.clear()
-            found = self._facts[key] = Facts(self, None if tools is None else _PROBE_TOOLS, variables)
+            found = self._facts[key] = Facts(self, _PROBE_TOOLS if tools else None, variables)
         return found
 
     def run(self, messages: Sequence[Message], tools: Any, variables: dict[str, Any], prompt: bool = False) -> Trace:
         """One rendering, with origins, of messages in the form that the template takes."""
-        return trace(self.pieces(messages, tools, variables, prompt))
+        rendering = trace(self.pieces(messages, tools, variables, prompt))
+        self._check_addresses(rendering.text, (messages, tools, variables))
+        return rendering
 
     def pieces(
         self, messages: Sequence[Message], tools: Any, variables: dict[str, Any], prompt: bool = False
@@ -216,7 +233,9 @@ class ChatTemplate:
         except RAISED_BY_TEMPLATES as error:
             kind = type(error).__name__
             known = "" if kind in ("TemplateError", "UndefinedError", "SecurityError") else f"{kind}: "
-            raise Reject("template_error", f"the chat template raised: {known}{error}") from None
+            raise Reject(
+                "template_error", f"the chat template raised: {known}{without_addresses(str(error))}"
+            ) from None
         return found
 
     def _shown(self, messages: list[Message]) -> str:

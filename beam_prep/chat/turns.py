@@ -36,7 +36,7 @@ RAISED = (*RAISED_BY_TEMPLATES, Reject)
 
 _TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
 """An opening of the reasoning, of a prompt."""
-_WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"\w+"), re.compile(r"\s*")
+_WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
 
 
 class Turn(NamedTuple):
@@ -190,10 +190,9 @@ class Facts:
             if calls and plain and plain in tail:
                 self._ends[key] = tail.find(plain) + len(plain)
             else:
-                only = self.tokens.only_special
-                self._ends[key] = next(
-                    (end for _, end in self._runs(tail) if not calls or only.fullmatch(tail, end)), None
-                )
+                only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
+                last = ends[-1] if ends else None
+                self._ends[key] = next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
         return self._ends[key]
 
     def _runs(self, text: str) -> Iterator[tuple[int, int]]:

@@ -48,10 +48,7 @@ class Gate:
 
 
 def first_texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
-    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report.
-
-    The plans that render them stay with the template, so processes that are forked after this have them.
-    """
+    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
     try:
         records = first_records(source, block_bytes=_PROBE_BYTES)
     except InputError:

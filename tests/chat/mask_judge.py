@@ -152,8 +152,8 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
             there.append(region + len(shown.constant(region, skip_empty=False)))
         begins += [each for each in there if each is not None and (region <= each <= first or each == begin)]
     ends = _ends(made, shown, index, last, stop if by_stop and stop is not None else max(until, last))
-    if silent and begin is not None:
-        ends += _ends(made, shown, index, begin, until)  # the first end token, wherever it says nothing
+    for at in begins if silent else ():
+        ends += _ends(made, shown, index, at, until)  # the first end token, wherever it says nothing
     if not by_stop:
         ends += [each[-1][1] for each in old if each]
     right: list[Ranges] = [((one, two),) for one in dict.fromkeys(begins) for two in dict.fromkeys(ends) if one <= two]

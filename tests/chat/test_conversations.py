@@ -106,7 +106,7 @@ def test_a_block_of_which_a_sample_differs_is_rendered_in_the_plain_way(monkeypa
     chat = ChatTemplate(CHATML, TOKENS, CONTROLS)
     wanted = outcomes(prepared(chat, rows))
     assert "blocks_rendered_plainly" not in rendered(rows, compared=16).made
-    assert rendered(rows, compared=None).made["compared_with_transformers_text"] == 20
+    assert rendered(rows, compared=None).made["conversations_compared"] == 20
     monkeypatch.setattr(ChatTemplate, "differs", lambda _, chat, *given, **more: "question 7" in chat.text)
     assert rendered(rows, compared=None).made["blocks_rendered_plainly"] == 1
     assert outcomes(prepared(chat, rows, compared=20)) == wanted

@@ -47,6 +47,8 @@ _NOT_KEPT = {
     "contaminated": "preprocessing.decontaminate.against names what the input holds, too: check both",
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "filtered": "check the filters",
+    "not_rendered": "input.chat_template: one that writes them; or input.not_rendered: 'keep', which takes the rest",
+    "bad_arguments": "make the arguments of calls JSON objects, or set input.tool_arguments: 'as_is'",
     "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
     "too_short": "lower preprocessing.min_chars",
 }
@@ -393,7 +395,7 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
             yield text.format(_places(name, counters[name]))
     unwritten = counters.get("reasoning_not_written", 0)
     if unwritten and not counters.get("reasoning_written"):
-        yield f"the chat template writes the reasoning of no message, and {_messages(unwritten)} have some"
+        yield f"the chat template writes no reasoning: not that of {_messages(unwritten)}"
 
 
 def _places(name: str, count: int) -> str:
@@ -434,7 +436,8 @@ _WAYS = {
     "blocks_encoded_again": "blocks in which the fast encoder differed",
     "blocks_rendered_plainly": "blocks in which a rendering differed, rendered plainly",
     "compared_with_transformers": "compared with transformers' ids",
-    "compared_with_transformers_text": "compared with transformers' text",
+    "conversations_compared": "conversations compared with a plain rendering",
+    "conversations_different": "of these different",
     IN_FULL: "blocks compared completely",
     "blocks_reused": "blocks that were in the spool",
     "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
