@@ -279,8 +279,8 @@ class Conversations:
         start = begins[0] if begins else len(text)
         if prompt_end is not None and messages[first]["role"] != "assistant":
             start = prompt_end  # a turn that begins where the model's does
-        elif prompt_end is not None and rendered.marked:
-            start = max(start, prompt_end)
+        elif prompt_end is not None and (rendered.marked or not text[prompt_end:start].strip()):
+            start = max(start, prompt_end) if rendered.marked else prompt_end
         stop = max([start, *(span[1] for turn in turns[-1:] for span in (*turn.spans, *turn.rule))])
         return Answer(first, start, stop if text[stop:].strip() else len(text), 0)
 

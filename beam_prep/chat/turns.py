@@ -108,6 +108,7 @@ class Facts:
 
     Attributes:
         openings: tokens that a rendering begins with: they end no turn.
+        closers: tokens that prompts begin with, and that end what is before all the same.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: they cannot be told.
         gaps: (what was said before, constant before a turn's own text) -> how much of that is not trained, and what
@@ -126,6 +127,7 @@ class Facts:
         given = template.special_tokens
         bos, eos = given.get("bos_token"), given.get("eos_token")
         self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
+        self.closers: frozenset[str] = frozenset()
         rendered: list[tuple[list[Message], Trace]] = []
         for messages in PROBES:
             try:
@@ -144,6 +146,8 @@ class Facts:
                 if message["role"] == "assistant":
                     self._learn_prompt(template, messages[:index], tools, variables)
         for messages, rendering in rendered:
+            self._learn_behind(messages, rendering)
+        for messages, rendering in rendered:
             Turns(template, self, rendering, messages, tools, variables).all()
         self.learning = False
 
@@ -159,6 +163,24 @@ class Facts:
         except (*RAISED, Refused):
             return
 
+    def _learn_behind(self, messages: list[Message], rendering: Trace) -> None:
+        """What stands behind answers: a token that begins prompts of several, and stands there too, ends a turn."""
+        special, found = self.tokens.special, places(rendering, range(len(messages)))
+        for index in range(len(messages)):
+            if messages[index]["role"] != "assistant" or "tool_calls" in messages[index] or index not in found:
+                continue
+            behind = rendering.text[found[index].end : found[index].before]
+            if index == len(messages) - 1 and self.plain_end is None:
+                begin, end = next(self._runs(behind), (0, 0))
+                self.plain_end = behind[begin:end]
+            elif index + 1 < len(messages) and messages[index + 1]["role"] == "user":
+                if not self.prompts:  # or one that is always written: what stands before answers alone opens them
+                    before = rendering.text[found[index].after : found[index].begin]
+                    self.openings |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
+                first = special.match(behind, len(_blanks(behind, 0)))
+                if first and any(p.lstrip().startswith(first[0]) and len(special.findall(p)) > 1 for p in self.prompts):
+                    self.closers |= {first[0]}
+
     def _end_of_plain(
         self, template: "ChatTemplate", before: list[Message], tools: Any, variables: dict[str, Any]
     ) -> str:
@@ -170,7 +192,11 @@ class Facts:
 
     def opens(self, token: str) -> bool:
         """Whether it begins a text or a turn."""
-        return token in self.openings or any(token in prompt for prompt in self.prompts)
+        return (token in self.openings or self.is_prompts(token)) and token not in self.closers
+
+    def is_prompts(self, token: str) -> bool:
+        """Whether it stands in a prompt, and ends nothing."""
+        return token not in self.closers and any(token in prompt for prompt in self.prompts)
 
     def lacking(self, before: str) -> tuple[str, ...]:
         """How prompts go on behind a text that ends with as much of them as history has."""
@@ -523,8 +549,9 @@ class Turns:
             late = behind_blanks + len(facts.plain_end)
             if late <= place.before:
                 return late  # it is written at the head of the next turn
-        follows_other = index + 1 < len(self._messages) and self._messages[index + 1]["role"] != "assistant"
-        if follows_other and not facts.plain_end:
+        following = self.places.get(index + 1)
+        speaks = following is not None and following.end > following.begin
+        if speaks and self._messages[index + 1]["role"] != "assistant" and not facts.plain_end:
             token = tokens.special.match(text, behind_blanks)
             known = token is not None and any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
             if token is not None and token.end() <= place.before and not known:
@@ -537,7 +564,7 @@ class Turns:
         opening = [self._facts.opens(token[0]) for token in tokens]
         if True in opening and not all(opening[opening.index(True) :]):
             raise Refused("turn_end", f"within the turn stands what begins one: {tokens[opening.index(True)][0]!r}")
-        begins = (token.start() for token in tokens if any(token[0] in prompt for prompt in self._facts.prompts))
+        begins = (token.start() for token in tokens if self._facts.is_prompts(token[0]))
         return next(begins, stop)
 
     def _end_before_others(self, index: int, place: Place, at: int, behind: Segment, stop: int) -> int:
@@ -637,7 +664,7 @@ def accounted(turns: list[Turn], messages: Sequence[Message], lost: set[int]) ->
     """The turns, those refused of which nothing is known: each message is in a span, refused, or not written."""
     return [
         turn
-        if turn.spans or turn.reason or turn.message in lost or not _is_said(messages[turn.message])
+        if turn.spans or turn.rule or turn.reason or turn.message in lost or not _is_said(messages[turn.message])
         else turn._replace(reason=UNPLACED)
         for turn in turns
     ]

@@ -102,7 +102,6 @@ def test_a_loop_in_a_macro_keeps_its_marked_spans() -> None:
     assert said(template, talk("yes", "yes", "yes", "no"), assistant="last") == ["no"]
 
 
-@pytest.mark.xfail(strict=True, reason="rejected as turn_unplaced, though its place is known: the marks leave it out")
 def test_what_the_template_does_not_mark_is_not_trained() -> None:
     template = (
         "{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}"

@@ -53,12 +53,12 @@ LLAMA2 = (
 @pytest.mark.parametrize(
     ("action", "wanted"),
     [
-        pytest.param("$role", [" a </s>", " b </s>"], marks=pytest.mark.xfail(strict=True, reason="without its blank")),
-        pytest.param("$last", [" b </s>"], marks=pytest.mark.xfail(strict=True, reason="without its blank")),
+        ("$role", ["a </s>", "b </s>"]),
+        ("$last", [" b </s>"]),
     ],
 )
 def test_llama_2_without_a_generation_prompt(system: str | None, action: str, wanted: list[str]) -> None:
-    """The rendering of the question ends at " [/INST]": the blank behind it is written by the model."""
+    """The blank before an answer is the header's; what follows the prompt begins with it."""
     assert trained(LLAMA2, talk("q", "a", "r", "b", system=system), action) == wanted
 
 
@@ -160,13 +160,7 @@ def _answer(body: str) -> str:
             "{{ '\n' + (m.thinking ~ '<|im_end|>\n<|im_start|>assistant\n' if m.thinking else '') + m.content }}",
             "turn_apart",
         ),
-        pytest.param(
-            "{{ '\n' + m.reasoning_content + '<|im_end|>\n<|im_start|>assistant\n' + m.content }}",
-            "turn_apart",
-            marks=pytest.mark.xfail(
-                strict=True, reason="no probe shows what ends an answer: all of it is trained. WRONG"
-            ),
-        ),
+        ("{{ '\n' + m.reasoning_content + '<|im_end|>\n<|im_start|>assistant\n' + m.content }}", "turn_apart"),
     ],
 )
 def test_what_contradicts_the_rule_is_rejected_with_a_reason_of_its_own(body: str, reason: str) -> None:
@@ -191,10 +185,7 @@ def test_a_token_that_is_written_before_the_generation_prompt_does() -> None:
     assert trained(template, talk("q", "a", "r", "b")) == ["a\n<|im_start|>", "b\n<|im_start|>"]
 
 
-@pytest.mark.parametrize(
-    "question",
-    [pytest.param("", marks=pytest.mark.xfail(strict=True, reason="the blank question's end is trained: WRONG")), "r"],
-)
+@pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + '</s>' }}{% else %}{{ 'A:' + m.content }}"
