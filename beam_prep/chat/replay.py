@@ -13,18 +13,15 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jinja2 import nodes
 
 from beam_prep.chat.messages import Lost, Message, for_template, not_rendered
 from beam_prep.chat.origins import Text
 from beam_prep.chat.trace import trace
-from beam_prep.chat.turns import Ranges, Turn, Turns
+from beam_prep.chat.turns import Facts, Ranges, Renderer, Turn, Turns
 from beam_prep.core.data.block import Reject
-
-if TYPE_CHECKING:
-    from beam_prep.chat.template import ChatTemplate
 
 RENDERING = threading.RLock()
 """Held while a template runs: methods of `Text` are watched for one rendering, and no other may be seen by that."""
@@ -133,6 +130,16 @@ class Replayed(NamedTuple):
         raise ValueError(f"character {at} is within a text")
 
 
+class Replayable(Renderer, Protocol):
+    """What a replay needs of a `ChatTemplate`."""
+
+    def facts(self, tools: Any, variables: dict[str, Any]) -> Facts: ...
+
+    def pieces(
+        self, messages: Sequence[Message], tools: Any, variables: dict[str, Any], prompt: bool = False
+    ) -> list[str]: ...
+
+
 class Replay:
     """The kinds of chats that a template was given.
 
@@ -140,7 +147,7 @@ class Replay:
         template: renders them.
     """
 
-    def __init__(self, template: "ChatTemplate", tree: nodes.Template) -> None:
+    def __init__(self, template: Replayable, tree: nodes.Template) -> None:
         self._template, self._plans, self._seen = template, dict[Any, Plan | None](), set[Any]()
         self._possible = _is_readable(tree)
 

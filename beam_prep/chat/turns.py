@@ -17,16 +17,13 @@ import bisect
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
-from beam_prep.chat.messages import Message, has_words
+from beam_prep.chat.messages import Forms, Message, has_words
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.trace import Place, Said, Segment, Trace, places, said, spoken_by_others
 from beam_prep.core.data.block import Reject
-
-if TYPE_CHECKING:
-    from beam_prep.chat.template import ChatTemplate
 
 PLAIN = "Plainly."
 """A plain answer."""
@@ -103,6 +100,18 @@ class Tokens:
         return next((token.start() for token in tokens if token.start() < end < token.end()), end)
 
 
+class Renderer(Protocol):
+    """What the rule needs of a `ChatTemplate`."""
+
+    special_tokens: dict[str, str]
+    tokens: Tokens
+    forms: Forms
+
+    def run(
+        self, messages: Sequence[Message], tools: Any, variables: dict[str, Any], prompt: bool = False
+    ) -> Trace: ...
+
+
 class Facts:
     """Constants that probe conversations show of a template, with some variables, and with tools or without.
 
@@ -117,7 +126,7 @@ class Facts:
         learning: the probes are being looked at.
     """
 
-    def __init__(self, template: "ChatTemplate", tools: Any, variables: dict[str, Any]) -> None:
+    def __init__(self, template: Renderer, tools: Any, variables: dict[str, Any]) -> None:
         self.prompts: dict[str, None] = {}
         self.plain_end: str | None = None
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
@@ -151,9 +160,7 @@ class Facts:
             Turns(template, self, rendering, messages, tools, variables).all()
         self.learning = False
 
-    def _learn_prompt(
-        self, template: "ChatTemplate", before: list[Message], tools: Any, variables: dict[str, Any]
-    ) -> None:
+    def _learn_prompt(self, template: Renderer, before: list[Message], tools: Any, variables: dict[str, Any]) -> None:
         try:
             header = header_of(template, before, tools, variables)
             if header.prompted and header.text:
@@ -181,9 +188,7 @@ class Facts:
                 if first and any(p.lstrip().startswith(first[0]) and len(special.findall(p)) > 1 for p in self.prompts):
                     self.closers |= {first[0]}
 
-    def _end_of_plain(
-        self, template: "ChatTemplate", before: list[Message], tools: Any, variables: dict[str, Any]
-    ) -> str:
+    def _end_of_plain(self, template: Renderer, before: list[Message], tools: Any, variables: dict[str, Any]) -> str:
         rendering, place = plain_answer(template, before, tools, variables)
         own = next(each for each in rendering.segments if each.index == len(before) and each.begin >= place.begin)
         tail = rendering.text[own.end :]
@@ -236,7 +241,7 @@ class Facts:
             yield begin, end
 
 
-def header_of(template: "ChatTemplate", messages: Sequence[Message], tools: Any, variables: dict[str, Any]) -> Header:
+def header_of(template: Renderer, messages: Sequence[Message], tools: Any, variables: dict[str, Any]) -> Header:
     """The header of the answer that follows some messages, by rendering them with and without a generation prompt.
 
     Raises:
@@ -254,7 +259,7 @@ def header_of(template: "ChatTemplate", messages: Sequence[Message], tools: Any,
 
 
 def plain_header(
-    template: "ChatTemplate", messages: Sequence[Message], tools: Any, variables: dict[str, Any], closed: str, last: Any
+    template: Renderer, messages: Sequence[Message], tools: Any, variables: dict[str, Any], closed: str, last: Any
 ) -> Header:
     """What stands before a plain answer: the header, if no prompt is written, or but a blank one that is not there."""
     plain, place = plain_answer(template, messages, tools, variables)
@@ -266,7 +271,7 @@ def plain_header(
 
 
 def plain_answer(
-    template: "ChatTemplate", messages: Sequence[Message], tools: Any, variables: dict[str, Any]
+    template: Renderer, messages: Sequence[Message], tools: Any, variables: dict[str, Any]
 ) -> tuple[Trace, Place]:
     """The rendering of some messages and a plain answer, and the place of that."""
     answer, _ = template.forms.apply([{"role": "assistant", "content": PLAIN}])
@@ -292,7 +297,7 @@ class Turns:
 
     def __init__(
         self,
-        template: "ChatTemplate",
+        template: Renderer,
         facts: Facts,
         rendering: Trace,
         messages: Sequence[Message],
