@@ -117,7 +117,7 @@ def test_every_step_of_a_config_is_the_one_of_prepare(name: str) -> None:
     config, tokenizer = bp.PipelineConfig.from_json(path), bp.Tokenizer.load(TOKENIZER)
     if config.input.chat_template is not None:
         tokenizer = tokenizer.with_template(config.input.chat_template)
-    for wanted in chain(config, tokenizer, "auto", "auto", "sample"):
+    for wanted in chain(config, tokenizer, "auto", "sample"):
         (make,) = [make for kind, make in listed() if kind == type(wanted).__name__]
         made = make(config=str(path), tokenizer=TOKENIZER)
         assert type(made) is type(wanted)
@@ -164,8 +164,8 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
         ("Prepare", {"config": TEXT, "tokenizer": "nowhere"}, "nowhere"),
         (
             "Prepare",
-            {"config": TEXT, "tokenizer": TOKENIZER, "render": "x"},
-            "render is 'x', wanted Literal['",
+            {"config": TEXT, "tokenizer": TOKENIZER, "check": "x"},
+            "check is 'x', wanted Literal['",
         ),
         ("Shift", {"config": TEXT, "tokenizer": TOKENIZER}, "Shift: this config has no such step; its steps are "),
         ("FromRecords", {"buckets": "16"}, "FromRecords: buckets is '16', wanted int"),

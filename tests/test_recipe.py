@@ -10,7 +10,10 @@ SEEN_BY_BLOCKS = {
     "mask": (),
     "mask_default": (),
     "mask_options": (),
-    "input": ("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt", "rollouts", "groups"),
+    "input": (
+        *("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt", "rollouts", "groups"),
+        *("template_variables", "not_rendered", "tool_arguments"),
+    ),
     "preprocessing": (
         *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),
         *("control_tokens", "padding", "max_packed_len", "shift", "stride", "deduplicate", "decontaminate"),
