@@ -67,7 +67,6 @@ def filled_in(store: Store, output: str, **more: str) -> dict[str, str]:
         "staging": "",
         "block_bytes": "65536",
         "tokenizer_backend": "auto",
-        "render": "",
     }
     return {**form, **more}
 
@@ -114,7 +113,7 @@ def test_the_console_shows_what_the_form_was_filled_in_with(job: dict[str, Any],
     for name in ("inputs", "output_dir", "config", "tokenizer_path", "max_reject_rate", "block_bytes"):
         assert told[name] == form[name], name
     # What is as always is not shown.
-    assert told.keys().isdisjoint({"config_json", "overwrite", "spool", "render", "wait"})
+    assert told.keys().isdisjoint({"config_json", "overwrite", "spool", "wait"})
 
 
 def test_the_log_of_a_launch_names_the_job(store: Store) -> None:
