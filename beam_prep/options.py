@@ -318,7 +318,7 @@ OPTIONS = (
         label="Check against the reference",
         group="Speed",
         kind="choice",
-        help="how much of what the fast ways give is compared with transformers and jinja",
+        help="what is compared with transformers: of each block a sample, or everything",
         default="sample",
         choices=(
             ("sample", "some records of every block; where one differs, the reference makes the block"),

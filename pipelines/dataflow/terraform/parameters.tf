@@ -208,7 +208,7 @@ variable "shuffle_method" {
 }
 
 variable "check" {
-  description = "How much of what the fast ways give is compared with transformers and jinja. Example: full"
+  description = "What is compared with transformers: of each block a sample, or everything. Example: full"
   type        = string
   default     = null
 
