@@ -46,7 +46,7 @@ def told(made: Any) -> dict[str, Any]:
 
 def ways(made: Any) -> dict[str, Any]:
     """How its records were made, and what was compared."""
-    names = ("rendered_", "encoded_", "compared_", "encoders", "blocks_checked")
+    names = ("conversations_", "encoded_", "compared_", "encoders", "blocks_checked")
     return {name: value for name, value in told(made).items() if name.startswith(names)}
 
 
@@ -230,7 +230,7 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
         return found and found._replace(text=found.text.replace("Say 123!", "Say 321!"))
 
     monkeypatch.setattr(Replay, "find", other)
-    seen_by_a_full_check_alone(run, config(), data, offset, r"column 'sequence': found")
+    seen_by_a_full_check_alone(run, config(), data, offset, "the rendering differs")
 
 
 def test_an_output_that_was_not_checked_is_not_taken_for_one_that_was(run: Run) -> None:

@@ -61,6 +61,9 @@ def apply_template(
         compared: of so many conversations of the block the text is compared with transformers' own, and the spans with
             what prefixes show; where one differs, the whole block is rendered in the plain way, see
             `ChatTemplate.render_plainly`. None: of all.
+
+    Raises:
+        RunError: of all are compared, and one differs; or the texts are much larger than the block.
     """
     with without_collector():
         rendered = _rendered(records, outputs, voice, domain_key, compared)
@@ -100,6 +103,11 @@ def _rendered(
             weight = record_weight(record) if weighted else 1.0
             seen = with_prompt(record, outputs) if voice.rules.implicit_prompt else record
             rows: list[Any] = [collector.row(seen) for collector in collectors]
+            if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
+                raise RunError(
+                    f"--check full: {records.place(line)} is not what transformers gives: the rendering differs from "
+                    "the template's plain one, or its turns from what prefixes show; run without it, and tell us"
+                )
             if not _check(outputs, collectors, rows):
                 ledger.drop(line, "empty")
                 continue

@@ -26,7 +26,8 @@ class ApplyTemplate(BlockStep):
         rules: BOS, EOS, implicit prompts, another chat template.
         compared: of so many conversations of each block the text is compared with transformers' own, and what is
             trained with renderings of prefixes; if one differs, the block is rendered in the plain way. A difference
-            in a record outside the sample is not seen: None compares all, as `Pipeline(check="full")` does.
+            in a record outside the sample is not seen: None compares all, as `Pipeline(check="full")` does, and a
+            difference ends the run.
 
     Raises:
         TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or
