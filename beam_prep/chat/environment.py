@@ -132,8 +132,10 @@ _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
 def without_addresses(text: str) -> str:
-    """A message without addresses in memory, which are others in every run."""
-    return _ADDRESS.sub("", text)
+    """A message without addresses in memory, which are others in every run, and without names of our own classes."""
+    return _ADDRESS.sub(
+        "", text.replace(f"{Node.__module__}.Node ", "dict ").replace(f"{Node.__module__}.Text ", "str ")
+    )
 
 
 def check_addresses(text: str, given: Any) -> None:

@@ -30,7 +30,9 @@ def turns_by_prefixes(text: str, messages: Sequence[Message], written: Written, 
         tokens: the special tokens.
     """
     return [
-        Turn(index, (span,)) if (span := _span(text, messages, index, written, tokens)) else Turn(index, (), NOT_SHOWN)
+        Turn(index, (span,))
+        if (span := _span(text, messages, index, written, tokens)) and _prompted(messages, index, written)
+        else Turn(index, (), NOT_SHOWN)
         for index in range(len(messages))
     ]
 
@@ -50,6 +52,11 @@ def _span(
     return len(before), len(before) + (ends[-1] if ends and ends[-1] == len(shown) else len(shown))
 
 
+def _prompted(messages: Sequence[Message], index: int, written: Written) -> bool:
+    """True if the template writes a generation prompt there; without one, prefixes do not say where a turn begins."""
+    return written(messages[:index], True) != written(messages[:index], False)
+
+
 def _is_one_of_several(messages: Sequence[Message], index: int) -> bool:
     """True for one of two answers in a row: where one of them ends is not said by prefixes."""
     return any(
@@ -66,10 +73,10 @@ def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], wr
         if shown is None:
             continue
         (first, _), (_, last) = turn.spans[0], turn.spans[-1]
-        if text[min(first, shown[0]) : max(first, shown[0])].strip():
-            return True
-        end = max((token.end() for token in tokens.special.finditer(text, *shown)), default=0)
-        if end == shown[1] and last < end:
+        begins_elsewhere = bool(text[min(first, shown[0]) : max(first, shown[0])].strip())
+        # What stands behind an end token is not the model's.
+        ends = {token.end() for token in tokens.special.finditer(text, *shown)}
+        if (begins_elsewhere or (shown[1] in ends and last not in ends)) and _prompted(messages, turn.message, written):
             return True
     return False
 

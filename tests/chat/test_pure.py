@@ -43,6 +43,15 @@ def assert_pure(made: Callable[[], ChatTemplate], records: Sequence[Record], nam
             assert outcome_here == found.setdefault(k, outcome_here), f"{name}: record {k} of the order {order}"
 
 
+def assert_as_prefixes_show(template: ChatTemplate, records: Sequence[Record], name: str) -> None:
+    """No text differs from the plain rendering, no turn from what renderings of prefixes show."""
+    for k, record in enumerate(records):
+        variables = {"tools": record["tools"]} if "tools" in record else {}
+        with contextlib.suppress(Reject):
+            rendered = template.render(record["messages"], **variables)
+            assert not template.differs(rendered, record["messages"], **variables), f"{name}: record {k}"
+
+
 def test_generated_templates() -> None:
     pairs = 0
     for number in range(30):
@@ -71,6 +80,7 @@ def test_templates_of_models(every: int) -> None:
         made = functools.partial(ChatTemplate, source, {"bos_token": "<s>", "eos_token": "</s>"}, tokens, DATE)
         with contextlib.suppress(TokenizerError):  # jinja does not compile some
             assert_pure(made, records, path)
+            assert_as_prefixes_show(made(), records, path)
     assert len(sources) > 100 // every
 
 

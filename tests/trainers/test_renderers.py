@@ -138,7 +138,9 @@ def test_ids_and_masks_are_those_of_renderers(both: tuple[str, Any, bp.Tokenizer
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_masked_reasoning_is_its_tags_and_what_is_between_them(both: tuple[str, Any, bp.Tokenizer], data: st.DataObject) -> None:
+def test_masked_reasoning_is_its_tags_and_what_they_hold(
+    both: tuple[str, Any, bp.Tokenizer], data: st.DataObject
+) -> None:
     family, renderer, tokenizer = both
     chat = data.draw(chats(family))
     sample = renderers.build_training_sample(renderer, json.loads(json.dumps(chat)))
