@@ -9,7 +9,6 @@ from beam_prep.chat.trace import Trace
 from beam_prep.core.data.block import Reject
 
 Message = dict[str, Any]
-Role = Literal["system", "user", "assistant", "tool"]
 ToolArguments = Literal["auto", "object", "string", "as_is"]
 Shown = Callable[[list[Message]], str]
 """What a template writes for messages; "" where it raises."""
@@ -205,6 +204,11 @@ def has_words(content: Any) -> bool:
     if isinstance(content, list):
         return any(has_words(text_of_part(part)) or _is_media(part) for part in content)
     return isinstance(content, str) and bool(content) and not content.isspace()
+
+
+def is_said(message: Message) -> bool:
+    """True if a message has words or calls."""
+    return bool(message.get("tool_calls")) or has_words(message.get("content"))
 
 
 def _is_media(part: Any) -> bool:

@@ -7,7 +7,7 @@ block, and where the two differ the block's spans are taken from here.
 
 from collections.abc import Callable, Sequence
 
-from beam_prep.chat.messages import Lost, Message, has_words, text_of_part
+from beam_prep.chat.messages import Lost, Message, is_said, text_of_part
 from beam_prep.chat.turns import Tokens, Turn
 
 Written = Callable[[Sequence[Message], bool], str | None]
@@ -67,7 +67,7 @@ def _is_one_of_several(messages: Sequence[Message], index: int) -> bool:
 def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], written: Written, tokens: Tokens) -> bool:
     """True if the spans of an assistant's turn are not what prefixes show, but for blanks."""
     for turn in turns:
-        if not _is_said(messages[turn.message]):
+        if not is_said(messages[turn.message]):
             continue
         shown = _span(text, messages, turn.message, written, tokens)
         if shown is None:
@@ -79,10 +79,6 @@ def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], wr
         if (begins_elsewhere or (shown[1] in ends and last not in ends)) and _prompted(messages, turn.message, written):
             return True
     return False
-
-
-def _is_said(message: Message) -> bool:
-    return bool(message.get("tool_calls")) or has_words(message.get("content"))
 
 
 def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
-from beam_prep.chat.messages import Forms, Message, has_words
+from beam_prep.chat.messages import Forms, Message, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.trace import Place, Said, Segment, Trace, places, said, spoken_by_others
 from beam_prep.core.data.block import Reject
@@ -658,10 +658,6 @@ def _within_word(text: str, at: int) -> bool:
     return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
 
 
-def _is_said(message: Message) -> bool:
-    return bool(message.get("tool_calls")) or has_words(message.get("content"))
-
-
 UNPLACED = "turn_unplaced", "it is written, and where is not known"
 
 
@@ -669,7 +665,7 @@ def accounted(turns: list[Turn], messages: Sequence[Message], lost: set[int]) ->
     """The turns, those refused of which nothing is known: each message is in a span, refused, or not written."""
     return [
         turn
-        if turn.spans or turn.rule or turn.reason or turn.message in lost or not _is_said(messages[turn.message])
+        if turn.spans or turn.rule or turn.reason or turn.message in lost or not is_said(messages[turn.message])
         else turn._replace(reason=UNPLACED)
         for turn in turns
     ]
@@ -691,8 +687,6 @@ def _result(text: str, name: str, place: int = 0) -> Message:
 
 
 def _probes() -> Iterator[list[Message]]:
-    from beam_prep.chat.messages import call
-
     look, add = call("look_up", {"word": "Harbour"}), call("add_up", {"one": "Three", "two": "Five"}, 1)
     thought = {"reasoning_content": "Thinking about that."}
     found, sum_ = _result("It was found.", "look_up"), _result("It is eight.", "add_up", 1)
