@@ -85,7 +85,13 @@ class Text(str):
             return self
         if len(self._parts) < 2 or not old:
             return derived(str.replace(self, old, new, count), (self, new))
-        return concat(between(_located(self, str.split(self, old, count)), new))
+        return concat(between(self.split(old, count), new))
+
+    def split(self, sep: str | None = None, maxsplit: Any = -1) -> Any:
+        return _located(self, str.split(self, sep, maxsplit), len(sep or ""))
+
+    def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> Any:
+        return _located(self, str.rsplit(self, sep, maxsplit), len(sep or ""))
 
     def join(self, values: Iterable[Any]) -> Any:
         return concat(between(values, self))
@@ -101,7 +107,7 @@ def _method(name: str, made: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[
     return lambda self, *args, **named: made(original(self, *args, **named), (self, *args))
 
 
-for _name in ("split", "rsplit", "splitlines", "partition", "rpartition"):
+for _name in ("splitlines", "partition", "rpartition"):
     setattr(Text, _name, _method(_name, lambda pieces, sources: type(pieces)(_located(sources[0], pieces))))
 for _name in ("upper", "lower", "title", "capitalize", "casefold", "swapcase", "expandtabs", "translate"):
     setattr(Text, _name, _method(_name, lambda made, sources: derived("".join((made,)), sources)))
@@ -209,13 +215,14 @@ def _trimmed(text: Text, from_left: str, stripped: str) -> Text:
     return text if len(stripped) == len(text) else _cut(text, begin, begin + len(stripped), keep_marks=True)
 
 
-def _located(text: Text, pieces: Iterable[str]) -> list[Text]:
-    """Pieces that stand in a text in this order."""
+def _located(text: Text, pieces: Iterable[str], separator: int = 0) -> list[Text]:
+    """Pieces that stand in a text in this order, with so many characters, or white space, between each two."""
     found, at = [], 0
     for piece in pieces:
         begin = text.find(piece, at)
-        at = begin + len(piece)
-        found.append(_cut(text, begin, at))
+        end = begin + len(piece)
+        found.append(_cut(text, begin, end))
+        at = end + separator
     return found
 
 

@@ -14,6 +14,7 @@ from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import Output, Section
 from beam_prep.core.reading.filters import map_records
 from beam_prep.core.reading.records import Record
+from beam_prep.errors import RunError
 from tests.chat.generated_templates import Seeded, template
 from tests.chat.generated_templates import conversations as drawn
 from tests.chat.trained import CHATML, CONTROLS, SECTIONS, TOKENS, outcomes, prepared, say, talk
@@ -106,7 +107,14 @@ def test_a_block_of_which_a_sample_differs_is_rendered_in_the_plain_way(monkeypa
     chat = ChatTemplate(CHATML, TOKENS, CONTROLS)
     wanted = outcomes(prepared(chat, rows))
     assert "blocks_rendered_plainly" not in rendered(rows, compared=16).made
+    monkeypatch.setattr(ChatTemplate, "differs", lambda _, chat, *given, **more: "question 7" in chat.text)
+    assert rendered(rows, compared=20).made["blocks_rendered_plainly"] == 1
+    assert outcomes(prepared(chat, rows, compared=20)) == wanted
+
+
+def test_a_full_check_ends_where_a_rendering_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Record] = [{"messages": talk(f"question {at}", "yes")} for at in range(20)]
     assert rendered(rows, compared=None).made["conversations_compared"] == 20
     monkeypatch.setattr(ChatTemplate, "differs", lambda _, chat, *given, **more: "question 7" in chat.text)
-    assert rendered(rows, compared=None).made["blocks_rendered_plainly"] == 1
-    assert outcomes(prepared(chat, rows, compared=20)) == wanted
+    with pytest.raises(RunError, match="is not what transformers gives"):
+        rendered(rows, compared=None)
