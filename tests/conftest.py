@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from beam_prep.formats.manifest import UNLISTED
+
+# Machines differ in speed, and several tests share one: no case fails for its time.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))

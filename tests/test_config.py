@@ -516,7 +516,7 @@ def nearly_configs(draw: st.DrawFn) -> Any:
     return config
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @drawn(nearly_configs() | ANY)
 def test_whatever_stands_in_a_config_it_is_one_or_a_config_error(obj: Any) -> None:
     try:

@@ -92,7 +92,7 @@ def test_weights_by_hand(name: str, record: Any, wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.one_of(st.none(), NUMBERS), min_size=1, max_size=5), st.one_of(st.none(), NUMBERS))
 def test_a_weight_changes_no_mask_but_where_it_is_0(name: str, weights: list[Any], whole: float | None) -> None:
     """Above 0 exactly where the mask is 1; in sum, the weight of each message as often as it has trained tokens."""

@@ -19,7 +19,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -66,7 +66,6 @@ numbers = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(numbers, st.integers(0, 2)), max_size=9), st.integers(20, 200))
 def test_a_report_that_is_read_while_it_is_written_gives_the_same_sums(
     written: list[tuple[Counts, int]], step: int

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -94,7 +94,6 @@ def batch_of(rows: list[tuple[list[int], list[int], list[int]]]) -> Batch:
     return Batch(records.origin, records.ledger, line, None, outputs, domain, columns, schema)
 
 
-@settings(deadline=None)
 @given(pairs())
 def test_what_goes_in_comes_out(rows: list[tuple[list[int], list[int], list[int]]]) -> None:
     kept = [row for row in rows if row[1] and row[2] and row[1] != row[2]]

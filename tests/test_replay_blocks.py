@@ -127,7 +127,7 @@ def chains(tokenizer_path: str) -> list[Chain]:
     return [Chain(text, tokenizer) for text in [*CONFIGS, config(RARE)]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), lines=st.lists(LINES, min_size=1, max_size=40), times=st.integers(1, 9), small=st.booleans())
 def test_a_replay_gives_what_a_run_from_scratch_gives_or_is_refused(
     data: st.DataObject, lines: list[str], times: int, small: bool, chains: list[Chain], tmp_path_factory: Any

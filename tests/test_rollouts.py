@@ -236,7 +236,7 @@ def flat(value: Any) -> list[Any]:
     return [leaf for each in value for leaf in flat(each)] if isinstance(value, list) else [value]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(groups(), min_size=1, max_size=4))
 def test_what_goes_in_comes_out(records: list[dict[str, Any]]) -> None:
     batch = settle(batch_of(*records), "keep", {"loss_mask": "bool"})
@@ -260,7 +260,7 @@ JUNK = st.one_of(
 REASONS = {"", "empty", "missing_source", "wrong_type", "bad_id", "bad_number", "count_mismatch", "duplicate_key"}
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.data())
 def test_a_damaged_record_is_a_reject_and_its_neighbours_are_kept(record: dict[str, Any], data: st.DataObject) -> None:
     damaged = copy.deepcopy(record)

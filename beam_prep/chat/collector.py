@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from beam_prep.chat.checks import checked, guarded_messages, list_of, text_of
-from beam_prep.chat.conversation import Conversations, MessageWeights
-from beam_prep.chat.pieces import Piece, Row, pieces_of
+from beam_prep.chat.conversation import Conversations
+from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
 from beam_prep.chat.voice import Voice
 from beam_prep.core.data.block import Reject
 from beam_prep.core.data.ragged import Ragged
@@ -26,7 +26,7 @@ class TextCollector:
     Args:
         output: the output.
         voice: renders it.
-        roles: the roles of the block: name -> code; new ones are added.
+        roles: codes of the roles of the block; new ones are added.
         from_table: the records are rows of a table.
 
     Attributes:
@@ -34,13 +34,13 @@ class TextCollector:
         conversations: renders the rows, if the sections are a conversation.
     """
 
-    def __init__(self, output: Output, voice: Voice, roles: dict[str, int], from_table: bool = False) -> None:
-        self.output, self.voice, self.guard, self.roles = output, voice, voice.guard, roles
+    def __init__(self, output: Output, voice: Voice, roles: Codes[str], from_table: bool = False) -> None:
+        self.output, self.voice, self.roles = output, voice, roles
         self.rows: list[Row] = []
-        self._weights = MessageWeights()
-        self.conversations = (
-            Conversations(output, voice, roles, self._weights, from_table) if output.conversation else None
-        )
+        self._weights: Codes[float] = {0.0: 0, 1.0: 1}
+        self.conversations = None
+        if output.conversation:
+            self.conversations = Conversations(output, voice, roles, self._weights, from_table)
 
     def row(self, record: Record) -> Row:
         """The sequences of a record.
@@ -58,7 +58,7 @@ class TextCollector:
         """The pieces of all rows."""
         bos = self.output.kind == "ids" and self.output.has_template and self.conversations is None
         reasons = () if self.conversations is None else tuple(self.conversations.reasons)
-        return pieces_of(self.rows, tuple(self.roles), bos, self._weights.values(), reasons)
+        return pieces_of(self.rows, tuple(self.roles), bos, np.array(list(self._weights)), reasons)
 
     def _list_row(self, record: Record) -> Iterator[list[Piece]]:
         for section in self.output.sections:
@@ -70,14 +70,14 @@ class TextCollector:
                         raise Reject("wrong_type", f"{found}, wanted lists of messages (texts want template: false)")
                     yield [*self._messages(section, element, where)]
                 else:
-                    text = self.guard(text_of(element, where))
+                    text = self.voice.guard(text_of(element, where))
                     yield [_piece(text, bool(section.add_special_tokens), section.action)] if text else []
 
     def _sections(self, record: Record) -> Iterator[Piece]:
         """The text of each section, and of each message, as a piece of its own."""
         blank = self.voice.rules.eos != "never"
         texts = [
-            None if section.template else self.guard(text_of(record.get(section.field), section.field, blank))
+            None if section.template else self.voice.guard(text_of(record.get(section.field), section.field, blank))
             for section in self.output.sections
         ]
         self._finish(texts)
@@ -110,7 +110,9 @@ class TextCollector:
     def _joint(self, record: Record) -> list[Piece]:
         """All sections, joined before they are encoded; the leading `mask` sections are the prompt."""
         sections = self.output.sections
-        texts = [self.guard(text_of(record.get(section.field), section.field, blank=True)) for section in sections]
+        texts = [
+            self.voice.guard(text_of(record.get(section.field), section.field, blank=True)) for section in sections
+        ]
         if self.voice.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return []
         self._finish(texts)
@@ -125,7 +127,7 @@ class TextCollector:
         assert template is not None
         variables = self.voice.rules.template_variables or {}
         for turn, message in enumerate(
-            guarded_messages(self.guard, value, where, self.output.weights_name is not None)
+            guarded_messages(self.voice.guard, value, where, self.output.weights_name is not None)
         ):
             try:
                 text = template.text([message], **variables)
@@ -133,7 +135,7 @@ class TextCollector:
                 lacks = " has no content" if message.get("content") is None else ""
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None
             code = self.roles.setdefault(message["role"], len(self.roles))
-            segment = Segment(*WHOLE, ACTIONS[section.action], code, turn, self._weights.code(message))
+            segment = Segment(*WHOLE, ACTIONS[section.action], code, turn, weight_code(self._weights, message))
             yield Piece(checked(text), False, (segment,), roles=(code,))
 
 

@@ -1,12 +1,14 @@
 """`Piece`: a text to encode, as a record gives it; and the `Pieces` of all rows of an output."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.rendered import SEGMENT, Pieces, Segment
+from beam_prep.core.data.rendered import SEGMENT, UNSET, Pieces, Segment
+
+T = TypeVar("T")
 
 
 class Layout(NamedTuple):
@@ -36,7 +38,7 @@ class Piece(NamedTuple):
 
     text: str
     special: bool
-    segments: Sequence[Segment]
+    segments: Sequence[Segment] = ()
     prompt: str | None = None
     prompt_end: int = -2
     roles: Sequence[int] = ()
@@ -46,6 +48,20 @@ class Piece(NamedTuple):
 
 Row = list[list[Piece]]
 """The sequences of a row."""
+
+Codes = dict[T, int]
+"""Values in the order of their codes."""
+
+
+def weight_code(codes: Codes[float], message: Mapping[str, Any]) -> int:
+    """The code of what a message that `check_message` has passed says about its own training, by `train` or `weight`.
+
+    UNSET: nothing; 0: not trained; from 1 on: trained.
+    """
+    own = message.get("weight")
+    if own is None:
+        own = message.get("train")
+    return UNSET if own is None else codes.setdefault(float(own), len(codes))
 
 
 def pieces_of(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from beam_prep.chat import limits, origins
+from beam_prep.chat.checks import are_plain
 from beam_prep.chat.environment import (
     RAISED_BY_TEMPLATES,
     check_addresses,
@@ -121,14 +122,11 @@ class ChatTemplate:
         )
 
     def replay(self, messages: Sequence[Message], /, prompt: bool = False, **variables: Any) -> Replayed | None:
-        """The same for a chat whose kind came before, without the template; None where that is not certain.
+        """The same for a plain chat whose kind came before, without the template; None where it is to be rendered.
 
-        Args:
-            messages: of a role and a content, both text, and nothing else.
-            prompt: with a generation prompt.
-            variables: see `render`.
+        With a generation prompt it has no turns. For other arguments see `render`.
         """
-        return self._replay.find(messages, variables, prompt)
+        return self._replay.find(messages, variables, prompt) if are_plain(messages) else None
 
     def render_plainly(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
         """The same in the plain way: transformers' text, and the turns that renderings of prefixes show.
@@ -141,7 +139,10 @@ class ChatTemplate:
         return RenderedChat(text, turns, not_in(text, given), changed)
 
     def differs(self, rendered: RenderedChat, messages: Sequence[Message], /, **variables: Any) -> bool:
-        """True if transformers renders another text, or its renderings of prefixes show other turns."""
+        """True if transformers renders another text, or its renderings of prefixes show other turns, or `render`."""
+        full = self.render(messages, **variables)
+        if (full.text, full.turns) != (rendered.text, rendered.turns):
+            return True
         given, _ = self.forms.apply([for_template(message) for message in messages])
         if rendered.text != self._plain_text(given, variables, False):
             return True
@@ -162,6 +163,9 @@ class ChatTemplate:
 
         For arguments and errors see `render`.
         """
+        replayed = self.replay(messages, True, **variables) if add_generation_prompt else None
+        if replayed is not None:
+            return replayed.text
         given, _ = self.forms.apply([for_template(message) for message in messages])
         return self._plain_text(given, variables, add_generation_prompt)
 

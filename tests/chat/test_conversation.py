@@ -345,14 +345,14 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     return talk(*[content(turn + has_system) for turn in range(turns)], system=system)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(conversations(), st.sampled_from(sorted(TEMPLATES)))
 @example(talk("a", "b", system=""), "folded")
 def test_derived_equals_marked(messages: list[dict[str, Any]], name: str) -> None:
     assert outcome(plain(TEMPLATES[name]), messages) == outcome(TEMPLATES[name], messages)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     conversations(),
     st.sampled_from(sorted(TEMPLATES)),

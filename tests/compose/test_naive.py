@@ -114,7 +114,7 @@ def check(
     st.sampled_from([1, 20, 10**6]),
     st.sampled_from([1, 3, 16]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_shuffle_is_what_a_sequential_program_makes(
     files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes, buckets: int, chunk: int, bits: int
 ) -> None:
@@ -123,13 +123,13 @@ def test_a_shuffle_is_what_a_sequential_program_makes(
 
 
 @given(inputs(), jobs(shuffled=False), CUTS, st.sampled_from([1, 3, 64]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_so_are_splits_and_deduplication_in_input_order(files: Any, job: Job, cuts: Any, buckets: int) -> None:
     check(files, job, cuts, "gather", RunSizes(), buckets, 10**6)
 
 
 @given(inputs(), jobs(), CUTS, st.sampled_from(["gather", "runs"]), SIZES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rows_with_the_same_key_are_in_the_order_of_the_input(
     files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes
 ) -> None:

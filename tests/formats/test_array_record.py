@@ -62,7 +62,7 @@ def test_grain_reads_the_records_of_all_shards_in_any_order(tmp_path: Path) -> N
 # The bytes.
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.integers(0, 40),
     seed=st.integers(0, 100),

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.core.data.ragged import Ragged
@@ -289,7 +289,6 @@ def test_the_stream_is_the_one_that_pyarrow_writes(tmp_path: Path, monkeypatch: 
     assert pa.Table.from_batches(batches).to_pydict() == joined([random_rows(5)])
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(0, 40),
     seed=st.integers(0, 100),

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.core.data.ragged import Ragged
@@ -164,7 +164,6 @@ def test_values_larger_than_a_piece_come_back(tmp_path: Path, monkeypatch: pytes
 # The bytes.
 
 
-@settings(deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     rows=st.integers(0, 30),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.core.data.ragged import Ragged
@@ -84,7 +84,6 @@ def test_lists_of_lists_have_their_lengths_in_the_third_field(tmp_path: Path) ->
     assert [plain(reader.row(index))["responses"] for index in range(4)] == rows
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(0, 40),
     seed=st.integers(0, 100),

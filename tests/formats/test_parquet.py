@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.core.data.ragged import Ragged
@@ -118,7 +118,6 @@ def test_pages_are_compressed_and_have_crcs_and_the_schema_that_of_arrow(tmp_pat
 # The bytes.
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(0, 40),
     seed=st.integers(0, 100),
@@ -153,7 +152,6 @@ def test_slices_of_any_size_give_the_same_file_and_the_rows_come_back(
         assert plain(reader.row(index)) == {name: wanted[name][index] for name in wanted}
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 100), dtype=st.sampled_from(DTYPES), depth=st.sampled_from([1, 2]))
 def test_every_dtype_comes_back(tmp_path_factory: pytest.TempPathFactory, seed: int, dtype: str, depth: int) -> None:
     rng = np.random.default_rng(seed)

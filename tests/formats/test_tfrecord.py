@@ -201,7 +201,7 @@ def example_of(tf: Any, columns: Sequence[Column], data: dict[str, Ragged], row:
     return message
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(shard=shards())
 def test_every_row_is_what_protobuf_serialises(tf: Any, shard: tuple[list[Column], dict[str, Ragged]]) -> None:
     columns, data = shard
@@ -210,7 +210,6 @@ def test_every_row_is_what_protobuf_serialises(tf: Any, shard: tuple[list[Column
     assert payloads(encode_rows(columns, data).tobytes()) == wanted
 
 
-@settings(deadline=None)
 @given(shard=shards(), cuts=st.lists(st.integers(0, 5), max_size=3), chunk=st.sampled_from([1, 60, 1 << 19]))
 def test_slices_and_chunks_of_any_size_give_the_same_file_and_the_rows_come_back(
     tmp_path_factory: pytest.TempPathFactory,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -97,14 +97,12 @@ COUNT = sum(len(lengths) for parts in SHARDS.values() for lengths in parts)
 INDICES = st.integers(-COUNT, COUNT - 1)
 
 
-@settings(deadline=None)
 @given(INDICES, st.sampled_from([int, np.int64, np.int8, np.int32]))
 def test_a_row_is_the_same(both: tuple[Dataset, Dataset], index: int, kind: type) -> None:
     fast, general = both
     assert exact(fast[kind(index)]) == exact(general[index])
 
 
-@settings(deadline=None)
 @given(st.lists(INDICES, max_size=30), st.booleans())
 def test_the_rows_of_a_list_are_the_same(both: tuple[Dataset, Dataset], indices: list[int], as_array: bool) -> None:
     fast, general = both
@@ -116,7 +114,6 @@ def test_the_rows_of_a_list_are_the_same(both: tuple[Dataset, Dataset], indices:
         assert {name: len(values) for name, values in columns.items()} == dict.fromkeys(fast.columns, len(indices))
 
 
-@settings(deadline=None)
 @given(st.slices(COUNT), st.sampled_from([None, *SHARDS]))
 def test_a_loop_over_a_view_gives_the_same_rows(both: tuple[Dataset, Dataset], part: slice, domain: str | None) -> None:
     fast, general = (dataset[part] if domain is None else dataset.domain(domain)[part] for dataset in both)
@@ -125,7 +122,6 @@ def test_a_loop_over_a_view_gives_the_same_rows(both: tuple[Dataset, Dataset], p
     assert [*map(exact, general)] == wanted
 
 
-@settings(deadline=None)
 @given(st.integers(-3 * COUNT, 3 * COUNT).filter(lambda index: not -COUNT <= index < COUNT), st.lists(INDICES))
 def test_a_row_that_is_not_there_is_named(both: tuple[Dataset, Dataset], index: int, others: list[int]) -> None:
     for dataset in both:

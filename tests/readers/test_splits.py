@@ -25,7 +25,7 @@ def firsts(rows: Dataset) -> list[int]:
     return [int(row["input_ids"][0]) for row in rows]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(outputs(), st.slices(40))
 def test_views_have_the_rows_that_a_list_has(shards: dict[tuple[str, str], list[int]], part: slice) -> None:
     model: list[tuple[str, str, int]] = []

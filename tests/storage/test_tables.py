@@ -55,7 +55,7 @@ def one(path: str) -> InputFile:
     return source
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 3000),
     st.integers(1, 4000),
@@ -138,7 +138,7 @@ def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(share=st.floats(0, 0.99999))
 def test_a_file_that_is_cut_anywhere_is_one_error(
     kind: str, share: float, tmp_path_factory: pytest.TempPathFactory
@@ -174,7 +174,7 @@ def test_a_page_that_changed_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.floats(0, 0.9999), st.integers(0, 255)), min_size=1, max_size=3))
 def test_damage_is_an_error_or_changes_only_values(
     kind: str, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]]

@@ -82,7 +82,7 @@ def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan, list[
     st.integers(1, 4),
     st.integers(1, 9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @pytest.mark.long
 def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int, at_a_time: int) -> None:
     count = sum(sizes)

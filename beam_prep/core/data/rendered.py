@@ -26,7 +26,7 @@ class Segment(NamedTuple):
         action: MASK, TRAIN or BY_ROLE.
         role: index into the block's roles; UNSET for text sections.
         turn: index of the message; UNSET for text sections.
-        own: the code of the message's own `train` or `weight` key, see `MessageWeights`; UNSET without.
+        own: the code of the message's own `train` or `weight` key, see `weight_code`; UNSET without.
         refused: 0; or, where it contradicts the rule of what is trained, 1 + its index in `Pieces.reasons`.
         kind: of its text, see `PART_KINDS`; 0, content, where kinds are not told apart.
     """

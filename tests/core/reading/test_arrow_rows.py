@@ -103,7 +103,7 @@ LARGE = pa.schema(
 
 
 @pytest.mark.parametrize("schema", [TYPES, LARGE], ids=["plain", "large"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records, st.integers(0, 3))
 def test_lines_are_the_records_without_the_nulls_that_fill_columns(
     schema: pa.Schema, rows: list[dict[str, Any]], first: int

@@ -57,7 +57,7 @@ def _is_rendered(record: Any, outputs: list[Any]) -> bool:
     return all(record[output.sections[0].field] for output in outputs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.fixed_dictionaries({"one": chats, "other": chats}), min_size=1, max_size=6),
     st.integers(1, 2),
