@@ -15,7 +15,7 @@ import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.chat.apply import COMPARED
-from beam_prep.chat.voice import TEMPLATE_LIMITS, check_voice
+from beam_prep.chat.voice import TEMPLATE_LIMITS, voice_of
 from beam_prep.config import PipelineConfig
 from beam_prep.core.data.block import InputFile
 from beam_prep.core.data.schema import CUTTING, Output, TextRules
@@ -368,7 +368,7 @@ def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
     """Raises what `ApplyTemplate` would raise of a config."""
     for part in config.parts():
         if not part.input.tokenized:
-            check_voice(outputs_of(part), tokenizer, text_rules(part))
+            voice_of(outputs_of(part), tokenizer, text_rules(part))
 
 
 def text_rules(config: PipelineConfig) -> TextRules:

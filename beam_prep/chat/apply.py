@@ -10,11 +10,11 @@ import numpy as np
 from beam_prep.chat.checks import check_size
 from beam_prep.chat.collector import TextCollector, ValueCollector
 from beam_prep.chat.conversation import DIFFERENT
+from beam_prep.chat.pieces import Codes
 from beam_prep.chat.voice import Voice, voice_of
 from beam_prep.core.data.block import Reject, step
 from beam_prep.core.data.garbage import without_collector
 from beam_prep.core.data.places import is_table
-from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.rendered import DEFAULT_DOMAIN, Rendered
 from beam_prep.core.data.sample import sample
 from beam_prep.core.data.schema import Output, TextRules
@@ -77,38 +77,32 @@ def apply_template(
 def _rendered(
     records: Records, outputs: Sequence[Output], voice: Voice, domain_key: str | None, compared: int | None = 0
 ) -> Rendered:
-    roles: dict[str, int] = {}
+    roles: Codes[str] = {}
     from_table = is_table(records.origin.source.path)
     collectors: list[Any] = [
         ValueCollector(output) if output.kind == "value" else TextCollector(output, voice, roles, from_table)
         for output in outputs
     ]
-    conversations = [
-        each.conversations for each in collectors if isinstance(each, TextCollector) and each.conversations
-    ]
+    conversations = [each.conversations for each in collectors if each.conversations]
     size = len(records) if compared is None else compared
     sampled = frozenset(sample(records.origin.digest, len(records), size).tolist() if conversations and size else ())
-    kept: list[int] = []
-    domain: list[str] = []
     weighted = any(output.weights_name is not None for output in outputs)
-    weights: list[float] = []
-    counted: dict[int, Counter[str]] = {}
-    characters = 0
-    ledger = records.ledger.copy()
+    kept, domain, weights = list[int](), list[str](), list[float]()
+    counters: dict[str, dict[int, int]] = {}
+    characters, ledger = 0, records.ledger.copy()
     for place, (line, record) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
         for conversation in conversations:
-            conversation.compares = place in sampled
-            conversation.counted.clear()
+            conversation.begin(place in sampled)
         try:
             weight = record_weight(record) if weighted else 1.0
             seen = with_prompt(record, outputs) if voice.rules.implicit_prompt else record
-            rows: list[Any] = [collector.row(seen) for collector in collectors]
+            rows: list[Any] = [each.row(seen) for each in collectors]
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
                 raise RunError(
                     f"--check full: {records.place(line)} is not what transformers gives: the rendering differs from "
                     "the template's plain one, or its turns from what prefixes show; run without it, and tell us"
                 )
-            if not _check(outputs, collectors, rows):
+            if not _check(outputs, rows, collectors):
                 ledger.drop(line, "empty")
                 continue
         except Reject as reject:
@@ -117,41 +111,32 @@ def _rendered(
         except MemoryError:
             found = f"the memory does not suffice to render {records.place(line)}"
             raise RunError(f"{found}: leave that record out") from None
-        for output, collector, row in zip(outputs, collectors, rows, strict=True):
-            collector.rows.append(row)
+        for output, each, row in zip(outputs, collectors, rows, strict=True):
+            each.rows.append(row)
             if output.kind != "value":
                 characters += sum([len(piece.text) for sequence in row for piece in sequence])
         check_size(characters, records)
         for conversation in conversations:
-            if conversation.counted:
-                counted.setdefault(len(kept), Counter()).update(conversation.counted)
+            for name, count in conversation.counted.items():
+                counts = counters.setdefault(name, {})
+                counts[len(kept)] = counts.get(len(kept), 0) + count
         kept.append(line)
         weights.append(weight)
-        name = record.get(domain_key) if domain_key is not None else None
-        domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
+        named = record.get(domain_key) if domain_key is not None else None
+        domain.append(named if isinstance(named, str) else DEFAULT_DOMAIN)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
-    made = Counter(records.made)
-    for conversation in conversations:
-        made.update(conversation.made)
-    rendered.made = dict(made)
+    rendered.made = dict(sum([conversation.made for conversation in conversations], Counter(records.made)))
     rendered.weights = np.array(weights) if weighted else None
-    rendered.counters = _counters(counted, len(kept))
-    for output, collector in zip(outputs, collectors, strict=True):
+    for name, counts in counters.items():
+        rendered.counters[name] = np.zeros(len(kept), np.int64)
+        rendered.counters[name][[*counts]] = [*counts.values()]
+    for output, each in zip(outputs, collectors, strict=True):
         target: dict[str, Any] = rendered.values if output.kind == "value" else rendered.pieces
-        target[output.name] = collector.build()
+        target[output.name] = each.build()
     return rendered
 
 
-def _counters(counted: dict[int, Counter[str]], rows: int) -> dict[str, Array]:
-    """int64 [rows] of each name."""
-    found: dict[str, Array] = {}
-    for row, counts in counted.items():
-        for name, count in counts.items():
-            found.setdefault(name, np.zeros(rows, np.int64))[row] = count
-    return found
-
-
-def _check(outputs: Sequence[Output], collectors: Sequence[Any], rows: Sequence[Any]) -> bool:
+def _check(outputs: Sequence[Output], rows: Sequence[Any], collectors: Sequence[Any]) -> bool:
     """True if each output of a record has something, False if none has.
 
     Raises:
@@ -164,12 +149,8 @@ def _check(outputs: Sequence[Output], collectors: Sequence[Any], rows: Sequence[
         missing = outputs[yielded.index(False)]
         names = ", ".join(repr(section.field) for section in missing.sections)
         raise Reject("missing_source", f"nothing for {missing.name!r}: {names} absent or empty")
-    counts = {
-        output.name: len(row)
-        for output, collector, row in zip(outputs, collectors, rows, strict=True)
-        if output.kind == "list" or (output.kind == "value" and collector.listed)
-    }
-    if len(set(counts.values())) > 1:
-        found = ", ".join(f"{count} {name}" for name, count in counts.items())
+    lists = [each for each in zip(outputs, rows, collectors, strict=True) if each[2].listed]
+    if len({len(row) for _, row, _ in lists}) > 1:
+        found = ", ".join(f"{len(row)} {output.name}" for output, row, _ in lists)
         raise Reject("count_mismatch", f"{found}: wanted as many of each")
     return True

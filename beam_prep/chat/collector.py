@@ -31,11 +31,12 @@ class TextCollector:
 
     Attributes:
         rows: as far as they are kept.
+        listed: the last row was a list.
         conversations: renders the rows, if the sections are a conversation.
     """
 
     def __init__(self, output: Output, voice: Voice, roles: Codes[str], from_table: bool = False) -> None:
-        self.output, self.voice, self.roles = output, voice, roles
+        self.output, self.voice, self.roles, self.listed = output, voice, roles, output.kind == "list"
         self.rows: list[Row] = []
         self._weights: Codes[float] = {0.0: 0, 1.0: 1}
         self.conversations = None
@@ -144,17 +145,13 @@ def _piece(text: str, special: bool, action: str, prompt: str | None = None) -> 
 
 
 class ValueCollector:
-    """Collects the numbers of one output.
+    """Collects the numbers of one output. For attributes see `TextCollector`."""
 
-    Attributes:
-        rows: as far as they are kept.
-        listed: the last row was a list.
-    """
+    conversations = None
 
     def __init__(self, output: Output) -> None:
-        self.field = output.sections[0].field
+        self.field, self.listed = output.sections[0].field, False
         self.rows: list[list[float]] = []
-        self.listed = False
 
     def row(self, record: Record) -> list[float]:
         """The numbers of a record."""

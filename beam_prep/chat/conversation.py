@@ -51,7 +51,7 @@ class Conversations:
 
     Attributes:
         counted: of the last record: see `Rendered.counters`.
-        compares: the next record is compared with transformers' own rendering.
+        compares: the record is compared with transformers' own rendering.
         made: how many were, and how many were different.
         reasons: (reason, message) -> the code of segments that are refused.
     """
@@ -67,6 +67,11 @@ class Conversations:
         self.made: Counter[str] = Counter()
         self.compares = False
         self.reasons: Codes[tuple[str, str]] = {}
+
+    def begin(self, compares: bool) -> None:
+        """Begins another record."""
+        self.compares = compares
+        self.counted.clear()
 
     def pieces(self, record: Record) -> list[Piece]:
         """The messages of all sections, rendered once; none where there are none.

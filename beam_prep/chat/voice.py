@@ -21,7 +21,7 @@ class Voice:
 
     Attributes:
         template: None if no section wants one.
-        controls: texts of the tokenizer's special tokens.
+        controls: texts of the tokenizer's special tokens, for `rules.control_tokens`.
         bos, eos: texts of these tokens, "" where there are none.
         rules: see `TextRules`.
         fim: `rules.fim` with the tokenizer's sentinels.
@@ -48,22 +48,8 @@ class Voice:
         return Guard(self.rules.control_tokens, self.controls)
 
 
-def check_voice(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> bool:
-    """True if these outputs need a chat template.
-
-    Raises what `voice_of` raises, and loads the tokenizer only for `rules.fim` and for a template.
-    """
-    if rules.eos != "never" and "eos_token" not in tokenizer.special_tokens:
-        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
-    fim_of(tokenizer, rules)
-    needed = any(output.has_template for output in outputs)
-    if needed:
-        tokenizer.template(rules.chat_template, rules.date, rules.tool_arguments)
-    return needed
-
-
 def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> Voice:
-    """The voice that renders these outputs.
+    """The voice that renders these outputs. Loads the tokenizer only for what needs it.
 
     Args:
         outputs: what each row consists of.
@@ -71,28 +57,16 @@ def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) 
         rules: which BOS, EOS, template.
 
     Raises:
-        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have.
+        TokenizerError: a section wants a template, or a rule special tokens, that the tokenizer does not have.
     """
-    needed = check_voice(outputs, tokenizer, rules)
-    tokens = tokenizer.special_tokens
-    return Voice(
-        tokenizer.template(rules.chat_template, rules.date, rules.tool_arguments) if needed else None,
-        tokenizer.controls,
-        tokens.get("bos_token", ""),
-        tokens.get("eos_token", ""),
-        rules,
-        fim_of(tokenizer, rules),
-    )
-
-
-def fim_of(tokenizer: Tokenizer, rules: TextRules) -> Fim | None:
-    """The rule for reordering documents, with the tokenizer's sentinels; None: there is none.
-
-    Raises:
-        TokenizerError: it has no sentinels.
-    """
-    if rules.fim is None:
-        return None
-    added = tokenizer.makeup.added
-    # One that takes white space beside it would change the document.
-    return rules.fim.of([token.content for token in added if not (token.lstrip or token.rstrip or token.single_word)])
+    tokens, template, fim = tokenizer.special_tokens, None, None
+    if rules.eos != "never" and "eos_token" not in tokens:
+        raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
+    if rules.fim is not None:
+        # A token that takes white space beside it would change the document.
+        exact = [each for each in tokenizer.makeup.added if not (each.lstrip or each.rstrip or each.single_word)]
+        fim = rules.fim.of([each.content for each in exact])
+    if any(output.has_template for output in outputs):
+        template = tokenizer.template(rules.chat_template, rules.date, rules.tool_arguments)
+    controls = () if rules.control_tokens == "keep" else tokenizer.controls
+    return Voice(template, controls, tokens.get("bos_token", ""), tokens.get("eos_token", ""), rules, fim)

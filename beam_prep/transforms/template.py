@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from beam_prep.chat.apply import COMPARED, render_records
-from beam_prep.chat.voice import check_voice
+from beam_prep.chat.voice import voice_of
 from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import Output, TextRules
 from beam_prep.core.encoding.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ class ApplyTemplate(BlockStep):
             self.rules = dataclasses.replace(self.rules, date=getattr(self.outputs, "date", None))
         outputs = getattr(self.outputs, "outputs", None)
         self.outputs = tuple(outputs() if callable(outputs) else self.outputs)
-        check_voice(self.outputs, self.tokenizer, self.rules)
+        voice_of(self.outputs, self.tokenizer, self.rules)
 
     def step(self) -> Callable[[Records], Rendered]:
         return partial(
