@@ -1,5 +1,6 @@
 """Checks of the fields of a record and its messages, with a reject for what they may not hold."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from beam_prep.chat.control import Guard
@@ -12,14 +13,14 @@ from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import RunError
 
 
-def are_plain(messages: Any) -> bool:
+def are_plain(messages: Sequence[Any]) -> bool:
     """True if these are messages of only a role and a content, both text."""
-    try:
-        texts = [message["role"] for message in messages]
-        texts += [message["content"] for message in messages]
-    except (TypeError, KeyError):
-        return False
-    return {str} == set(map(type, texts)) and {dict} == set(map(type, messages)) and {2} == set(map(len, messages))
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return False
+        if type(message.get("role")) is not str or type(message.get("content")) is not str:
+            return False
+    return True
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:

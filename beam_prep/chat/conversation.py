@@ -91,11 +91,13 @@ class Conversations:
             prompt = self._template.text(chat.messages[: chat.answer], True, **chat.variables)
             prompt_end = len(prompt) if rendered.text.startswith(prompt) else -1
         text, cut, special = self._voice.cut_bos(checked(rendered.text))
-        piece = Piece(text, special, prompt_end=max(prompt_end - cut, min(prompt_end, 0)), roles=chat.roles)
-        if replayed is not None and (layout := self._layout(replayed, chat, prompt_end, cut)) is not None:
-            return [piece._replace(layout=layout, moved=replayed.moved)]
-        found = rendered if isinstance(rendered, RenderedChat) else _rendered(rendered)
-        return [piece._replace(segments=self._segments(found, chat, prompt_end, cut))]
+        layout = None if replayed is None else self._layout(replayed, chat, prompt_end, cut)
+        segments: Sequence[Segment] = ()
+        if layout is None:
+            found = rendered if isinstance(rendered, RenderedChat) else _rendered(rendered)
+            segments = self._segments(found, chat, prompt_end, cut)
+        end, moved = max(prompt_end - cut, min(prompt_end, 0)), replayed.moved if replayed is not None else ()
+        return [Piece(text, special, segments, None, end, chat.roles, layout, moved)]
 
     def _chat(self, record: Record) -> _Chat | None:
         rules, sections, roles = self._voice.rules, self._output.sections, self._roles
