@@ -34,54 +34,54 @@ if TYPE_CHECKING:
     from beam_prep.readers.open import open_dataset
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
-    from beam_prep.transforms.decontaminate import Decontaminate as Decontaminate
-    from beam_prep.transforms.filter import AdaptRecords as AdaptRecords
-    from beam_prep.transforms.filter import Carry as Carry
-    from beam_prep.transforms.filter import FilterByChars as FilterByChars
-    from beam_prep.transforms.filter import FilterRecords as FilterRecords
-    from beam_prep.transforms.filter import KeyRecords as KeyRecords
-    from beam_prep.transforms.filter import MapRecords as MapRecords
-    from beam_prep.transforms.mask import BuildMask as BuildMask
-    from beam_prep.transforms.pad import Pad as Pad
     from beam_prep.transforms.read import ReadJSONL as ReadJSONL
     from beam_prep.transforms.records import FromRecords as FromRecords
     from beam_prep.transforms.shard import Shard as Shard
-    from beam_prep.transforms.shift import Labels as Labels
-    from beam_prep.transforms.shift import Shift as Shift
-    from beam_prep.transforms.split_prompt import SplitPrompt as SplitPrompt
-    from beam_prep.transforms.template import ApplyTemplate as ApplyTemplate
-    from beam_prep.transforms.tokenize import FromRollouts as FromRollouts
-    from beam_prep.transforms.tokenize import FromTokens as FromTokens
+    from beam_prep.transforms.steps import AdaptRecords as AdaptRecords
+    from beam_prep.transforms.steps import ApplyTemplate as ApplyTemplate
+    from beam_prep.transforms.steps import BuildMask as BuildMask
+    from beam_prep.transforms.steps import Carry as Carry
+    from beam_prep.transforms.steps import Decontaminate as Decontaminate
+    from beam_prep.transforms.steps import FilterByChars as FilterByChars
+    from beam_prep.transforms.steps import FilterRecords as FilterRecords
+    from beam_prep.transforms.steps import FromRollouts as FromRollouts
+    from beam_prep.transforms.steps import FromTokens as FromTokens
+    from beam_prep.transforms.steps import KeyRecords as KeyRecords
+    from beam_prep.transforms.steps import Labels as Labels
+    from beam_prep.transforms.steps import MapRecords as MapRecords
+    from beam_prep.transforms.steps import Pad as Pad
+    from beam_prep.transforms.steps import Shift as Shift
+    from beam_prep.transforms.steps import SplitPrompt as SplitPrompt
+    from beam_prep.transforms.steps import Truncate as Truncate
     from beam_prep.transforms.tokenize import Tokenize as Tokenize
-    from beam_prep.transforms.truncate import Truncate as Truncate
 
     open = open_dataset
 
 # Imported at first use: a trainer that opens an output needs numpy, not Beam.
 _PUBLIC = {
-    "AdaptRecords": "transforms.filter",
-    "ApplyTemplate": "transforms.template",
+    "AdaptRecords": "transforms.steps",
+    "ApplyTemplate": "transforms.steps",
     "Batch": "core.tokens.batch",
-    "BuildMask": "transforms.mask",
-    "Carry": "transforms.filter",
+    "BuildMask": "transforms.steps",
+    "Carry": "transforms.steps",
     "Chunking": "core.shards.chunk",
     "Column": "core.data.schema",
     "Compose": "core.shards.compose",
     "Dataset": "readers.dataset",
-    "Decontaminate": "transforms.decontaminate",
+    "Decontaminate": "transforms.steps",
     "DomainMix": "core.shards.mix",
-    "FilterByChars": "transforms.filter",
-    "FilterRecords": "transforms.filter",
+    "FilterByChars": "transforms.steps",
+    "FilterRecords": "transforms.steps",
     "FromRecords": "transforms.records",
-    "FromRollouts": "transforms.tokenize",
-    "FromTokens": "transforms.tokenize",
-    "KeyRecords": "transforms.filter",
-    "Labels": "transforms.shift",
+    "FromRollouts": "transforms.steps",
+    "FromTokens": "transforms.steps",
+    "KeyRecords": "transforms.steps",
+    "Labels": "transforms.steps",
     "Layout": "core.shards.layout",
-    "MapRecords": "transforms.filter",
+    "MapRecords": "transforms.steps",
     "MaskOptions": "core.data.schema",
     "Output": "core.data.schema",
-    "Pad": "transforms.pad",
+    "Pad": "transforms.steps",
     "Padding": "core.tokens.pad",
     "Prepare": "recipe",
     "Pipeline": "pipeline",
@@ -96,13 +96,13 @@ _PUBLIC = {
     "Section": "core.data.schema",
     "Segments": "core.tokens.batch",
     "Shard": "transforms.shard",
-    "Shift": "transforms.shift",
+    "Shift": "transforms.steps",
     "TextRules": "core.data.schema",
-    "SplitPrompt": "transforms.split_prompt",
+    "SplitPrompt": "transforms.steps",
     "Splits": "core.shards.splits",
     "Tokenize": "transforms.tokenize",
     "Tokenizer": "core.encoding.tokenizer",
-    "Truncate": "transforms.truncate",
+    "Truncate": "transforms.steps",
     "collate": "readers.collate",
     "mixture": "readers.mixture",
     "open": "readers.open",

@@ -23,17 +23,25 @@ from beam_prep.recipe import Prepare, chain, compose, layout, read_config
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.decontaminate import Decontaminate
-from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars, KeyRecords
-from beam_prep.transforms.mask import BuildMask
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.records import FromRecords
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.split_prompt import SplitPrompt
-from beam_prep.transforms.template import ApplyTemplate
-from beam_prep.transforms.tokenize import FromRollouts, FromTokens, Tokenize
-from beam_prep.transforms.truncate import Truncate
+from beam_prep.transforms.steps import (
+    AdaptRecords,
+    ApplyTemplate,
+    BuildMask,
+    Carry,
+    Decontaminate,
+    FilterByChars,
+    FromRollouts,
+    FromTokens,
+    KeyRecords,
+    Labels,
+    Shift,
+    SplitPrompt,
+    Truncate,
+)
+from beam_prep.transforms.tokenize import Tokenize
 
 PROVIDERS = Path(__file__).with_name("beam_prep_yaml.yaml")
 """The list of the transforms, for `providers:` of a pipeline: `- include: PATH`."""

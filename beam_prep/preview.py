@@ -42,9 +42,7 @@ from beam_prep.recipe import chain, files_of_groups, inputs_of, layout, read_con
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
-from beam_prep.transforms.mask import BuildMask
-from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.split_prompt import SplitPrompt
+from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
 
 _AT_ONCE = 4096  # lines, if nothing was found in fewer
 _PROBLEMS = 10  # shown one by one

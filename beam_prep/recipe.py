@@ -8,7 +8,6 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -41,15 +40,24 @@ from beam_prep.storage.references import References, read_references
 from beam_prep.storage.reuse import library_version
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.by_group import ByGroup, InDomain
-from beam_prep.transforms.decontaminate import Decontaminate
-from beam_prep.transforms.filter import AdaptRecords, Carry, FilterByChars, KeyRecords
-from beam_prep.transforms.mask import BuildMask
-from beam_prep.transforms.shift import Labels, Shift
-from beam_prep.transforms.split_prompt import SplitPrompt
-from beam_prep.transforms.template import ApplyTemplate
-from beam_prep.transforms.tokenize import AnyBackend, FromRollouts, FromTokens, Tokenize
-from beam_prep.transforms.truncate import Truncate
+from beam_prep.transforms.by_group import ByGroup
+from beam_prep.transforms.steps import (
+    AdaptRecords,
+    ApplyTemplate,
+    BuildMask,
+    Carry,
+    Decontaminate,
+    FilterByChars,
+    FromRollouts,
+    FromTokens,
+    InDomain,
+    KeyRecords,
+    Labels,
+    Shift,
+    SplitPrompt,
+    Truncate,
+)
+from beam_prep.transforms.tokenize import AnyBackend, Tokenize
 
 GROUP_FILES = "group_files"
 """The fact that says how many of the inputs belong to each of `input.groups`, in order."""
@@ -260,23 +268,6 @@ def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
     return block
 
 
-@dataclasses.dataclass(eq=False)
-class CheckInFull(BlockStep):
-    """`Batch` -> the same `Batch`: see `check_in_full`."""
-
-    config: PipelineConfig
-    tokenizer: Tokenizer
-    references: IndexSource | None = None
-
-    gives = Batch
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def step(self) -> Callable[[Batch], Batch]:
-        return partial(check_in_full, config=self.config, tokenizer=self.tokenizer, references=self.references)
-
-
 def inputs_of(
     config: PipelineConfig, given: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
 ) -> list[InputFile]:
@@ -362,6 +353,16 @@ def check_in_full(
         batch.made["compared_with_transformers"] = len(batch)
     batch.made[IN_FULL] = 1
     return batch
+
+
+class CheckInFull(BlockStep):
+    """`Batch` -> the same `Batch`: see `check_in_full`."""
+
+    config: PipelineConfig
+    tokenizer: Tokenizer
+    references: IndexSource | None = None
+
+    work, gives = check_in_full, Batch
 
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:

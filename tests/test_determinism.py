@@ -19,7 +19,7 @@ from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.transforms._elements import BlockCoder
+from beam_prep.transforms.block_step import BlockCoder
 from tests.conftest import shared, tree
 
 pytestmark = pytest.mark.long

@@ -1,26 +1,15 @@
 """Checks of the fields of a record and its messages, with a reject for what they may not hold."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from beam_prep.chat.control import Guard
-from beam_prep.chat.messages import Message
+from beam_prep.chat.messages import Message, are_plain
 from beam_prep.core.data.block import Reject
 from beam_prep.core.reading.adapters import template_kwargs, tools
 from beam_prep.core.reading.json_line import describe
 from beam_prep.core.reading.loss_weights import check_loss_weight
 from beam_prep.core.reading.records import Record, Records
 from beam_prep.errors import RunError
-
-
-def are_plain(messages: Sequence[Any]) -> bool:
-    """True if these are messages of only a role and a content, both text."""
-    for message in messages:
-        if type(message) is not dict or len(message) != 2:
-            return False
-        if type(message.get("role")) is not str or type(message.get("content")) is not str:
-            return False
-    return True
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:

@@ -26,6 +26,16 @@ def for_template(message: Message) -> Message:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+def are_plain(messages: Sequence[Any]) -> bool:
+    """True if these are messages of only a role and a content, both text."""
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return False
+        if type(message.get("role")) is not str or type(message.get("content")) is not str:
+            return False
+    return True
+
+
 def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
     """A call of a tool, for probes."""
     function = {"name": name, "arguments": arguments}

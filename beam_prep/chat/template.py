@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jinja2
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.checks import are_plain
 from beam_prep.chat.environment import (
     RAISED_BY_TEMPLATES,
     check_addresses,
@@ -17,7 +16,7 @@ from beam_prep.chat.environment import (
     without_addresses,
 )
 from beam_prep.chat.limits import TemplateLimit
-from beam_prep.chat.messages import Forms, Lost, Message, ToolArguments, for_template, not_rendered
+from beam_prep.chat.messages import Forms, Lost, Message, ToolArguments, are_plain, for_template, not_rendered
 from beam_prep.chat.origins import TOOLS, Origin
 from beam_prep.chat.prefixes import contradict, not_in, turns_by_prefixes
 from beam_prep.chat.replay import RENDERING, Replay, Replayed

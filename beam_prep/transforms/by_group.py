@@ -1,6 +1,5 @@
 """The steps of inputs that have fields of their own: see `input.groups` of a config."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,14 +8,12 @@ import apache_beam as beam
 
 from beam_prep.core.reading.records import Records
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.domain import in_domain
 from beam_prep.errors import ConfigError
 from beam_prep.transforms.block_step import BlockStep, timed
 
 Step = Callable[[Any], Any]
 
 
-@dataclasses.dataclass(eq=False)
 class ByGroup(BlockStep):
     """`Records` -> `Batch`: each block goes through the steps of the group that its file belongs to.
 
@@ -29,9 +26,6 @@ class ByGroup(BlockStep):
     steps: Sequence[Sequence[BlockStep]]
 
     gives = Batch
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def step(self) -> Callable[[Records], Batch]:
         for first, *_ in self.steps:
@@ -54,22 +48,3 @@ def _by_group(records: Records, groups: tuple[tuple[Step, ...], ...]) -> Batch:
         block = step(block)
     made: Batch = block
     return made
-
-
-@dataclasses.dataclass(eq=False)
-class InDomain(BlockStep):
-    """`Batch` -> `Batch`: all rows are of one domain.
-
-    Attributes:
-        domain: its name.
-    """
-
-    domain: str
-
-    gives = Batch
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def step(self) -> Callable[[Batch], Batch]:
-        return partial(in_domain, domain=self.domain)

@@ -298,9 +298,9 @@ def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
 
 
 @step
-def adapt_records(records: Records, adapt: Adapter) -> Records:
-    """Puts `adapt(record)` in each record's place; one for which it raises Reject leaves the block."""
-    return work_on_each(records, adapt)
+def adapt_records(records: Records, adapter: Adapter) -> Records:
+    """Puts `adapter(record)` in each record's place; one for which it raises Reject leaves the block."""
+    return work_on_each(records, adapter)
 
 
 def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:

@@ -1,0 +1,486 @@
+"""The steps of a chain: a PTransform for each function on blocks. What a step does is the function of the same name."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from beam_prep.chat.apply import COMPARED, render_records
+from beam_prep.chat.voice import voice_of
+from beam_prep.core.data.carried import CarryType
+from beam_prep.core.data.rendered import Rendered
+from beam_prep.core.data.schema import DefaultRule, MaskOptions, Output, RoleRule, TextRules
+from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.reading.adapters import Adapter, adapt_records
+from beam_prep.core.reading.carry import carry_fields
+from beam_prep.core.reading.decontaminate import IndexSource, Mode, decontaminate
+from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.core.reading.keys import Keys, key_records
+from beam_prep.core.reading.records import Record, Records
+from beam_prep.core.reading.rollouts import RolloutFields
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.domain import in_domain
+from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, Untrained, build_mask
+from beam_prep.core.tokens.pad import Padding, pad
+from beam_prep.core.tokens.rollouts import from_rollouts
+from beam_prep.core.tokens.shift import to_labels
+from beam_prep.core.tokens.split_prompt import split_prompt
+from beam_prep.core.tokens.tokenized import from_tokens
+from beam_prep.core.tokens.truncate import TruncationMode, truncate
+from beam_prep.storage.references import read_references
+from beam_prep.transforms.block_step import BlockStep
+
+# Records
+
+
+class FilterByChars(BlockStep):
+    """`Records` -> `Records`: a text field outside the limits counts as absent; a record with nothing left is dropped.
+
+    Attributes:
+        min_chars, max_chars: code points, both inclusive.
+        fields: the text fields that are checked. Records that have none of them pass.
+
+    >>> block = bp.testing.records([{"text": "short"}, {"text": "long enough"}])
+    >>> bp.testing.to_rows(bp.FilterByChars(min_chars=8).step()(block))
+    [{'text': 'long enough'}]
+    """
+
+    min_chars: int = 50
+    max_chars: int = 2_000_000
+    fields: Sequence[str] = ("text",)
+
+    work, gives = filter_by_chars, Records
+
+    def check(self) -> None:
+        if not 0 <= self.min_chars <= self.max_chars:
+            raise ValueError(f"wanted 0 <= min_chars <= max_chars, got {self.min_chars} and {self.max_chars}")
+        self.fields = _names(self.fields)
+
+
+class FilterRecords(BlockStep):
+    """`Records` -> `Records`: keeps the records for which `function(record)` is True.
+
+    False drops the record (counted as `filtered`); a string rejects it, with that string as the reason.
+    An exception in `function` ends the run and names the record.
+
+    >>> block = bp.testing.records([{"text": "one", "score": 0.2}, {"text": "two", "score": 0.9}])
+    >>> bp.testing.to_rows(bp.FilterRecords(lambda record: record["score"] > 0.5).step()(block))
+    [{'text': 'two', 'score': 0.9}]
+    """
+
+    function: Callable[[Record], bool | str]
+
+    work, gives = filter_records, Records
+
+    def check(self) -> None:
+        _check_callable(self.function)
+
+
+class MapRecords(BlockStep):
+    """`Records` -> `Records`: replaces each record by `function(record)`, a dict.
+
+    A string rejects the record, with that string as the reason. An exception ends the run and names the record.
+
+    >>> block = bp.testing.records([{"text": "  one "}])
+    >>> bp.testing.to_rows(bp.MapRecords(lambda record: {"text": record["text"].strip()}).step()(block))
+    [{'text': 'one'}]
+    """
+
+    function: Callable[[Record], Record | str]
+
+    work, gives = map_records, Records
+
+    def check(self) -> None:
+        _check_callable(self.function)
+
+
+class AdaptRecords(BlockStep):
+    """`Records` -> `Records`: converts records of another shape (ShareGPT, Alpaca) to the fields that sections read.
+
+    Attributes:
+        adapter: see `beam_prep.core.reading.adapters.adapter`.
+
+    >>> from beam_prep.core.reading.adapters import adapter
+    >>> block = bp.testing.records([{"conversations": [{"from": "human", "value": "Hi"}]}])
+    >>> bp.testing.to_rows(bp.AdaptRecords(adapter("sharegpt")).step()(block))
+    [{'messages': [{'role': 'user', 'content': 'Hi'}]}]
+    """
+
+    adapter: Adapter
+
+    work, gives = adapt_records, Records
+
+
+class KeyRecords(BlockStep):
+    """`Records` -> `Records`: notes the digests by which `Shard` splits and deduplicates.
+
+    It goes before everything that changes records. Without it, `Shard` cannot do either.
+
+    Attributes:
+        split: digest records for splits: `split_key`, a field, or the entire record.
+        split_key: the field; records without it are rejected (`no_split_key`), unless `reject_missing` is False.
+        duplicate: fields; records are equal if the values of all of these are. (): records are not compared.
+        normalize: `none`, `whitespace` or `nfkc_casefold`: see `normalized`.
+
+    >>> block = bp.testing.records([{"id": 1, "text": "one"}, {"text": "two"}])
+    >>> keyed = bp.KeyRecords(split=True, split_key="id").step()(block)
+    >>> keyed.ledger.digests["split"].shape, bp.testing.rejects(keyed)
+    ((2,), [(1, 'no_split_key')])
+    """
+
+    split: bool = False
+    split_key: str | None = None
+    reject_missing: bool = True
+    duplicate: Sequence[str] = ()
+    normalize: Literal["none", "whitespace", "nfkc_casefold"] = "none"
+
+    work, gives = key_records, Records
+
+    def settings(self) -> dict[str, Any]:
+        return {"keys": Keys(self.split, self.split_key, self.reject_missing, tuple(self.duplicate), self.normalize)}
+
+    def check(self) -> None:
+        self.settings()  # which `Keys` checks
+
+
+class Carry(BlockStep):
+    """`Records` -> the same `Records`: fields are noted, and become columns of the rows that `Shard` writes.
+
+    It belongs right after the records are read: what steps before it changed is carried along as they changed it. See
+    `beam_prep.core.reading.carry.carry_fields` for what fields may hold.
+
+    Attributes:
+        fields: field -> `string`, `int32`, `int64`, `float32` or `float64`; or only the fields, as strings. A field is
+            the name of its column; `names` of `Shard` gives another.
+
+    >>> block = bp.testing.records([{"id": "a1", "text": "one"}, {"id": 7, "text": "two"}])
+    >>> carried = bp.Carry(["id"]).step()(block).ledger.carried
+    >>> [bytes(value).decode() for value in carried.values["id"]]
+    ['a1', '7']
+    """
+
+    fields: Mapping[str, CarryType] | Sequence[str]
+
+    work, gives = carry_fields, Records
+
+    def check(self) -> None:
+        given = self.fields if isinstance(self.fields, Mapping) else dict.fromkeys(_names(self.fields), "string")
+        for name, kind in given.items():
+            if kind not in (known := get_args(CarryType)):
+                raise ValueError(f"field {name!r} has type {kind!r}, wanted one of {', '.join(known)}")
+        self.fields = dict(given)  # type: ignore[arg-type]
+
+
+class Decontaminate(BlockStep):
+    """`Records` -> `Records`: a record that shares an n-gram of words with evaluation data is dropped or marked.
+
+    See docs/decontaminate.md for what a word is. The evaluation data is read when the step is made, and is a part of
+    the pipeline: a `Pipeline` with `preprocessing.decontaminate` sends it to the workers as a file.
+
+    Attributes:
+        against: paths and globs of the evaluation data.
+        field: the fields of its records that are looked for; None: all texts.
+        fields: the fields of the records that are looked at; None: all texts.
+        ngram: words of an n-gram, 1 or more.
+        mode: `drop`: such records are dropped (`contaminated`); `mark`: they are kept, counted and listed.
+
+    Raises:
+        InputError: a file of the evaluation data cannot be read, or has nothing to look for.
+
+    >>> block = bp.testing.records([{"text": "THERE is - a particular Silence"}, {"text": "There is silence"}])
+    >>> step = bp.Decontaminate("examples/data/text.jsonl", field="text", ngram=5)
+    >>> bp.testing.to_rows(step.step()(block))
+    [{'text': 'There is silence'}]
+    """
+
+    against: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | IndexSource
+    field: str | Sequence[str] | None = None
+    fields: str | Sequence[str] | None = None
+    ngram: int = 13
+    mode: Mode = "drop"
+
+    work, gives = decontaminate, Records
+
+    def check(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode is {self.mode!r}, wanted {' or '.join(get_args(Mode))}")
+        if self.ngram < 1:
+            raise ValueError(f"ngram is {self.ngram}, wanted 1 word or more")
+        self.field, self.fields = (each if each is None else _names(each) for each in (self.field, self.fields))
+        self._index: Any = self.against
+        if isinstance(self.against, str | os.PathLike | Sequence):
+            paths = [self.against] if isinstance(self.against, str | os.PathLike) else self.against
+            self._index = read_references([os.fspath(path) for path in paths], self.field, self.ngram).index
+
+    def settings(self) -> dict[str, Any]:
+        return {"references": self._index, "fields": self.fields, "mode": self.mode}
+
+
+# Texts
+
+
+class ApplyTemplate(BlockStep):
+    """`Records` -> `Rendered`: each record as pieces of text with their roles, by the sections of each output.
+
+    Records that cannot be used are rejected. Records without any text are dropped (`empty`).
+
+    Attributes:
+        outputs: what each row consists of, or a config's `input`, whose `date` then is that of `rules`.
+        tokenizer: its chat template renders messages.
+        domain_key: the record's key that names its domain.
+        rules: BOS, EOS, implicit prompts, another chat template.
+        compared: of so many conversations of each block the text is compared with transformers' own, and what is
+            trained with renderings of prefixes; if one differs, the block is rendered in the plain way. A difference
+            in a record outside the sample is not seen: None compares all, as `Pipeline(check="full")` does, and a
+            difference ends the run.
+
+    Raises:
+        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or
+            the template would give another text in another run: see `ChatTemplate`.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
+    >>> block = bp.testing.records([{"messages": [{"role": "user", "content": "Hi"}]}])
+    >>> bp.testing.to_rows(bp.ApplyTemplate([row], tokenizer).step()(block))
+    [{'ids': ['<|im_start|>user\\nHi<|im_end|>\\n']}]
+    """
+
+    outputs: Sequence[Output]
+    tokenizer: Tokenizer
+    domain_key: str | None = None
+    rules: TextRules = dataclasses.field(default_factory=TextRules)
+    compared: int | None = COMPARED
+
+    work, gives = render_records, Rendered
+
+    def check(self) -> None:
+        if self.rules.date is None:
+            self.rules = dataclasses.replace(self.rules, date=getattr(self.outputs, "date", None))
+        outputs = getattr(self.outputs, "outputs", None)
+        self.outputs = tuple(outputs() if callable(outputs) else self.outputs)
+        voice_of(self.outputs, self.tokenizer, self.rules)
+
+
+# Rows
+
+
+class FromTokens(BlockStep):
+    """`Records` -> `Batch`: records that are tokenised already, in place of ApplyTemplate, Tokenize and BuildMask.
+
+    Attributes:
+        output: the names of the columns.
+        tokenizer: the one that made the ids. Records with larger ids than it has are rejected.
+        domain_key: the record's key that names its domain.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("input_ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> bp.testing.to_rows(bp.FromTokens(row, tokenizer).step()(block))
+    [{'input_ids': [7, 8, 9], 'loss_mask': [0, 1, 1]}]
+    """
+
+    output: Output
+    tokenizer: Tokenizer
+    domain_key: str | None = None
+
+    work, gives = from_tokens, Batch
+
+    def settings(self) -> dict[str, Any]:
+        return {"output": self.output, "max_id": self.tokenizer.max_id, "domain_key": self.domain_key}
+
+
+class FromRollouts(BlockStep):
+    """`Records` -> `Batch`: rollouts that are ids already, in place of ApplyTemplate, Tokenize and BuildMask.
+
+    Attributes:
+        fields: where a record has what.
+        tokenizer: the one that made the ids. Records with larger ids than it has are rejected.
+        domain_key: the record's key that names its domain.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> fields = bp.RolloutFields(logprobs="logprobs", rewards="rewards")
+    >>> record = {"prompt_ids": [5], "response_ids": [[6, 7], [8]], "logprobs": [[-0.5, 0], [-2]], "rewards": [1, 0]}
+    >>> bp.testing.to_rows(bp.FromRollouts(fields, tokenizer).step()(bp.testing.records([record])))
+    [{'response_ids': [[6, 7], [8]], 'logprobs': [[-0.5, 0.0], [-2.0]], 'prompt_ids': [5], 'rewards': [1.0, 0.0]}]
+    """
+
+    fields: RolloutFields
+    tokenizer: Tokenizer
+    domain_key: str | None = None
+
+    work, gives = from_rollouts, Batch
+
+    def settings(self) -> dict[str, Any]:
+        return {"fields": self.fields, "max_id": self.tokenizer.max_id, "domain_key": self.domain_key}
+
+
+class InDomain(BlockStep):
+    """`Batch` -> `Batch`: all rows are of one domain.
+
+    Attributes:
+        domain: its name.
+    """
+
+    domain: str
+
+    work, gives = in_domain, Batch
+
+
+class BuildMask(BlockStep):
+    """`Batch` -> `Batch`: adds the mask column of each output that has one: 1 where the loss is taken.
+
+    Attributes:
+        policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that returns
+            bool [segments]: True for the segments that are trained.
+        default: the rule of roles that a mapping does not name.
+        options: with a mapping: what is trained within messages. `ApplyTemplate` needs the same, in its rules.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
+    >>> chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    >>> block = bp.ApplyTemplate([row], tokenizer).step()(bp.testing.records([{"messages": chat}]))
+    >>> batch = bp.BuildMask({"assistant": "train"}).step()(bp.Tokenize(tokenizer).step()(block))
+    >>> tokenizer.decode(batch["ids"].flat[batch["loss_mask"].flat == 1].tolist())
+    'Yes.<|im_end|>'
+    """
+
+    policy: Mapping[str, RoleRule] | MaskPolicy
+    default: DefaultRule = "mask"
+    options: MaskOptions | None = None
+
+    work, gives = build_mask, Batch
+
+    def check(self) -> None:
+        if isinstance(self.policy, Mapping):
+            wrong = {role: rule for role, rule in self.policy.items() if rule not in get_args(RoleRule)}
+            if wrong:
+                raise ValueError(f"policy is {wrong}, wanted one of {', '.join(get_args(RoleRule))} for a role")
+            if self.default not in get_args(DefaultRule):
+                raise ValueError(f"default is {self.default!r}, wanted one of {', '.join(get_args(DefaultRule))}")
+            self.policy = RoleMask(dict(self.policy), self.default, self.options)
+
+    def settings(self) -> dict[str, Any]:
+        return {"policy": self.policy}
+
+
+class Truncate(BlockStep):
+    """`Batch` -> `Batch`: no sequence longer than `max_seq_len` tokens; in lists, no element.
+
+    Attributes:
+        max_seq_len: tokens.
+        mode: a longer sequence is cut (`keep_start`, `keep_end`), its record is dropped (`drop`, counted as
+            `too_long`), or the run fails (`error`).
+        eos_id: the token that ends an answer, or a tokenizer, which means its EOS token. Rows that lose it are counted.
+
+    >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> batch = bp.FromTokens(row, tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Truncate(2).step()(batch))
+    [{'ids': [7, 8], 'loss_mask': [0, 1]}]
+    """
+
+    max_seq_len: int
+    mode: TruncationMode = "keep_start"
+    eos_id: int | Tokenizer | None = None
+
+    work, gives = truncate, Batch
+
+    def check(self) -> None:
+        if self.max_seq_len < 1:
+            raise ValueError(f"max_seq_len is {self.max_seq_len}, wanted at least 1")
+
+    def settings(self) -> dict[str, Any]:
+        eos = self.eos_id.id_of("eos_token") if isinstance(self.eos_id, Tokenizer) else self.eos_id
+        return {"max_seq_len": self.max_seq_len, "mode": self.mode, "eos_id": eos}
+
+
+class SplitPrompt(BlockStep):
+    """`Batch` -> `Batch`: `chosen_ids`, `rejected_ids` and `prompt_ids`, as TRL's preference collator reads them.
+
+    The prompt is what comes before the first trained token of both sides. Rejects: `equal_sides`, `prompt_differs`,
+    `not_prompt_first`.
+
+    Attributes:
+        untrained: what becomes of rows without a completion: `drop` (and `keep`) or `reject`.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> texts = [("prompt", "mask"), ("chosen", "train")], [("prompt", "mask"), ("rejected", "train")]
+    >>> rows = [
+    ...     bp.Output(side[1][0], "ids", tuple(bp.Section(*part) for part in side), f"{side[1][0]}_mask")
+    ...     for side in texts
+    ... ]
+    >>> records = bp.testing.records([{"prompt": "How far? ", "chosen": "Far.", "rejected": "No."}])
+    >>> batch = bp.Tokenize(tokenizer).step()(bp.ApplyTemplate(rows, tokenizer).step()(records))
+    >>> (row,) = bp.testing.to_rows(bp.SplitPrompt().step()(bp.BuildMask({}).step()(batch)))
+    >>> {name: tokenizer.decode(ids) for name, ids in row.items()}
+    {'chosen_ids': 'Far.', 'rejected_ids': 'No.', 'prompt_ids': 'How far? '}
+    """
+
+    untrained: Untrained = "drop"
+
+    work, gives = split_prompt, Batch
+
+
+class Labels(BlockStep):
+    """`Batch` -> `Batch`: `input_ids` and `labels` (-100 where there is no loss), position by position.
+
+    >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> batch = bp.FromTokens(row, tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Labels().step()(batch))
+    [{'input_ids': [7, 8, 9], 'labels': [-100, 8, 9]}]
+    """
+
+    work, gives = to_labels, Batch
+
+    def settings(self) -> dict[str, Any]:
+        return {"shift": False}
+
+
+class Shift(BlockStep):
+    """`Batch` -> `Batch`: `input_ids` without the last token, `labels` without the first: label i follows input i.
+
+    Use it for trainers that do not shift; the models of transformers do. Rows of fewer than 2 tokens are
+    rejected (`too_short_to_shift`).
+
+    >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
+    >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
+    >>> batch = bp.FromTokens(row, tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Shift().step()(batch))
+    [{'input_ids': [7, 8], 'labels': [8, 9]}]
+    """
+
+    work, gives = to_labels, Batch
+
+    def settings(self) -> dict[str, Any]:
+        return {"shift": True}
+
+
+class Pad(BlockStep):
+    """`Batch` -> `Batch`: every row padded at its end to a multiple of `multiple`, with an `attention_mask`.
+
+    `Layout.padding` does the same while shards are written, which takes far less memory where rows are short.
+
+    >>> pad = bp.Pad(2048, pad_id=0)
+
+    Attributes:
+        multiple: tokens; the maximum length for rows of one length.
+        pad_id: the id of the tokens that are added.
+    """
+
+    multiple: int
+    pad_id: int
+
+    work, gives = pad, Batch
+
+    def check(self) -> None:
+        Padding(self.multiple, self.pad_id)  # which checks them
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _check_callable(function: Any) -> None:
+    if not callable(function):
+        raise ValueError(f"wanted a function on one record, got {function!r}")
