@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from beam_prep.core.shards.mix import DomainMix as DomainMix
     from beam_prep.core.shards.splits import Splits as Splits
     from beam_prep.core.tokens.batch import Batch as Batch
-    from beam_prep.core.tokens.batch import Segments as Segments
     from beam_prep.core.tokens.mask import RoleMask as RoleMask
     from beam_prep.core.tokens.pad import Padding as Padding
+    from beam_prep.core.tokens.segments import Segments as Segments
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.collate import collate as collate
     from beam_prep.readers.dataset import Dataset as Dataset
@@ -94,7 +94,7 @@ _PUBLIC = {
     "RolloutFields": "core.reading.rollouts",
     "RoleMask": "core.tokens.mask",
     "Section": "core.data.schema",
-    "Segments": "core.tokens.batch",
+    "Segments": "core.tokens.segments",
     "Shard": "transforms.shard",
     "Shift": "transforms.steps",
     "TextRules": "core.data.schema",

@@ -27,7 +27,7 @@ from beam_prep.core.reading.drops import Drop, drops, marks
 from beam_prep.core.reading.keys import DUPLICATE, SPLIT
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.roles import RoleCounts
+from beam_prep.core.tokens.segments import RoleCounts
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Proven, Sealed, seal

@@ -14,7 +14,6 @@ from beam_prep.core.shards.gather import Order
 from beam_prep.core.shards.layout import CUT
 from beam_prep.core.shards.runs import (
     Limit,
-    Merge,
     RunCounts,
     RunGroup,
     Runs,
@@ -22,11 +21,9 @@ from beam_prep.core.shards.runs import (
     batches_of,
     limited,
     merge_order,
-    merged_name,
-    run_name,
 )
 from beam_prep.core.shards.sidecars import View
-from beam_prep.core.shards.slices import ShardPlan, Slice
+from beam_prep.core.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.core.shards.views import view
 from beam_prep.formats.scratch import RunReader, RunRows
 from beam_prep.formats.spool import SpooledRows

@@ -18,8 +18,7 @@ from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_
 from beam_prep.core.reading.keys import Keys, key_records
 from beam_prep.core.reading.records import Record, Records
 from beam_prep.core.reading.rollouts import RolloutFields
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.domain import in_domain
+from beam_prep.core.tokens.batch import Batch, in_domain
 from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, Untrained, build_mask
 from beam_prep.core.tokens.pad import Padding, pad
 from beam_prep.core.tokens.rollouts import from_rollouts

@@ -27,9 +27,8 @@ from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_
 from beam_prep.core.reading.keys import Keys, Normalize, key_records
 from beam_prep.core.reading.records import Record, Records, parse
 from beam_prep.core.reading.rollouts import RolloutFields
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.batch import Batch, in_domain
 from beam_prep.core.tokens.carry import add_carried
-from beam_prep.core.tokens.domain import in_domain
 from beam_prep.core.tokens.mask import RoleMask, build_mask
 from beam_prep.core.tokens.pad import pad
 from beam_prep.core.tokens.rollouts import from_rollouts

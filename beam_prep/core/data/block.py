@@ -185,7 +185,7 @@ class BlockReceipt:
         counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
         columns: what each row has.
         made: see `Block`. Of whoever made the block first: no byte of an output, nor a manifest, depends on it.
-        roles: role -> (messages, tokens, trained tokens), see `core.tokens.roles`.
+        roles: role -> (messages, tokens, trained tokens), see `core.tokens.segments`.
         lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
     """
 

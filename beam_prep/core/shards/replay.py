@@ -12,7 +12,7 @@ from beam_prep.core.data.sample import sample
 from beam_prep.core.shards.sidecars import Sidecar
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.check import first_difference
-from beam_prep.core.tokens.roles import RoleCounts, Roles
+from beam_prep.core.tokens.segments import RoleCounts, Roles
 
 SHARE = 16
 """Of the bytes of a large block's kept records, one in so many is made again and compared."""

@@ -19,7 +19,7 @@ from beam_prep.core.shards.compose import Arranged, Compose, Place
 from beam_prep.core.shards.mix import ALL, MixedDomain, Taken, cutoff
 from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
-from beam_prep.core.shards.slices import ShardPlan
+from beam_prep.core.shards.slices import Merge, ShardPlan
 
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
@@ -67,51 +67,12 @@ class Runs:
         for group in range(self.merged if self.levels == 2 else 0):
             yield from ((group, each) for each in range(wide))
 
-    def merge(self, part: int, number: int, most: int) -> "Merge":
+    def merge(self, part: int, number: int, most: int) -> Merge:
         """What is merged for a shard; `number`: its range of keys. For `most` see `Merge`."""
         bins = int(self.bins[part] // self.parts.ranges[part])
         files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
         first, every = number * bins, int(self.bins[part])
         return Merge(self.columns, self.facts, files, width, part, first, first + bins, every, most)
-
-
-def run_name(index: int) -> str:
-    """The name of a run."""
-    return f"runs/{index:07d}"
-
-
-def merged_name(group: int, wide: int) -> str:
-    """The name of what the second level makes of a group of runs, for a wide range of keys."""
-    return f"merged/{group:05d}-{wide:05d}"
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """The rows of a shard, as they lie in runs.
-
-    Attributes:
-        columns, facts: see `Runs`.
-        files: how many files may have rows of a bin.
-        width: bins of a file, if the second level made it; 0: they are runs.
-        part, first, stop, bins: the part, and its bins [first, stop) of so many.
-        most: of rows that have a sample key the largest that is written.
-    """
-
-    columns: tuple[Column, ...]
-    facts: str
-    files: int
-    width: int
-    part: int
-    first: int
-    stop: int
-    bins: int
-    most: int
-
-    def sources(self, keys: int) -> list[str]:
-        """The files that may have rows of a bin, in the order of the runs."""
-        if not self.width:
-            return [run_name(index) for index in range(self.files)]
-        return [merged_name(group, keys // self.width) for group in range(self.files)]
 
 
 @dataclass(frozen=True, slots=True)

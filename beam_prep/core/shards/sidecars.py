@@ -10,7 +10,7 @@ from beam_prep.core.data.block import OutcomeKind
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.reading.drops import Drop
 from beam_prep.core.shards.receipts import Receipts
-from beam_prep.core.tokens.roles import RoleCounts
+from beam_prep.core.tokens.segments import RoleCounts
 
 PREFETCH_ROWS = 8_000_000
 """Rows and lines of the sidecars that are held at a time: about 250 MB."""

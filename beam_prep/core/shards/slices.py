@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +10,11 @@ import pyarrow as pa
 from beam_prep.core.data.carried import FILE
 from beam_prep.core.data.on_demand import OnDemand
 from beam_prep.core.data.ragged import Array, Ragged, offsets_of
+from beam_prep.core.data.schema import Column
 from beam_prep.core.shards.borders import Border
 from beam_prep.core.shards.domains import folders
 from beam_prep.core.shards.receipts import Receipts
 from beam_prep.core.shards.splits import Splits, domain_of
-
-if TYPE_CHECKING:
-    from beam_prep.core.shards.runs import Merge
 
 REJECTS_PER_FILE = 100_000
 
@@ -35,6 +33,45 @@ class Slice(NamedTuple):
     file: int = 0
     first_byte: int = 0
     copies: str = ""
+
+
+def run_name(index: int) -> str:
+    """The name of a run."""
+    return f"runs/{index:07d}"
+
+
+def merged_name(group: int, wide: int) -> str:
+    """The name of what the second level makes of a group of runs, for a wide range of keys."""
+    return f"merged/{group:05d}-{wide:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The rows of a shard, as they lie in runs.
+
+    Attributes:
+        columns, facts: see `runs.Runs`.
+        files: how many files may have rows of a bin.
+        width: bins of a file, if the second level made it; 0: they are runs.
+        part, first, stop, bins: the part, and its bins [first, stop) of so many.
+        most: of rows that have a sample key the largest that is written.
+    """
+
+    columns: tuple[Column, ...]
+    facts: str
+    files: int
+    width: int
+    part: int
+    first: int
+    stop: int
+    bins: int
+    most: int
+
+    def sources(self, keys: int) -> list[str]:
+        """The files that may have rows of a bin, in the order of the runs."""
+        if not self.width:
+            return [run_name(index) for index in range(self.files)]
+        return [merged_name(group, keys // self.width) for group in range(self.files)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +99,7 @@ class ShardPlan:
     cut: bool = False
     split: str | None = None
     order: str = ""
-    merge: "Merge | None" = None
+    merge: Merge | None = None
     count: int = 0
 
     @property

@@ -1,77 +1,17 @@
 """`Batch`: rows of tokens as named ragged columns."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from beam_prep.core.data.block import Block
+from beam_prep.core.data.block import Block, step
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.rendered import UNSET
 from beam_prep.core.data.schema import Column, Output
-from beam_prep.core.tokens.roles import Roles
+from beam_prep.core.tokens.segments import Roles, Segments
 
 CUT_TOKENS = "truncated_tokens"
 """The counter of tokens that a row lost because it was too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """The place of each piece of an output in its tokens, for mask policies. One entry a segment in each array.
-
-    A mask policy is a function of these, here one that trains the last answer of each conversation:
-
-    >>> def last_answer(segments):
-    ...     return segments.is_role("assistant") & segments.is_last_of_role()
-    >>> step = bp.BuildMask(last_answer)
-
-    A message may be several segments, with the same sequence, turn and role: in a template with several
-    `{% generation %}` blocks, each block is one. A policy on the length of a message adds them up: see
-    docs/extending.md.
-
-    Attributes:
-        start, stop: int64, in the output's flat tokens. Segments may share a token.
-        sequence: int64, the sequence that it belongs to.
-        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `core.data.rendered`.
-        role: int32, index into `roles`; -1 for text sections.
-        turn: int32, index of the message in its list; -1 for text sections.
-        own: int8, the message's own `train` or `weight` key (1: to train, 0: not to), -1 without.
-        refused: int64: 0, or, where what is trained of the message cannot be told, 1 + its index in `reasons`.
-        roles: names of the roles.
-        reasons: (reason, message) of what is refused.
-        weight: float64, the weight of the loss on its tokens, if they are trained; None: the output has no weights.
-        kind: int8, the kind of text, see `PART_KINDS`: 0 content, 1 reasoning, 2 tool calls, 3 generation prompt, 4 end
-            tokens. Told apart only with `TextRules.mask_options`. None: all of it is content.
-    """
-
-    start: Array
-    stop: Array
-    sequence: Array
-    action: Array
-    role: Array
-    turn: Array
-    own: Array
-    refused: Array
-    roles: tuple[str, ...]
-    reasons: tuple[tuple[str, str], ...] = ()
-    weight: Array | None = None
-    kind: Array | None = None
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def is_role(self, name: str) -> Array:
-        """bool [segments]: the segments of that role."""
-        code = self.roles.index(name) if name in self.roles else len(self.roles)
-        return np.asarray(self.role == code)
-
-    def is_last_of_role(self) -> Array:
-        """bool [segments]: of the last message of its role in its sequence."""
-        key = self.sequence * (len(self.roles) + 1) + self.role
-        _, group = np.unique(key, return_inverse=True)
-        last = np.full(group.max(initial=-1) + 1, UNSET)
-        np.maximum.at(last, group, self.turn)
-        return np.asarray((self.turn == last[group]) & (self.role != UNSET))
 
 
 @dataclass(slots=True)
@@ -197,3 +137,9 @@ _BATCH_FIELDS = (
     "origin", "ledger", "line", "receipt", "made", "outputs", "domain", "columns", "schema", "segments", "counters",
     "roles",
 )  # fmt: skip
+
+
+@step
+def in_domain(batch: Batch, domain: str) -> Batch:
+    """Gives all rows this domain, whatever their records say."""
+    return replace(batch, domain=[domain] * len(batch))

@@ -10,8 +10,8 @@ from beam_prep.core.data.block import step
 from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
-from beam_prep.core.tokens.batch import Batch, Segments
-from beam_prep.core.tokens.roles import disjoint
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.segments import Segments, disjoint
 
 Untrained = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]

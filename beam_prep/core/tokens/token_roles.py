@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.rendered import UNSET
 from beam_prep.core.data.schema import PROMPT_COMPLETION, Column
-from beam_prep.core.tokens.batch import Batch, Segments
-from beam_prep.core.tokens.roles import UNSET, disjoint
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.segments import Segments, disjoint
 
 _ROLES, _LABEL_ROLES = "\0roles", "\0label roles"  # no column of a user has such a name
 

@@ -13,7 +13,8 @@ from beam_prep.core.data.schema import Column
 from beam_prep.core.data.texts import characters, take
 from beam_prep.core.encoding.spans import CharSpans
 from beam_prep.core.encoding.tokenizer import Encoder
-from beam_prep.core.tokens.batch import Batch, Segments
+from beam_prep.core.tokens.batch import Batch
+from beam_prep.core.tokens.segments import Segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from hypothesis import given
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.core.data.schema import Column, Section
-from beam_prep.core.tokens.batch import Batch, Segments
+from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask, settle_untrained, trained_tokens
+from beam_prep.core.tokens.segments import Segments
 from beam_prep.core.tokens.shift import to_labels
 from beam_prep.core.tokens.truncate import truncate
 from tests.core.chars import batch_of, chat, messages, outcomes, row, text, trained

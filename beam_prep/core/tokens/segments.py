@@ -1,15 +1,13 @@
-"""The messages of a block and their tokens, counted by role. For reports only; no token depends on them."""
+"""`Segments`: where each message lies in the tokens. `Roles`: messages and tokens by role, for reports only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from beam_prep.core.data.ragged import Array, Ragged
-
-if TYPE_CHECKING:
-    from beam_prep.core.tokens.batch import Segments
+from beam_prep.core.data.rendered import UNSET
 
 NAME_LIMIT = 64
 """Characters of a role's name that are kept: every receipt has it."""
@@ -18,7 +16,64 @@ NAME_LIMIT = 64
 TOKENS, TRAINED, BOTH = 0, 1, 2
 """The counts to which a span adds: the tokens of its role, the trained ones, or both."""
 
-UNSET = -1
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The place of each piece of an output in its tokens, for mask policies. One entry a segment in each array.
+
+    A mask policy is a function of these, here one that trains the last answer of each conversation:
+
+    >>> def last_answer(segments):
+    ...     return segments.is_role("assistant") & segments.is_last_of_role()
+    >>> step = bp.BuildMask(last_answer)
+
+    A message may be several segments, with the same sequence, turn and role: in a template with several
+    `{% generation %}` blocks, each block is one. A policy on the length of a message adds them up: see
+    docs/extending.md.
+
+    Attributes:
+        start, stop: int64, in the output's flat tokens. Segments may share a token.
+        sequence: int64, the sequence that it belongs to.
+        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `core.data.rendered`.
+        role: int32, index into `roles`; -1 for text sections.
+        turn: int32, index of the message in its list; -1 for text sections.
+        own: int8, the message's own `train` or `weight` key (1: to train, 0: not to), -1 without.
+        refused: int64: 0, or, where what is trained of the message cannot be told, 1 + its index in `reasons`.
+        roles: names of the roles.
+        reasons: (reason, message) of what is refused.
+        weight: float64, the weight of the loss on its tokens, if they are trained; None: the output has no weights.
+        kind: int8, the kind of text, see `PART_KINDS`: 0 content, 1 reasoning, 2 tool calls, 3 generation prompt, 4 end
+            tokens. Told apart only with `TextRules.mask_options`. None: all of it is content.
+    """
+
+    start: Array
+    stop: Array
+    sequence: Array
+    action: Array
+    role: Array
+    turn: Array
+    own: Array
+    refused: Array
+    roles: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...] = ()
+    weight: Array | None = None
+    kind: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def is_role(self, name: str) -> Array:
+        """bool [segments]: the segments of that role."""
+        code = self.roles.index(name) if name in self.roles else len(self.roles)
+        return np.asarray(self.role == code)
+
+    def is_last_of_role(self) -> Array:
+        """bool [segments]: of the last message of its role in its sequence."""
+        key = self.sequence * (len(self.roles) + 1) + self.role
+        _, group = np.unique(key, return_inverse=True)
+        last = np.full(group.max(initial=-1) + 1, UNSET)
+        np.maximum.at(last, group, self.turn)
+        return np.asarray((self.turn == last[group]) & (self.role != UNSET))
 
 
 def _none() -> Array:
@@ -73,7 +128,7 @@ class Roles:
         lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
         return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
 
-    def with_tokens(self, line: Array, tokens: Ragged, segments: "Segments", trained: Array | None) -> "Roles":
+    def with_tokens(self, line: Array, tokens: Ragged, segments: Segments, trained: Array | None) -> "Roles":
         """Adds the tokens of another output.
 
         Args:
@@ -145,7 +200,7 @@ class Roles:
 _FEW = 1 << 16
 
 
-def disjoint(segments: "Segments", places: Array) -> tuple[Array, Array, Array]:
+def disjoint(segments: Segments, places: Array) -> tuple[Array, Array, Array]:
     """(segments in order, their starts, their stops); a shared token belongs to the first segment that has it."""
     places = places[np.argsort(segments.start[places], kind="stable")]
     start, stop = segments.start[places], segments.stop[places]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.mask import RoleMask, build_mask, settle_untrained
-from beam_prep.core.tokens.roles import NAME_LIMIT, RoleCounts, Roles
+from beam_prep.core.tokens.segments import NAME_LIMIT, RoleCounts, Roles
 from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.core.tokens.truncate import truncate
 from tests.core.chars import Chars, messages, render, row, text
