@@ -90,12 +90,15 @@ class ColumnsReader:
         differ: what to say if they have different numbers of rows.
         schema: of these columns.
 
+    Attributes:
+        columns: every column, by name; absent where the file has another dtype than a column says.
+
     Raises:
         FormatError: the columns have different numbers of rows, or a row has not one value where it must.
     """
 
     def __init__(self, columns: dict[str, Ragged], differ: str, schema: Sequence[Column]) -> None:
-        self.columns = columns
+        self.columns = self._mapped = columns
         self._measured = [column.name for column in schema if not column.carried]
         for column in schema:
             if column.depth == 0 and column.role != "string" and (columns[column.name].lengths != 1).any():
@@ -111,15 +114,19 @@ class ColumnsReader:
     def row(self, index: int) -> Row:
         """See `ShardReader.row`."""
         number = row_number(index, self._rows)
-        return {name: rows[number] for name, rows in self.columns.items()}
+        return {name: rows[number] for name, rows in self._mapped.items()}
 
     def rows(self, start: int, stop: int) -> dict[str, Ragged]:
         """Rows from `start` to `stop`."""
-        return {name: rows[start:stop] for name, rows in self.columns.items()}
+        return {name: rows[start:stop] for name, rows in self._mapped.items()}
+
+    def lengths(self, name: str) -> Array:
+        """int64 [rows]: of each row, the length of a column."""
+        return self._mapped[name].lengths
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`."""
-        lengths = (self.columns[name].flat_lengths for name in self._measured)
+        lengths = (self._mapped[name].flat_lengths for name in self._measured)
         return sum(lengths, start=np.zeros(self._rows, np.int64))
 
 

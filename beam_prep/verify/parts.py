@@ -8,7 +8,6 @@ from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.schema import Column
 from beam_prep.formats import ShardReader
 from beam_prep.formats.contract import ColumnsReader, Row
-from beam_prep.formats.npy import NpyReader
 
 VALUES_AT_ONCE = 1 << 20
 """Values of all columns of a part; a row that has more is a part of its own."""
@@ -20,7 +19,7 @@ def parts_of(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[st
     Raises:
         FormatError: a row is damaged.
     """
-    if isinstance(reader, ColumnsReader | NpyReader):  # their columns are arrays
+    if isinstance(reader, ColumnsReader):  # their columns are arrays
         ends = offsets_of(reader.sizes())
         start = 0
         while start < len(reader):

@@ -16,7 +16,8 @@ from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import megatron
-from beam_prep.formats.megatron import CODES, Megatron, MegatronReader
+from beam_prep.formats.flat import FlatReader
+from beam_prep.formats.megatron import CODES, Megatron
 from tests.formats.drawn import Slices, rows_of
 from tests.formats.test_hdf5 import MASK, RESPONSES, SEQUENCE, plain, write_as
 
@@ -27,7 +28,7 @@ def write(folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 
     write_as(Megatron(), folder, columns, slices, shard, 20_000)
 
 
-def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> MegatronReader:
+def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> FlatReader:
     return Megatron().read(folder, columns, shard, 20_000)
 
 
@@ -212,5 +213,5 @@ def test_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:
 def test_pairs_of_different_rows_are_refused(tmp_path: Path) -> None:
     write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists(SEQUENCES)}])
     write(tmp_path, [MASK], [{"loss_mask": Ragged.from_lists(MASKS[1:], bool)}])
-    with pytest.raises(FormatError, match="the indices of shard 0 have different numbers of documents"):
+    with pytest.raises(FormatError, match="shard 0: columns of different row counts"):
         read(tmp_path, [SEQUENCE, MASK])

@@ -19,7 +19,7 @@ from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
-from beam_prep.formats.mmap_bin import BinReader
+from beam_prep.formats.flat import FlatReader
 
 SEQUENCE = Column("sequence", "int32", 1, "ids")
 MASK = Column("loss_mask", "bool", 1, "mask", of="sequence")
@@ -41,9 +41,9 @@ def write(
         writer.close()
 
 
-def read(folder: Path, columns: Sequence[Column], shard: int = 0, shards: int = 1) -> BinReader:
+def read(folder: Path, columns: Sequence[Column], shard: int = 0, shards: int = 1) -> FlatReader:
     reader = FORMATS["bin"].read(folder, columns, shard, shards)
-    assert isinstance(reader, BinReader)
+    assert isinstance(reader, FlatReader)
     return reader
 
 

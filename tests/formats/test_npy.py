@@ -18,7 +18,8 @@ from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import npy
-from beam_prep.formats.npy import Npy, NpyReader
+from beam_prep.formats.flat import FlatReader
+from beam_prep.formats.npy import Npy
 from tests.formats.test_arrow import ALL, DTYPES, MASK, RESPONSES, SEQUENCE, cut, plain, random_rows, sft
 from tests.formats.test_hdf5 import write_as
 
@@ -31,7 +32,7 @@ def write(folder: Path, columns: Sequence[Column], slices: Sequence[dict[str, Ra
     return folder
 
 
-def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> NpyReader:
+def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> FlatReader:
     return Npy().read(folder, columns, shard, 20_000)
 
 
