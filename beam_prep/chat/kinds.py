@@ -8,6 +8,7 @@ datasets/llm/formatting_utils.py), but on characters, and within what is trained
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from beam_prep.chat.messages import Message
@@ -74,28 +75,18 @@ def parts_of(
         tokens: the special tokens.
     """
     start, stop = span
-    found: list[Part] = []
-    is_answer = message["role"] == "assistant"
-    at = text.rfind(prompt, 0, start + len(prompt)) if prompt and is_answer else -1
-    header = at + len(prompt) if at >= 0 and at <= start <= at + len(prompt) else start
-    if header > start and options.generation_prompt == "mask":
-        found.append(Part(start, min(header, stop), GENERATION_PROMPT))
-    elif options.generation_prompt == "train" and 0 <= at < start == header:
-        found.append(Part(at, start, GENERATION_PROMPT))
-    begin = max(start, header) if is_answer else start
+    at = text.rfind(prompt, 0, start + len(prompt)) if prompt and message["role"] == "assistant" else -1
+    begin = max(start, at + len(prompt)) if 0 <= at <= start else start
     end = _end(text, begin, stop, own, tokens)
-    borders = _borders(
-        text, message, [each for each in own if begin <= each.begin < end and each.end > each.begin], tokens
-    )
-    at, kind = (found[-1].stop if found else start), borders[0][1] if borders else CONTENT
-    if begin > at:
-        found.append(Part(at, begin, CONTENT))
-        at = begin
-    for border, following in [*borders[1:], (end, EOS)]:
-        if border > at:
-            found.append(Part(at, border, kind))
-        at, kind = max(at, border), following
-    return [*found, Part(at, stop, EOS)] if at < stop else found
+    said = [each for each in own if begin <= each.begin < end and each.end > each.begin]
+    borders = _borders(text, message, said, tokens)
+    cuts = [(begin, borders[0][1] if borders else CONTENT), *borders[1:], (end, EOS)]
+    if begin > start:
+        cuts.insert(0, (start, GENERATION_PROMPT if options.generation_prompt == "mask" else CONTENT))
+    elif options.generation_prompt == "train" and 0 <= at < start and not text[at + len(prompt) : start].strip():
+        cuts.insert(0, (at, GENERATION_PROMPT))
+    places = [*accumulate((min(place, stop) for place, _ in cuts), max), stop]
+    return [Part(*part, kind) for part, (_, kind) in zip(pairwise(places), cuts, strict=True) if part[1] > part[0]]
 
 
 def _end(text: str, begin: int, stop: int, own: Sequence[Segment], tokens: Tokens) -> int:
