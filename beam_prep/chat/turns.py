@@ -118,6 +118,7 @@ class Facts:
 
     Attributes:
         openings: tokens that a rendering begins with: they end no turn.
+        headers: tokens that stand before answers alone, where no prompt is known: one may always be written.
         closers: tokens that prompts begin with, and that end what is before all the same.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: they cannot be told.
@@ -138,6 +139,7 @@ class Facts:
         bos, eos = given.get("bos_token"), given.get("eos_token")
         self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
         self.closers: frozenset[str] = frozenset()
+        self.headers: frozenset[str] = frozenset()
         rendered: list[tuple[list[Message], Trace]] = []
         for messages in PROBES:
             try:
@@ -182,9 +184,9 @@ class Facts:
                 begin, end = next(self._runs(behind), (0, 0))
                 self.plain_end = behind[begin:end]
             elif index + 1 < len(messages) and messages[index + 1]["role"] == "user":
-                if not self.prompts:  # or one that is always written: what stands before answers alone opens them
+                if not self.prompts:
                     before = rendering.text[found[index].after : found[index].begin]
-                    self.openings |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
+                    self.headers |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
                 first = special.match(behind, len(_blanks(behind, 0)))
                 if first and any(p.lstrip().startswith(first[0]) and len(special.findall(p)) > 1 for p in self.prompts):
                     self.closers |= {first[0]}
@@ -198,7 +200,7 @@ class Facts:
 
     def opens(self, token: str) -> bool:
         """Whether it begins a text or a turn."""
-        return (token in self.openings or self.is_prompts(token)) and token not in self.closers
+        return (token in self.openings | self.headers or self.is_prompts(token)) and token not in self.closers
 
     def is_prompts(self, token: str) -> bool:
         """Whether it stands in a prompt, and ends nothing."""
@@ -407,6 +409,9 @@ class Turns:
             return len(found.whole), True
         if not found.text and found.prompted:
             raise Refused("turn_begin", f"the prompt says again what a message said: {found.whole[-60:]!r}")
+        always = found.text[: found.closing] + _blanks(found.text, found.closing)
+        if not found.prompted and self._facts.headers.intersection(self._tokens.special.findall(always)):
+            found = found._replace(text=always)
         if self._facts.prompts and not found.prompted:
             with contextlib.suppress(Refused):  # none is written here, but may be in history
                 return self._by_prompt(place), False

@@ -206,6 +206,14 @@ def test_the_next_header_begun_at_the_end_of_the_turn_ends_it_though_an_end_toke
     assert rendered.text[begin:end] == "yes\n<|im_start|>"
 
 
+def test_what_history_has_of_a_prompt_that_is_always_written_is_the_header() -> None:
+    turn = "{{ '<|bot|><|say|>' if m.role == 'assistant' else '<|user|>' }}{{ m.content + '<|z|>' }}"
+    source = "{% for m in messages %}" + turn + "{% endfor %}{{ '<|bot|><|think|>' }}"
+    rendered = ChatTemplate(source, {}, ["<|bot|>", "<|say|>", "<|user|>", "<|z|>"]).render([*CHAT, CHAT[0]])
+    ((begin, end),) = rendered.turns[1].spans
+    assert rendered.text[begin:end] == "<|say|>yes<|z|>"
+
+
 def test_the_script_says_what_it_found() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "mask_truth.py"), "--pairs", "192", "--processes", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
