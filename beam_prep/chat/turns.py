@@ -14,6 +14,7 @@ Messages of other roles begin with their own text, and end with the end token th
 """
 
 import bisect
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -117,6 +118,7 @@ class Facts:
 
     Attributes:
         openings: tokens that a rendering begins with: they end no turn.
+        headers: tokens that stand before answers alone, where no prompt is known: one may always be written.
         closers: tokens that prompts begin with, and that end what is before all the same.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: they cannot be told.
@@ -137,6 +139,7 @@ class Facts:
         bos, eos = given.get("bos_token"), given.get("eos_token")
         self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
         self.closers: frozenset[str] = frozenset()
+        self.headers: frozenset[str] = frozenset()
         rendered: list[tuple[list[Message], Trace]] = []
         for messages in PROBES:
             try:
@@ -181,9 +184,9 @@ class Facts:
                 begin, end = next(self._runs(behind), (0, 0))
                 self.plain_end = behind[begin:end]
             elif index + 1 < len(messages) and messages[index + 1]["role"] == "user":
-                if not self.prompts:  # or one that is always written: what stands before answers alone opens them
+                if not self.prompts:
                     before = rendering.text[found[index].after : found[index].begin]
-                    self.openings |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
+                    self.headers |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
                 first = special.match(behind, len(_blanks(behind, 0)))
                 if first and any(p.lstrip().startswith(first[0]) and len(special.findall(p)) > 1 for p in self.prompts):
                     self.closers |= {first[0]}
@@ -197,7 +200,7 @@ class Facts:
 
     def opens(self, token: str) -> bool:
         """Whether it begins a text or a turn."""
-        return (token in self.openings or self.is_prompts(token)) and token not in self.closers
+        return (token in self.openings | self.headers or self.is_prompts(token)) and token not in self.closers
 
     def is_prompts(self, token: str) -> bool:
         """Whether it stands in a prompt, and ends nothing."""
@@ -227,11 +230,11 @@ class Facts:
         return self._ends[key]
 
     def _runs(self, text: str) -> Iterator[tuple[int, int]]:
-        """Special tokens that follow one another at once, each once, up to one that begins a text or a turn."""
+        """Special tokens that follow one another at once, up to where the first comes again, or one opens."""
         begin = end = -1
         for token in self.tokens.special.finditer(text):
             opens = self.opens(token[0])
-            if begin >= 0 and (token.start() > end or opens or token[0] in text[begin:end]):
+            if begin >= 0 and (token.start() > end or opens or text.startswith(token[0], begin)):
                 yield begin, end
                 begin = -1
             if opens:
@@ -348,7 +351,7 @@ class Turns:
     def _spans_of_other(self, index: int) -> Ranges:
         """The span of a message of another role."""
         place = self.places.get(index)
-        if place is None or not self._trace.text[place.begin : place.end].strip():
+        if place is None or not is_said(self._messages[index]):
             return ()
         if place.apart or place.goes_on:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
@@ -406,6 +409,12 @@ class Turns:
             return len(found.whole), True
         if not found.text and found.prompted:
             raise Refused("turn_begin", f"the prompt says again what a message said: {found.whole[-60:]!r}")
+        always = found.text[: found.closing] + _blanks(found.text, found.closing)
+        if not found.prompted and self._facts.headers.intersection(self._tokens.special.findall(always)):
+            found = found._replace(text=always)
+        if self._facts.prompts and not found.prompted:
+            with contextlib.suppress(Refused):  # none is written here, but may be in history
+                return self._by_prompt(place), False
         # Else something is said before it that the prompt does not show.
         begin = self._behind(found, place) if found.said == place.said else None
         by_header = begin is not None
@@ -540,37 +549,29 @@ class Turns:
         calls = bool(self._messages[index].get("tool_calls"))
         stop = self._tail_end(index, place, at)
         behind = spoken_by_others(self._trace, index, at) if stop == place.before else None
-        within = behind is not None and behind.begin == stop and behind.owner == index
-        if behind is not None and within:
+        if behind is not None and (behind.begin != stop or behind.owner not in (index, -1)):
+            behind = None  # it speaks in a turn of its own
+        if behind is not None:
             stop = self._end_before_others(index, place, at, behind, stop)
         end = facts.end_in(text[at:stop], calls, facts.plain_end if calls else None)
         if end is not None:
             return at + end
-        if behind is not None and behind.begin == stop and within:
+        if behind is not None and behind.begin == stop:
             raise Refused("turn_end", f"before its end stands {behind}: {text[behind.begin : behind.end][:40]!r}")
-        opening = self._opening(at, stop)
-        behind_blanks = stop + len(_blanks(text, stop))
-        if facts.plain_end and text.startswith(facts.plain_end, behind_blanks):
-            late = behind_blanks + len(facts.plain_end)
-            if late <= place.before:
-                return late  # it is written at the head of the next turn
-        following = self.places.get(index + 1)
-        speaks = following is not None and following.end > following.begin
-        if speaks and self._messages[index + 1]["role"] != "assistant" and not facts.plain_end:
-            token = tokens.special.match(text, behind_blanks)
-            known = token is not None and any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
-            if token is not None and token.end() <= place.before and not known:
-                return token.end()  # the next turn's header is what stops the model
+        openings = list(tokens.special.finditer(text, at, stop))
+        if not all(facts.opens(token[0]) for token in openings):
+            raise Refused("turn_end", f"within the turn stands what begins one: {openings[0][0]!r}")
+        head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn
+        if facts.plain_end:
+            if text.startswith(facts.plain_end, head, place.before):
+                return head + len(facts.plain_end)
+        elif not openings and following and following.end > following.begin:
+            token = tokens.special.match(text, head, place.before)
+            known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
+            if token is not None and not known and self._messages[index + 1]["role"] != "assistant":
+                return token.end()  # it is what stops the model
+        opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         return at + len(text[at:opening].rstrip())
-
-    def _opening(self, at: int, stop: int) -> int:
-        """Up to the token that begins the next turn, in what the template writes where no token ends the turn."""
-        tokens = list(self._tokens.special.finditer(self._trace.text, at, stop))
-        opening = [self._facts.opens(token[0]) for token in tokens]
-        if True in opening and not all(opening[opening.index(True) :]):
-            raise Refused("turn_end", f"within the turn stands what begins one: {tokens[opening.index(True)][0]!r}")
-        begins = (token.start() for token in tokens if self._facts.is_prompts(token[0]))
-        return next(begins, stop)
 
     def _end_before_others(self, index: int, place: Place, at: int, behind: Segment, stop: int) -> int:
         """Up to where the template writes of a turn before another speaks within it.

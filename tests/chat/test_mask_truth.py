@@ -111,6 +111,7 @@ TRAINED = {
     ),
     "two end tokens": (answers("{{ H + m.content + E + E }}"), "A<|im_end|>"),
     "an EOS at once": (answers("{{ H + m.content + '<|im_end|></s>\n' }}"), "A<|im_end|></s>"),
+    "an EOS twice": (answers("{{ H + m.content + '<|im_end|></s></s>\n' }}"), "A<|im_end|></s></s>"),
     "an EOS behind a line end": (answers("{{ H + m.content + E + '</s>' }}"), "A<|im_end|>"),
     "a line end before the end token": (answers("{{ H + m.content + '\n' + E }}"), "A\n<|im_end|>"),
     "an empty think block": (answers("{{ H + T + m.content + E }}"), THOUGHT + "A<|im_end|>"),
@@ -168,6 +169,49 @@ def test_what_is_trained_of_the_answer(name: str) -> None:
             assert isinstance(found, str)
         else:
             assert found == [TRAINED[name][1].replace("A", answer)]
+
+
+def test_a_question_that_says_nothing_is_not_trained_where_it_comes_again() -> None:
+    again = everyone("{{ m.role + ': ' + m.content + '<|im_end|>' + (m.content | tojson) }}")
+    silent: list[Message] = [{"role": "user", "content": ""}, CHAT[1]]
+    turn = ChatTemplate(again, {}, CONTROLS).render(silent).turns[0]
+    assert (turn.spans, turn.reason) == ((), None)
+
+
+def test_the_prompt_of_another_place_is_the_header_where_none_is_written() -> None:
+    turn = "{% if m.role != 'user' and loop.last %}{{ H + T + m.content + E }}{% else %}" + CHATML + "{% endif %}"
+    source = everyone(turn).replace("if add_", "if messages[-1].role == 'user' and add_")
+    rendered = ChatTemplate(source, {}, CONTROLS).render([*CHAT, {"role": "assistant", "content": "And no."}])
+    assert [rendered.text[begin:end] for turn in rendered.turns[1:] for begin, end in turn.spans] == [
+        "yes<|im_end|>",
+        THOUGHT + "And no.<|im_end|>",
+    ]
+
+
+@pytest.mark.parametrize("answer", ["", "yes"])
+def test_what_another_says_within_the_turn_is_refused_in_a_loop_over_indices(answer: str) -> None:
+    turn = "{% set m = messages[i] %}{{ H + m.content + '> ' }}{{ messages[i - 1].content if i }}{{ E }}"
+    loop = HEAD + "{% for i in range(messages | length) %}" + turn + "{% endfor %}"
+    source = loop + "{% if add_generation_prompt %}{{ H }}{% endif %}"
+    found = ChatTemplate(source, {}, CONTROLS).render([CHAT[0], {"role": "assistant", "content": answer}]).turns[1]
+    assert found.spans == ()
+    assert bool(found.reason) == bool(answer)
+
+
+def test_the_next_header_begun_at_the_end_of_the_turn_ends_it_though_an_end_token_follows() -> None:
+    turn = "{% if not loop.first %}{{ '<|im_end|>' }}{% endif %}{{ m.role + '\n' + m.content + '\n<|im_start|>' }}"
+    source = everyone(turn, "assistant\n", "{{ '<|im_start|>' }}")
+    rendered = ChatTemplate(source, {"eos_token": "</s>"}, CONTROLS).render([*CHAT, CHAT[0]])
+    ((begin, end),) = rendered.turns[1].spans
+    assert rendered.text[begin:end] == "yes\n<|im_start|>"
+
+
+def test_what_history_has_of_a_prompt_that_is_always_written_is_the_header() -> None:
+    turn = "{{ '<|bot|><|say|>' if m.role == 'assistant' else '<|user|>' }}{{ m.content + '<|z|>' }}"
+    source = "{% for m in messages %}" + turn + "{% endfor %}{{ '<|bot|><|think|>' }}"
+    rendered = ChatTemplate(source, {}, ["<|bot|>", "<|say|>", "<|user|>", "<|z|>"]).render([*CHAT, CHAT[0]])
+    ((begin, end),) = rendered.turns[1].spans
+    assert rendered.text[begin:end] == "<|say|>yes<|z|>"
 
 
 def test_the_script_says_what_it_found() -> None:

@@ -61,18 +61,9 @@ WITHOUT_PROMPT = {
     *("chat_templates/mistral-instruct.jinja", "written/thistle.jinja", "written/willow.jinja"),
 }
 """Templates without a generation prompt: the blanks before an answer are its header's, not the model's as listed."""
-NOT_YET = {
-    "models/lcpp-CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja": "a prompt that is always written is not known",
-}
-"""Template -> what the renderer does wrong."""
-LISTED = [
-    pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason=NOT_YET[name])] if name in NOT_YET else [])
-    for name, borders in BORDERS.items()
-    if borders is not None
-]
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", [name for name, borders in BORDERS.items() if borders is not None])
 def test_an_answers_turn_begins_and_ends_where_the_list_made_by_hand_says(name: str) -> None:
     borders = BORDERS[name]
     assert borders is not None
