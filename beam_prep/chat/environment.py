@@ -314,7 +314,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif isinstance(made, set | frozenset):
             raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
         elif kind is not Text:
-            return origins.derived(made, (left, right))
+            is_sum = operator == "+" and isinstance(made, str)
+            return origins.sum_of_markup(left, right) if is_sum else origins.derived(made, (left, right))
         return made
 
 

@@ -144,12 +144,12 @@ def joined(separator: str, values: Iterable[Any]) -> str:
 
 
 class Safe(markupsafe.Markup):
-    """Markup of a string: what is added to it is escaped."""
+    """Markup of a string. What its own methods make of it comes from MIXED."""
 
-    _text = ""
+    _text: str | None = None
 
     def __str__(self) -> str:
-        return self._text or "".join((self,))
+        return one("".join((self,)), Origin(MIXED, ())) if self._text is None else self._text
 
 
 def _cut(text: Text, begin: int, end: int, keep_marks: bool = False) -> Text:
@@ -191,7 +191,7 @@ def _origins(value: Any) -> Iterator[Origin]:
     elif kind is Node or kind is Nodes:
         yield value._origin
     elif kind is Safe:
-        yield from _origins(value._text)
+        yield from _origins(str(value))
     elif kind is dict:
         yield from _origins([*value, *value.values()])
     elif kind in (list, tuple):
@@ -209,11 +209,19 @@ def derived(result: Any, sources: Iterable[Any]) -> Any:
         keys = dict.fromkeys(key for origin in origins for key in origin.keys or ())
         indices = {origin.index for origin in origins}
         text = one(text, Origin(indices.pop(), tuple(keys)) if len(indices) == 1 else Origin(MIXED, ()))
-    if not isinstance(result, markupsafe.Markup):
-        return text
+    return _safe(text) if isinstance(result, markupsafe.Markup) else text
+
+
+def _safe(text: str) -> Safe:
     made = Safe(text)
     made._text = text
     return made
+
+
+def sum_of_markup(*summands: str) -> Safe:
+    """What is added to markup is escaped."""
+    escaped = (each if type(each) is Safe else derived(markupsafe.escape(each), (each,)) for each in summands)
+    return _safe(concat(map(str, escaped)))
 
 
 def _method(name: str, made: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[..., Any]:
