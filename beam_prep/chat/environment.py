@@ -1,8 +1,7 @@
 """The environment of chat templates: transformers' sandbox, bounded, and the same in every run.
 
-A template is compiled twice: as transformers does it, and so that texts keep their origins. Both give the same text.
-The second says where each message is at work, too: by marks of no characters that it writes at the head of each loop,
-and behind each loop within it.
+Texts of messages keep their origins; other values are what they are in jinja. The template also says where each message
+is at work: by marks of no characters that it writes at the head of each loop, and behind each loop within it.
 """
 
 import functools
@@ -10,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from datetime import date as Date
+from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -20,11 +20,10 @@ import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
-import markupsafe
+import jinja2.visitor
 from jinja2 import nodes
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.clock import Clock
 from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, RAW, Node, Nodes, Origin, Text
 from beam_prep.errors import TokenizerError
 
@@ -49,21 +48,24 @@ RAISED_BY_TEMPLATES = (
 """What a template's own code can raise, by jinja and by its filters. A MemoryError is none of it."""
 
 
-def compile_template(source: str, date: str | None, traced: bool) -> jinja2.Template:
+def compile_template(source: str, date: str | None) -> jinja2.Template:
     """A template as transformers renders it.
 
     Args:
         source: the template.
         date: the day that `strftime_now` gives, as "2026-11-22".
-        traced: its strings keep their origins.
 
     Raises:
-        TokenizerError: it does not compile, or would give another text in another run: it calls `strftime_now`, and
-            no date is given, or it uses chance.
+        TokenizerError: it does not compile, or calls `strftime_now`, and no date is given.
     """
-    environment = _Traced(date) if traced else _Environment(date)
+    environment = _Environment(date)
     try:
-        _check_steady(environment.parse(source), date)
+        if date is None and "strftime_now" in _loaded(environment.parse(source)):
+            today = json.dumps(Date.today().isoformat())
+            raise TokenizerError(
+                "the chat template writes today's date (strftime_now), so another day would give other bytes: add "
+                f'"date": {today} to "input" in the config (in a chain written by hand: TextRules(date={today}))'
+            )
         # With a plain dict: every rendering copies it, and jinja's own chain of maps takes ten times as long.
         template = jinja2.Template.from_code(environment, environment.compile(source), dict(environment.globals))
     except jinja2.TemplateSyntaxError as error:
@@ -71,31 +73,13 @@ def compile_template(source: str, date: str | None, traced: bool) -> jinja2.Temp
     except _RAISED_BY_COMPILER as error:  # of what jinja computes, and of Python (a NUL, `{% break %}` outside a loop)
         text = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
         raise TokenizerError(f"the chat template does not compile: {text}") from None
-    compiled = template.root_render_func.__globals__
-    compiled["str"] = written
-    if traced:
-        compiled["str_join"] = origins.str_join  # `~`
+    template.root_render_func.__globals__.update(str=written, str_join=_tilde)
     return template
 
 
-def _check_steady(tree: nodes.Template, date: str | None) -> None:
-    """Refuses templates that give another text in another run."""
-    loaded = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
-    if "strftime_now" in loaded and date is None:
-        today = json.dumps(Date.today().isoformat())
-        raise TokenizerError(
-            "the chat template writes today's date (strftime_now), so another day would give other bytes: add "
-            f'"date": {today} to "input" in the config (in a chain written by hand: TextRules(date={today}))'
-        )
-    chance = ["lipsum"] if "lipsum" in loaded else []
-    for node in tree.find_all(nodes.Filter):
-        named = [each.value for each in node.args[:1] if node.name == "map" and isinstance(each, nodes.Const)]
-        chance += [name for name in (node.name, *named) if name == "random"]
-    if chance:
-        raise TokenizerError(
-            f"the chat template uses {chance[0]}, which gives another text in every run: take it out, or give another "
-            "template (input.chat_template)"
-        )
+def _loaded(tree: nodes.Template) -> set[str]:
+    """The names that a template reads."""
+    return {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
 
 
 def asks_for_date(source: str) -> bool:
@@ -107,11 +91,7 @@ def asks_for_date(source: str) -> bool:
     Raises:
         TokenizerError: it does not compile.
     """
-    if "strftime_now" not in source:
-        return False
-    compile_template(source, "2026-01-01", False)
-    names = _Environment("2026-01-01").parse(source).find_all(nodes.Name)
-    return any(name.name == "strftime_now" and name.ctx == "load" for name in names)
+    return "strftime_now" in _loaded(compile_template(source, "2026-01-01").environment.parse(source))
 
 
 # What templates are given
@@ -121,11 +101,14 @@ def written(value: Any) -> str:
     """`str`, of templates."""
     if type(value) is Text or type(value) is str:
         return value
-    if type(value) is Node or type(value) is Nodes:
-        return origins.one(str(value._raw), value._origin)
     limits.weigh(value)
     text = str(value)
     return text if type(text) is Text else origins.derived(text, (value,))
+
+
+def _tilde(values: Iterable[Any]) -> str:
+    """What `~` makes."""
+    return origins.concat(map(written, values))
 
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
@@ -181,31 +164,31 @@ def _raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(without_addresses(written(message)))
 
 
-_AS_IT_IS = json.JSONEncoder(ensure_ascii=False)
-
-
-def _json(value: Any, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> str:
-    if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
-        return _AS_IT_IS.encode(value)  # what json.dumps would make anew each time
-    limits.expect_growth("indent", "", (indent,))
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _plain_tojson(
-    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    limits.weigh(x)
-    return _json(x, ensure_ascii, indent, separators, sort_keys)
+_AS_IT_IS = json.JSONEncoder(ensure_ascii=False, check_circular=False)  # no template makes circles
 
 
 def _tojson(
     x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    if type(x) is Node or type(x) is Nodes:
-        return origins.one(_json(x._raw, ensure_ascii, indent, separators, sort_keys), x._origin)
-    limits.weigh(x)
-    made = _json(x, ensure_ascii, indent, separators, sort_keys)
-    return origins.derived(made, (x,))  # type: ignore[no-any-return]
+    raw = x._raw if type(x) is Node or type(x) is Nodes else x
+    if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
+        if raw is x:
+            limits.weigh(x)
+        made = _AS_IT_IS.encode(raw)  # what json.dumps would make anew each time
+    else:
+        limits.expect_growth("tojson", raw, indent, separators)
+        made = json.dumps(raw, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return origins.one(made, x._origin) if raw is not x else origins.derived(made, (x,))
+
+
+def _strftime(day: str) -> Callable[[str], str]:
+    midnight = datetime.fromisoformat(day)
+
+    def strftime_now(form: str) -> str:
+        limits.expect(256 * len(form))  # as much as Python may try to make of it
+        return midnight.strftime(form)
+
+    return strftime_now
 
 
 class _Generation(jinja2.ext.Extension):
@@ -222,119 +205,48 @@ class _Generation(jinja2.ext.Extension):
         return origins.concat((_BEGINS, caller(), _ENDS))
 
 
+_FOLLOWED = frozenset(
+    "attr batch count d default dictsort first float groupby int items last length list lower map max min reject "
+    "rejectattr replace reverse round select selectattr slice sort string sum trim unique upper capitalize abs".split()
+)
+"""Filters that take and give single strings by methods of these, or that give no string."""
+_OF_DICT = frozenset(dir(dict))
+_OF_TEXT = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map", *limits.REFUSED}
+_OF_LOOP = frozenset("index index0 first last length previtem nextitem revindex revindex0".split())
+_MISSING = object()
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """As transformers makes it, with bounds on what a rendering makes."""
+    """As transformers makes it, with bounds on what a rendering makes, and with strings that keep their origins.
+
+    What is read of messages and called on their texts takes a short way.
+    """
 
     intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
     def __init__(self, date: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-        del self.filters["random"], self.globals["lipsum"]
-        for name in limits.FILTERS:
-            self.filters[name] = _expecting(name, self.filters[name])
-        self.filters |= {"tojson": _plain_tojson, _AT_WORK: _at_work, "string": written}
+        del self.filters["random"], self.globals["lipsum"]  # they give another text in every run
+        for name, each in self.filters.items():
+            if name not in _FOLLOWED or name in limits.GROWING:
+                self.filters[name] = _bounded(name, each)
+        self.filters |= {"tojson": _tojson, "string": written, "join": _join, _AT_WORK: _at_work}
         self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
-        self.globals["strftime_now"] = None if date is None else Clock(date)
+        self.globals["strftime_now"] = None if date is None else _strftime(date)
 
     def concat(self, pieces: Iterable[str]) -> str:
         return origins.concat(pieces)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        _mark_loops(tree)
-        return tree
+        return _Marks().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # Bytes and numbers have methods that make much from little; no template needs them.
-        return attr != "encode" and not isinstance(obj, int | float) and super().is_safe_attribute(obj, attr, value)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        made = super().wrap_str_format(value)
-        if made is None:
-            return None
-        text, name = value.__self__, value.__name__
-
-        def format_(*args: Any, **kwargs: Any) -> Any:
-            limits.expect_growth(name, text, (*args, *kwargs.values()))
-            return made(*args, **kwargs)
-
-        return format_
-
-    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        kind = type(obj)
-        if kind is jinja2.runtime.Macro or kind is jinja2.runtime.LoopContext:
-            limits.count_round()
-            for value in args:
-                limits.weigh(value)
-        elif kind is BuiltinMethodType and obj.__name__ in limits.METHODS and isinstance(obj.__self__, str):
-            limits.expect_growth(obj.__name__, obj.__self__, (*args, *kwargs.values()))
-        return super().call(context, obj, *args, **kwargs)
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            made = left + right
-            # A `Text` was bounded when it was made.
-            return made if type(made) is Text or type(made) is int else _sum(made)
-        limits.expect_operator(operator, left, right)
-        made = self._applied(context, operator, left, right)
-        if isinstance(made, set | frozenset):
-            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
-        return made
-
-    def _applied(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        return super().call_binop(context, operator, left, right)
-
-
-def _sum(made: Any) -> Any:
-    return limits.bounded(made) if isinstance(made, str | list | tuple) else made
-
-
-_OF_DICT = frozenset(dir(dict))
-_OF_TEXT = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
-_OF_LOOP = {"index", "index0", "first", "last", "length", "previtem", "nextitem", "revindex", "revindex0"}
-_FOLLOWED = {
-    *(
-        "attr",
-        "batch",
-        "count",
-        "d",
-        "default",
-        "dictsort",
-        "first",
-        "float",
-        "groupby",
-        "int",
-        "items",
-        "last",
-        "length",
-    ),
-    *(
-        "list",
-        "lower",
-        "map",
-        "max",
-        "min",
-        "reject",
-        "rejectattr",
-        "replace",
-        "reverse",
-        "round",
-        "select",
-        "selectattr",
-    ),
-    *("slice", "sort", "string", "sum", "tojson", "trim", "unique", "upper", "capitalize", "abs", _AT_WORK),
-}
-"""Filters that take and give single strings by methods of these, or that give no string."""
-_MISSING = object()
-
-
-class _Traced(_Environment):
-    """Strings keep their origins. What is read of messages and called on their texts takes a short way."""
-
-    def __init__(self, date: str | None) -> None:
-        super().__init__(date)
-        self.filters |= {name: _opaque(each) for name, each in self.filters.items() if name not in _FOLLOWED}
-        self.filters |= {"join": _join, "tojson": _tojson}
+        # Numbers have methods that make much from little; no template needs them.
+        return (
+            attr not in limits.REFUSED
+            and not isinstance(obj, int | float)
+            and super().is_safe_attribute(obj, attr, value)
+        )
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -356,76 +268,78 @@ class _Traced(_Environment):
             return obj[argument]
         return super().getitem(obj, argument)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         made = super().wrap_str_format(value)
-        if made is None or type(value.__self__) is not Text:
-            return made
+        if made is None:
+            return None
         text = value.__self__
-        return lambda *args, **kwargs: origins.derived("".join((made(*args, **kwargs),)), (text, *args, kwargs))
+
+        def format_(*args: Any, **kwargs: Any) -> Any:
+            limits.expect_growth("%", text, *args, *kwargs.values())
+            return origins.derived(made(*args, **kwargs), (text, args, kwargs))
+
+        return format_
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        kind = type(obj)
+        kind, owner = type(obj), None
         if kind is MethodType or kind is BuiltinMethodType:
-            owner = obj.__self__
-            if type(owner) is Node:
-                return obj(*args, **_own(kwargs))
-            if type(owner) is Text:
-                if obj.__name__ in limits.METHODS:
-                    limits.expect_growth(obj.__name__, owner, args)
-                return origins.derived(obj(*args, **_own(kwargs)), (owner,))
-            if type(owner) is str and obj.__name__ == "join" and len(args) == 1:
-                return _joined(owner, args[0])
+            owner, name = obj.__self__, obj.__name__
+            if isinstance(owner, str) and name in limits.GROWING:
+                limits.expect_growth(name, owner, *args)
+            if type(owner) is str and name == "join" and len(args) == 1:
+                return origins.joined(owner, args[0])
+            if type(owner) is Text or type(owner) is Node:
+                own = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}
+                result = obj(*args, **own)  # without what jinja adds
+                return origins.derived(result, (owner,)) if type(result) is str and type(owner) is Text else result
+        elif kind is jinja2.runtime.Macro or kind is jinja2.runtime.LoopContext:
+            limits.count_round()
+            for value in args:
+                limits.weigh(value)
         result = super().call(context, obj, *args, **kwargs)
         if type(result) is not str or kind is jinja2.runtime.Macro:
             return result
-        return origins.derived(result, (getattr(obj, "__self__", None), args, _own(kwargs)))
+        return origins.derived(result, (owner, args))
 
-    def _applied(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        return origins.derived(super()._applied(context, operator, left, right), (left, right))
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        if operator == "**" or (operator != "+" and not are_numbers):
+            limits.expect_growth(operator, left, *(right if isinstance(right, tuple) else (right,)))
+        made = self.binop_table[operator](left, right)
+        kind = type(made)
+        if kind is int:
+            limits.expect(made.bit_length(), limits.MAX_BITS)
+        elif kind is list or kind is tuple or (kind is str and operator == "+"):
+            limits.bounded(made)
+        elif isinstance(made, set | frozenset):
+            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
+        elif kind is not Text:
+            is_sum = operator == "+" and isinstance(made, str)
+            return origins.sum_of_markup(left, right) if is_sum else origins.derived(made, (left, right))
+        return made
 
 
-def _own(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Without what jinja adds."""
-    return {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")} if kwargs else {}
+def _bounded(name: str, filter_: Any) -> Any:
+    """A filter that is not applied where it would make too much.
 
-
-def _expecting(name: str, filter_: Any) -> Any:
-    """A filter that is not applied where it would make too much."""
+    A string that it gives comes from all that it was given, if it is not followed.
+    """
 
     @functools.wraps(filter_)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        subject = next((each for each in args if isinstance(each, str | list | tuple)), "")
-        limits.expect_growth(name, subject, [each for each in (*args, *kwargs.values()) if each is not subject])
-        return filter_(*args, **kwargs)
-
-    return applied
-
-
-def _opaque(filter_: Any) -> Any:
-    """A filter that is not followed: a string that it gives comes from all that it was given."""
-
-    @functools.wraps(filter_)
-    def applied(*args: Any, **kwargs: Any) -> Any:
+        if name in limits.GROWING:
+            limits.expect_growth(name, *args, *kwargs.values())
         result = filter_(*args, **kwargs)
-        if not isinstance(result, str):
-            return result
-        derived = origins.derived("".join((result,)), (*args, kwargs))
-        return origins.safe(derived) if isinstance(result, markupsafe.Markup) else derived
+        return result if name in _FOLLOWED else origins.derived(result, (args, kwargs))
 
     return applied
-
-
-def _joined(separator: str, values: Iterable[Any]) -> str:
-    values = list(values)
-    limits.expect_growth("join", separator, (values,))
-    return origins.joined(separator, values) if Text in map(type, values) else separator.join(values)
 
 
 @jinja2.pass_environment
 def _join(environment: Any, value: Any, d: str = "", attribute: Any = None) -> str:
     if attribute is not None:
         value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
-    return _joined(written(d), map(written, value))
+    return origins.joined(written(d), map(written, value))
 
 
 # Marks in the syntax tree
@@ -443,26 +357,18 @@ def _at_work(_: jinja2.runtime.Context, value: Any) -> str:
     return _mark_of(value._origin.index) if origins.is_message(value) else ""
 
 
-def _mark_loops(node: nodes.Node, around: str = "") -> None:
+class _Marks(jinja2.visitor.NodeTransformer):
     """Marks which message is at work: at the head of each loop's body, and again behind each loop within it."""
-    for _, value in node.iter_fields():
-        if isinstance(value, list):
-            marked: list[Any] = []
-            for child in value:
-                marked.append(child)
-                if not isinstance(child, nodes.Node):
-                    continue
-                if not isinstance(child, nodes.For):
-                    _mark_loops(child, around)
-                    continue
-                inner = child.target.name if isinstance(child.target, nodes.Name) else around
-                _mark_loops(child, inner)
-                child.body.insert(0, _mark(inner, child.lineno))
-                if around:
-                    marked.append(_mark(around, child.lineno))
-            value[:] = marked
-        elif isinstance(value, nodes.Node):
-            _mark_loops(value, around)
+
+    _around = ""
+
+    def visit_For(self, loop: nodes.For) -> list[nodes.Node]:
+        around = self._around
+        self._around = loop.target.name if isinstance(loop.target, nodes.Name) else around
+        self.generic_visit(loop)
+        loop.body.insert(0, _mark(self._around, loop.lineno))
+        self._around = around
+        return [loop, _mark(around, loop.lineno)] if around else [loop]
 
 
 def _mark(name: str, line: int) -> nodes.Output:

@@ -15,20 +15,21 @@ MAX_MADE = 1 << 28
 """Characters and items of all large values that a rendering makes, together."""
 MAX_ROUNDS = 1 << 20
 """Rounds of loops and calls of macros of a rendering."""
+_MAX_GROWTH = 1 << 26
+"""What `expect_growth` lets pass: it reckons with more than is made."""
+MAX_BITS = 4096
+"""Of a whole number."""
 _LARGE = 1 << 10
-_MAX_BITS = 4096
 _ITEM = 16
 """Characters that an item counts as: see `weigh`."""
 
-METHODS = frozenset(
-    ("center", "ljust", "rjust", "zfill", "format", "format_map", "expandtabs", "join", "replace", "translate")
-)
-"""Methods of texts that may give much more than they are given."""
-FILTERS = frozenset(("batch", "slice", "center", "truncate", "wordwrap", "format", "indent", "replace"))
-"""Filters that may."""
-_FORMATS = ("format", "format_map", "%")
-_WIDTHS = re.compile(r"[%:][^a-zA-Z%{}]*")
-_FROM_ARGUMENTS = re.compile(r"\*|[:.][^{}]*\{")
+GROWING = frozenset("batch slice center wordwrap format indent replace round ljust rjust zfill".split())
+"""Filters, and methods of texts, that may give much more than they are given."""
+REFUSED = frozenset(("encode", "expandtabs", "translate"))
+"""Methods of texts that no template needs."""
+_NUMBER = re.compile("[0-9]+")
+_FROM_ARGUMENTS = re.compile(r"\*|\{[^{}]+\{")
+"""A width that is an argument: `%*d`, `{:{}}`."""
 
 T = TypeVar("T")
 
@@ -79,10 +80,16 @@ def count_round() -> None:
         raise TemplateLimit(f"it takes more than {MAX_ROUNDS} rounds of loops and calls of macros")
 
 
-def weigh(value: Any) -> None:
-    """Raises TemplateLimit if the text of a list or an object is too large: a list may be in another many times."""
+def weigh(value: Any) -> int:
+    """The characters of a text, or of the text of a list or an object; 1 of others.
+
+    Raises:
+        TemplateLimit: it is too large: a list may be in another many times.
+    """
+    if isinstance(value, str):
+        return str.__len__(value)  # of `str`, since methods of a text may be watched: see `replay`
     if not isinstance(value, list | tuple | dict):
-        return
+        return 1
     size, inside = 0, [value]
     while inside:
         item = inside.pop()
@@ -92,34 +99,25 @@ def weigh(value: Any) -> None:
             inside += item
         size += _ITEM + len(item) if isinstance(item, str) else _ITEM
         expect(size)
+    return size
 
 
-def expect_operator(operator: str, left: Any, right: Any) -> None:
-    """Checks what `*`, `**` and `%` would make."""
-    if operator == "%":
-        expect_growth("%", left, right if isinstance(right, tuple) else (right,))
-    elif isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if bits > _MAX_BITS:
-            raise TemplateLimit(f"an integer in it has more than {_MAX_BITS} bits")
-    elif operator == "*":
-        many, times = (right, left) if isinstance(left, int) else (left, right)
-        if isinstance(many, str | list | tuple) and isinstance(times, int):
-            expect(len(many) * times)
-
-
-def expect_growth(name: str, subject: Any, arguments: Any) -> None:
-    """Checks what a method or filter would make of a text or list and its arguments."""
-    # Methods of `str`, since those of a text may be watched: see `replay`.
-    size = (
-        str.__len__(subject) if isinstance(subject, str) else len(subject) if isinstance(subject, list | tuple) else 1
-    )
-    texts = [each for each in arguments if isinstance(each, str | list | tuple | dict)]
-    numbers = [each for each in arguments if isinstance(each, int)]
-    if name in _FORMATS:
-        widths = [int(digits) for each in _WIDTHS.findall(str(subject)) for digits in re.findall("[0-9]+", each)]
-        expect(max([*widths, *(numbers if _FROM_ARGUMENTS.search(str(subject)) else [])], default=0))
-    elif name == "replace" and isinstance(subject, str) and len(texts) == 2:
-        expect(size + str.count(subject, str(texts[0])) * len(texts[1]))
+def expect_growth(name: str, *given: Any) -> None:
+    """Checks what a method, a filter or an operator would make of a text or list, and of what else it is given."""
+    if name in ("**", "round"):
+        expect(max([abs(each) for each in given[1:] if isinstance(each, int)], default=0), MAX_BITS)
+        return
+    subject: Any = next((each for each in given if isinstance(each, str | list | tuple | dict)), "")
+    others = [each for each in given if each is not subject]
+    sizes = [each if isinstance(each, int) else weigh(each) for each in others]
+    if name in ("%", "format"):
+        if not _FROM_ARGUMENTS.search(subject):
+            sizes = [weigh(each) for each in others]
+        sizes += map(int, _NUMBER.findall(subject))
+        times = str.count(subject, "%") + str.count(subject, "{")
+    elif name == "replace":
+        texts = [each for each in others if isinstance(each, str)]
+        times = str.count(subject, texts[0]) if texts else 0
     else:
-        expect((size + 1) * max([1, *numbers, *map(len, texts)]), MAX_MADE)
+        times = 1 + weigh(subject)
+    expect(weigh(subject) + times * max(sizes, default=0), _MAX_GROWTH)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import markupsafe
 
-from beam_prep.chat.limits import bounded
+from beam_prep.chat.limits import bounded, expect
 
 # Indices that are no message's.
 TOOLS, MIXED, GENERATION_BEGINS, GENERATION_ENDS = -1, -2, -3, -4
@@ -45,21 +45,19 @@ class Text(str):
         return self
 
     def __add__(self, other: Any) -> Any:
-        if not isinstance(other, str) or type(other) is Safe:
+        if not isinstance(other, str) or isinstance(other, markupsafe.Markup):
             return NotImplemented
-        return text_of(str.__add__(self, other), self._parts + parts_of(other))
+        return text_of(bounded(str.__add__(self, other)), self._parts + parts_of(other))
 
     def __radd__(self, other: Any) -> Any:
         if not isinstance(other, str):
             return NotImplemented
-        return text_of(str.__add__(other, self), ((other, None), *self._parts))
+        return text_of(bounded(str.__add__(other, self)), ((other, None), *self._parts))
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, slice):
-            begin, end, step = key.indices(len(self))
-            return _cut(self, begin, max(begin, end)) if step == 1 else derived(str.__getitem__(self, key), (self,))
-        character = str.__getitem__(self, key)
-        return derived(character, (self,)) if len(self._parts) < 2 else self[key : key + 1 or None]
+        found = str.__getitem__(self, key)
+        begin, _, step = (key if isinstance(key, slice) else slice(key, key + 1 or None)).indices(len(self))
+        return _cut(self, begin, begin + len(found)) if step == 1 else derived(found, (self,))
 
     def __iter__(self) -> Iterator[Any]:
         return (_cut(self, at, at + 1) for at in range(len(self)))
@@ -85,7 +83,7 @@ class Text(str):
             return self
         if len(self._parts) < 2 or not old:
             return derived(str.replace(self, old, new, count), (self, new))
-        return concat(between(self.split(old, count), new))
+        return joined(new, self.split(old, count))
 
     def split(self, sep: str | None = None, maxsplit: Any = -1) -> Any:
         return _located(self, str.split(self, sep, maxsplit), len(sep or ""))
@@ -94,7 +92,7 @@ class Text(str):
         return _located(self, str.rsplit(self, sep, maxsplit), len(sep or ""))
 
     def join(self, values: Iterable[Any]) -> Any:
-        return concat(between(values, self))
+        return joined(self, values)
 
     def __mul__(self, times: Any) -> Any:
         return concat([self] * times)
@@ -102,22 +100,9 @@ class Text(str):
     __rmul__ = __mul__
 
 
-def _method(name: str, made: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[..., Any]:
-    original = getattr(str, name)
-    return lambda self, *args, **named: made(original(self, *args, **named), (self, *args))
-
-
-for _name in ("splitlines", "partition", "rpartition"):
-    setattr(Text, _name, _method(_name, lambda pieces, sources: type(pieces)(_located(sources[0], pieces))))
-for _name in ("upper", "lower", "title", "capitalize", "casefold", "swapcase", "expandtabs", "translate"):
-    setattr(Text, _name, _method(_name, lambda made, sources: derived("".join((made,)), sources)))
-for _name in ("center", "ljust", "rjust", "zfill"):
-    setattr(Text, _name, _method(_name, lambda made, sources: derived("".join((made,)), sources)))
-
-
 def text_of(value: str, parts: tuple[Part, ...]) -> Text:
     """A string of these parts."""
-    made = _new(Text, bounded(value))
+    made = _new(Text, value)
     made._parts = parts
     return made
 
@@ -137,61 +122,34 @@ def parts_of(value: str) -> tuple[Part, ...]:
 def concat(pieces: Iterable[Any]) -> str:
     """`"".join`, of jinja: of blocks that are set, macros and calls."""
     pieces = tuple(pieces)
+    expect(sum(map(str.__len__, pieces)))
+    value = bounded("".join(pieces))
     if Text not in map(type, pieces):
-        return bounded("".join(pieces))
+        return value
     parts: list[Part] = []
     for piece in pieces:
         if type(piece) is Text:
             parts += piece._parts
         elif piece:
             parts.append((piece, None))
-    return text_of("".join(pieces), tuple(parts))
-
-
-def str_join(values: Iterable[Any]) -> str:
-    """What `~` makes."""
-    return concat(map(str, values))
+    return text_of(value, tuple(parts))
 
 
 def joined(separator: str, values: Iterable[Any]) -> str:
     """`separator.join(values)`."""
-    return concat(between(values, separator))
-
-
-def between(values: Iterable[Any], separator: str) -> list[Any]:
-    """The values, with a separator between each two."""
-    found: list[Any] = []
+    pieces: list[Any] = []
     for value in values:
-        found += (separator, value)
-    return found[1:]
+        pieces += (separator, value)
+    return concat(pieces[1:])
 
 
 class Safe(markupsafe.Markup):
-    """Markup: what is added to it is escaped. What is made of it in other ways comes from MIXED."""
+    """Markup of a string. What its own methods make of it comes from MIXED."""
 
-    _parts: tuple[Part, ...] = ()
+    _text: str | None = None
 
     def __str__(self) -> str:
-        return text_of("".join((self,)), self._parts) if self._parts else one("".join((self,)), Origin(MIXED, ()))
-
-    def __add__(self, other: Any) -> Any:
-        return safe(concat((str(self), _escaped(other)))) if isinstance(other, str) else NotImplemented
-
-    def __radd__(self, other: Any) -> Any:
-        return safe(concat((_escaped(other), str(self)))) if isinstance(other, str) else NotImplemented
-
-
-def safe(text: str) -> Safe:
-    """A string as markup."""
-    made = Safe("".join((text,)))
-    made._parts = parts_of(text)
-    return made
-
-
-def _escaped(value: str) -> str:
-    if isinstance(value, markupsafe.Markup):
-        return str(value)
-    return derived("".join((markupsafe.escape(value),)), (value,))  # type: ignore[no-any-return]
+        return one("".join((self,)), Origin(MIXED, ())) if self._text is None else self._text
 
 
 def _cut(text: Text, begin: int, end: int, keep_marks: bool = False) -> Text:
@@ -243,19 +201,41 @@ def _origins(value: Any) -> Iterator[Origin]:
 
 def derived(result: Any, sources: Iterable[Any]) -> Any:
     """A string that was made of others in a way that is not followed; any other value as it is."""
-    if type(result) is not str:
+    if not isinstance(result, str):
         return result
-    bounded(result)
     origins = {origin: None for source in sources for origin in _origins(source)}
-    if not origins:
-        return result
-    if len({origin.index for origin in origins}) > 1:
-        return one(result, Origin(MIXED, ()))
-    keys = dict.fromkeys(key for origin in origins for key in origin.keys or ())
-    return one(result, Origin(next(iter(origins)).index, tuple(keys)))
+    text = bounded("".join((result,)))
+    if origins:
+        keys = dict.fromkeys(key for origin in origins for key in origin.keys or ())
+        indices = {origin.index for origin in origins}
+        text = one(text, Origin(indices.pop(), tuple(keys)) if len(indices) == 1 else Origin(MIXED, ()))
+    return _safe(text) if isinstance(result, markupsafe.Markup) else text
 
 
-Child = Callable[[Origin, str, Any], Any]
+def _safe(text: str) -> Safe:
+    made = Safe(text)
+    made._text = text
+    return made
+
+
+def sum_of_markup(*summands: str) -> Safe:
+    """What is added to markup is escaped."""
+    escaped = (each if type(each) is Safe else derived(markupsafe.escape(each), (each,)) for each in summands)
+    return _safe(concat(map(str, escaped)))
+
+
+def _method(name: str, made: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[..., Any]:
+    original = getattr(str, name)
+    return lambda self, *args, **named: made(original(self, *args, **named), (self, *args))
+
+
+for _name in ("splitlines", "partition", "rpartition"):
+    setattr(Text, _name, _method(_name, lambda pieces, sources: type(pieces)(_located(sources[0], pieces))))
+for _name in "upper lower title capitalize casefold swapcase center ljust rjust zfill".split():
+    setattr(Text, _name, _method(_name, derived))
+
+
+Field = Callable[[str, Any], Any]
 
 
 class Node(dict):  # type: ignore[type-arg]
@@ -264,14 +244,14 @@ class Node(dict):  # type: ignore[type-arg]
     Args:
         raw: the object.
         origin: of the whole.
-        child: (origin, key, value) -> the wrapped value.
+        field: (key, value) -> the wrapped value, of an object whose keys are names of fields; nobody says these.
     """
 
-    __slots__ = ("_child", "_origin", "_raw")
+    __slots__ = ("_field", "_origin", "_raw")
 
-    def __init__(self, raw: dict[str, Any], origin: Origin, child: Child) -> None:
+    def __init__(self, raw: dict[str, Any], origin: Origin, field: Field | None = None) -> None:
         dict.__init__(self, raw)
-        self._raw, self._origin, self._child = raw, origin, child
+        self._raw, self._origin, self._field = raw, origin, field
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
@@ -284,18 +264,13 @@ class Node(dict):  # type: ignore[type-arg]
         return iter(self.keys())
 
     def keys(self) -> Any:
-        if self._child is not _wrapped:
-            return dict.keys(self)  # names of a message's fields are not said by anybody
-        return [one(key, self._origin) if type(key) is str else key for key in dict.keys(self)]
+        return dict.keys(self) if self._field else [wrap(key, self._origin) for key in dict.keys(self)]
 
     def values(self) -> Any:
         return [self[key] for key in dict.keys(self)]
 
     def items(self) -> Any:
         return list(zip(self.keys(), self.values(), strict=True))
-
-    def copy(self) -> Any:
-        return self
 
 
 class Nodes(list):  # type: ignore[type-arg]
@@ -314,7 +289,7 @@ RAW = frozenset((str, dict, list))
 
 def read(node: Node, key: Any, value: Any) -> Any:
     """A value of a node, wrapped and kept."""
-    made = node._child(node._origin, key, value)
+    made = node._field(key, value) if node._field else wrap(value, node._origin)
     dict.__setitem__(node, key, made)
     return made
 
@@ -325,34 +300,28 @@ def wrap(value: Any, origin: Origin) -> Any:
     if kind is str:
         return one(value, origin)
     if kind is dict:
-        return Node(value, origin, _wrapped)
-    if kind is list:
-        return Nodes(value, origin, [wrap(each, origin) for each in value])
-    return value
-
-
-def _wrapped(origin: Origin, key: str, value: Any) -> Any:
-    return wrap(value, origin)
+        return Node(value, origin)
+    return Nodes(value, origin, [wrap(each, origin) for each in value]) if kind is list else value
 
 
 def message_node(message: dict[str, Any], index: int) -> Node:
     """A message for a template."""
-    return Node(message, Origin(index, ("*",)), _of_message)
+    return Node(message, Origin(index, _WHOLE), functools.partial(_of_message, index))
+
+
+_WHOLE = ("*",)
 
 
 def is_message(value: Any) -> bool:
     """True for what `message_node` gives."""
-    return type(value) is Node and value._child is _of_message
+    return type(value) is Node and value._origin.keys is _WHOLE
 
 
-def _of_message(origin: Origin, key: str, value: Any) -> Any:
-    index = origin.index
-    if key == "content" and type(value) is str:
-        return one(value, Origin(index, CONTENT))
-    if key == "role":
-        return _constant(value) if type(value) is str else value
+def _of_message(index: int, key: str, value: Any) -> Any:
+    if key == "role" and type(value) is str:
+        return _constant(value)
     if key == "tool_calls" and type(value) is list:
-        calls = [_call(index, place, call) for place, call in enumerate(value)]
+        calls = [_call(index, f"tool_calls[{place}].", call) for place, call in enumerate(value)]
         keys = tuple(key for call in calls if type(call) is Node for key in call._origin.keys or ())
         return Nodes(value, Origin(index, keys), calls)
     return wrap(value, Origin(index, ("reasoning" if key in REASONING_FIELDS else key,)))
@@ -370,15 +339,12 @@ class _Constant(str):
 _constant = functools.lru_cache(1000)(_Constant)
 
 
-def _call(index: int, place: int, call: Any) -> Any:
-    origin = Origin(index, (f"tool_calls[{place}].name", f"tool_calls[{place}].arguments"))
-    return Node(call, origin, _of_call) if type(call) is dict else wrap(call, origin)
+def _call(index: int, place: str, call: Any) -> Any:
+    origin = Origin(index, (f"{place}name", f"{place}arguments"))
+    if type(call) is not dict:
+        return wrap(call, origin)
+    return Node(call, origin, functools.partial(_of_call, index, place))
 
 
-def _of_call(origin: Origin, key: str, value: Any) -> Any:
-    name, arguments = origin.keys or ("", "")
-    if key == "function" and type(value) is dict:
-        return Node(value, origin, _of_call)
-    if key == "arguments":
-        return wrap(value, Origin(origin.index, (arguments,)))
-    return wrap(value, Origin(origin.index, (name if key == "name" else name.replace(".name", "." + key),)))
+def _of_call(index: int, place: str, key: str, value: Any) -> Any:
+    return _call(index, place, value) if key == "function" else wrap(value, Origin(index, (place + key,)))

@@ -8,57 +8,34 @@ Then what the rule (`turns`) finds is constant, too. `ChatTemplate.render` gives
 compared with it.
 """
 
-import functools
+import bisect
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import nodes
 
 from beam_prep.chat.messages import Lost, Message, for_template, not_rendered
-from beam_prep.chat.origins import Text
+from beam_prep.chat.origins import Text, parts_of
 from beam_prep.chat.trace import trace
-from beam_prep.chat.turns import Facts, Ranges, Renderer, Turn, Turns
+from beam_prep.chat.turns import Ranges, Turn, Turns
 from beam_prep.core.data.block import Reject
+
+if TYPE_CHECKING:
+    from beam_prep.chat.template import ChatTemplate
 
 RENDERING = threading.RLock()
 """Held while a template runs: methods of `Text` are watched for one rendering, and no other may be seen by that."""
 
-_MOST = 500
+_MOST = 1000
 """Kinds that are kept."""
-_FILTERS = {
-    *(
-        "items",
-        "dictsort",
-        "sort",
-        "unique",
-        "title",
-        "indent",
-        "escape",
-        "e",
-        "trim",
-        "length",
-        "count",
-        "first",
-        "last",
-    ),
-    *("list", "default", "d", "join", "replace", "lower", "upper", "capitalize", "string", "tojson", "map", "select"),
-    *("selectattr", "reject", "rejectattr", "safe", "_beam_prep_at_work"),
-}
-_TESTS = {
-    *("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "true", "false", "eq"),
-    *("equalto", "ne", "number", "integer", "odd", "even", "callable"),
-}
-_GIVE_TEXTS = {
-    *("strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "replace", "split", "rsplit", "splitlines"),
-}
-_WATCHED = (
-    *(name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")),
-    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__len__", "__getitem__"),
-)
-_REFUSED = ("__iter__", "__hash__", "__mul__", "__rmul__", "__mod__", "__rmod__", "__format__")
+_UNSEEN = frozenset("int float wordcount in sameas".split())
+"""Filters and tests that read a text without asking it."""
+_WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
+_WATCHED += "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __len__ __getitem__ __iter__ __hash__".split()
+_WATCHED += "__mul__ __rmul__ __mod__ __rmod__ __format__".split()
 _SAME = object()
 """The text that an operation was called on."""
 
@@ -67,8 +44,8 @@ class _NotReplayable(Exception):
     """Something is made of a text that is not followed."""
 
 
-Guard = tuple[int, Callable[..., Any], tuple[Any, ...], Any]
-"""(text, operation, arguments, what it gives)"""
+Guard = tuple[int, str, tuple[Any, ...], Any]
+"""(text, operation, arguments, what it gives: see `_encoded`)"""
 
 
 class Plan(NamedTuple):
@@ -109,10 +86,8 @@ class Replayed(NamedTuple):
         return [turn._replace(spans=self._here(turn.spans), rule=self._here(turn.rule)) for turn in self.plan.turns]
 
     def _here(self, spans: Ranges) -> Ranges:
-        return tuple((self._at(*self.relative(begin)), self._at(*self.relative(end))) for begin, end in spans)
-
-    def _at(self, constants: int, texts: int) -> int:
-        return constants + self.moved[texts]
+        places = [[self.relative(at) for at in span] for span in spans]
+        return tuple((first + self.moved[a], last + self.moved[b]) for (first, a), (last, b) in places)
 
     def relative(self, at: int, moved: Sequence[int] | None = None) -> tuple[int, int]:
         """(characters of constants, texts) before a place of the plan's own chat, or of that whose `moved` is given.
@@ -120,24 +95,12 @@ class Replayed(NamedTuple):
         Raises:
             ValueError: it is within a text.
         """
-        moved, constants = self.plan.moved if moved is None else moved, 0
-        for texts in range(len(moved)):
-            constants += len(self.plan.parts[2 * texts])
-            if at <= constants + moved[texts]:
-                if at < constants + moved[texts] - len(self.plan.parts[2 * texts]):
-                    break
-                return at - moved[texts], texts
-        raise ValueError(f"character {at} is within a text")
-
-
-class Replayable(Renderer, Protocol):
-    """What a replay needs of a `ChatTemplate`."""
-
-    def facts(self, tools: Any, variables: dict[str, Any]) -> Facts: ...
-
-    def pieces(
-        self, messages: Sequence[Message], tools: Any, variables: dict[str, Any], prompt: bool = False
-    ) -> list[str]: ...
+        moved = self.plan.moved if moved is None else moved
+        constants = [0, *itertools.accumulate(map(len, self.plan.parts[::2]))]
+        texts = bisect.bisect_left([*map(sum, zip(constants[1:], moved, strict=True))], at)
+        if at - moved[texts] < constants[texts]:
+            raise ValueError(f"character {at} is within a text")
+        return at - moved[texts], texts
 
 
 class Replay:
@@ -145,21 +108,14 @@ class Replay:
 
     Args:
         template: renders them.
+        tree: its syntax tree.
     """
 
-    def __init__(self, template: Replayable, tree: nodes.Template) -> None:
-        self._template, self._plans, self._seen = template, dict[Any, Plan | None](), set[Any]()
+    def __init__(self, template: "ChatTemplate", tree: nodes.Template) -> None:
+        self._template, self._plans = template, dict[Any, Plan | None]()
         self._possible = _is_readable(tree)
-
-    @functools.cached_property
-    def _beginnings(self) -> tuple[str, ...]:
-        """With what special tokens begin, as far as texts are looked through for it."""
-        return tuple(sorted({token[:2] for token in self._template.tokens.texts if len(token) > 1}))
-
-    @functools.cached_property
-    def _cut_off(self) -> tuple[str, ...]:
-        tokens = self._template.tokens.texts
-        return tuple({token[:size] for token in tokens for size in range(1, len(token))})
+        # With what special tokens begin, as far as texts are looked through for it.
+        self._beginnings = tuple(sorted({token[:2] for token in template.tokens.texts if len(token) > 1}))
 
     def find(self, messages: Sequence[Message], variables: dict[str, Any], prompt: bool = False) -> Replayed | None:
         """A chat of messages of a role and a content, both text; None: it is not replayed.
@@ -173,21 +129,18 @@ class Replay:
         kind: Any = tuple([message["role"] for message in messages])
         if variables or prompt:
             kind = kind, prompt, repr(sorted(variables.items()))
-        plan = self._plans.get(kind)
-        if plan is None:
-            if kind not in self._plans:
-                self._learn(kind, messages, variables, prompt)
+        plan, texts = self._plans.get(kind, _NEW), [message["content"] for message in messages]
+        if plan is None or not self._are_plain(texts):
             return None
-        texts = [message["content"] for message in messages]
-        if not self._are_plain(texts):
+        if not plan.parts:
+            self._learn(kind, plan, messages, variables, prompt)
             return None
-        for number, operation, arguments, wanted in plan.guards:
-            if operation(texts[number], *arguments) != wanted:
+        for number, name, arguments, wanted in plan.guards:
+            if _encoded(getattr(str, name)(texts[number], *arguments), texts[number]) != wanted:
                 return None
-        said = [texts[number] for number in plan.order]
         parts = plan.parts.copy()
-        parts[1::2] = said
-        return Replayed(plan, "".join(parts), [0, *itertools.accumulate(map(len, said))])
+        parts[1::2] = said = [texts[number] for number in plan.order]
+        return Replayed(plan, "".join(parts), _moved(said))
 
     def _are_plain(self, texts: list[str]) -> bool:
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=0) < 2:
@@ -195,19 +148,14 @@ class Replay:
         together = "\n".join(texts)
         return not any(beginning in together for beginning in self._beginnings)
 
-    def _learn(self, kind: Any, messages: Sequence[Message], variables: dict[str, Any], prompt: bool) -> None:
-        """Makes the plan of a kind that was seen before."""
-        if kind not in self._seen:
-            if len(self._seen) >= 2 * _MOST:
-                self._seen.clear()
-            self._seen.add(kind)
-            return
-        if not self._are_plain([message["content"] for message in messages]):
-            return
+    def _learn(
+        self, kind: Any, known: Plan, messages: Sequence[Message], variables: dict[str, Any], prompt: bool
+    ) -> None:
+        """Makes the plan of a kind that comes for the second time."""
         while len(self._plans) >= _MOST:
             del self._plans[next(iter(self._plans))]
         try:
-            self._plans[kind] = self._plan(messages, variables, prompt)
+            self._plans[kind] = _SEEN if known is _NEW else self._plan(messages, variables, prompt)
         except (_NotReplayable, Reject):
             self._plans[kind] = None
 
@@ -219,47 +167,45 @@ class Replay:
         formed, _ = template.forms.apply([for_template(message) for message in messages])
         with _watched(numbers) as guards:
             pieces = template.pieces(formed, None, variables, prompt)
-        rendering = trace(pieces)
         parts, order = [""], list[int]()
-        for piece in pieces:
-            for value, origin in piece._parts if type(piece) is Text else ((piece, None),):
-                if origin is None:
-                    parts[-1] += value
-                elif value:
-                    order.append(_number(numbers, value))
-                    parts += (value, "")
-        if any(constant and constant.endswith(self._cut_off) for constant in parts[:-1:2]):
+        for value, origin in itertools.chain.from_iterable(map(parts_of, pieces)):
+            if origin is None:
+                parts[-1] += value
+            elif value:
+                order.append(_number(numbers, value))
+                parts += (value, "")
+        begun = tuple({token[:size] for token in template.tokens.texts for size in range(1, len(token))})
+        if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in it, and end in what is said
         turns: list[Turn] = []
-        lost: list[Lost] = []
         if not prompt:
+            rendering = trace(pieces)
             found = Turns(template, template.facts(None, variables), rendering, formed, None, variables)
             turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
             if not found.by_facts or any(turn.reason for turn in turns) or lost:
                 raise _NotReplayable
-        checks = [(number, _operation(name), given, gives) for (number, name, given), gives in guards.items()]
-        said = [messages[number]["content"] for number in order]
-        plan = Plan(parts, order, turns, [0, *itertools.accumulate(map(len, said))], checks, lost)
-        replayed = Replayed(plan, rendering.text, plan.moved)
+        checks = [(*asked, gives) for asked, gives in guards.items()]
+        plan = Plan(parts, order, turns, _moved(parts[1::2]), checks, [])
         try:
-            if replayed.turns() != turns:
-                raise _NotReplayable
-        except ValueError:
+            Replayed(plan, "", plan.moved).turns()
+        except ValueError:  # a border within a text
             raise _NotReplayable from None
         return plan
 
 
-def _operation(name: str) -> Callable[..., Any]:
-    """The operation of a guard."""
-    return functools.partial(_applied, name) if name in _GIVE_TEXTS else getattr(str, name)
+_NEW, _SEEN = (Plan([], [], [], [], [], []) for _ in range(2))
+"""In the place of plans: of kinds that came never, or once."""
+
+
+def _moved(said: Sequence[str]) -> list[int]:
+    return [0, *itertools.accumulate(map(len, said))]
 
 
 def _is_readable(tree: nodes.Template) -> bool:
     """Whether all that a template does with texts can be watched."""
-    if any(node.name not in _FILTERS for node in tree.find_all(nodes.Filter)):
-        return False
-    if any(node.name not in _TESTS for node in tree.find_all(nodes.Test)):
-        return False
+    for asked in (*tree.find_all(nodes.Filter), *tree.find_all(nodes.Test)):
+        if not _UNSEEN.isdisjoint({asked.name, *(each.value for each in asked.args if isinstance(each, nodes.Const))}):
+            return False  # by its name, or by `map`
     for call in tree.find_all(nodes.Call):
         method = call.node.attr if isinstance(call.node, nodes.Getattr) else ""
         if hasattr(str, method) and method != "join" and not all(isinstance(each, nodes.Const) for each in call.args):
@@ -283,17 +229,14 @@ def _number(numbers: dict[int, int], value: str) -> int:
     return numbers[id(value)]
 
 
-def _applied(name: str, text: str, *arguments: Any) -> Any:
-    return _encoded(getattr(str, name)(text, *arguments), text)
-
-
 def _encoded(result: Any, text: str) -> Any:
-    """What a guard compares."""
+    """What a guard compares; None: it is not known what is made of a text."""
     if isinstance(result, bool | int):
         return result
-    if isinstance(result, str):
-        return _SAME if str.__eq__(result, text) else None
-    return [_encoded(each, text) for each in result] if isinstance(result, list) else None
+    if isinstance(result, list):
+        made = [_encoded(each, text) for each in result]
+        return None if None in made else made
+    return _SAME if isinstance(result, str) and str.__eq__(result, text) else None
 
 
 @contextmanager
@@ -310,30 +253,28 @@ def _watched(numbers: dict[int, int]) -> Iterator[dict[Any, Any]]:
             busy = True
             try:
                 result = original(self, *arguments)
-                if result is NotImplemented:
-                    return result
-                value = _encoded(result, self)
-                flat = value if isinstance(value, list) else [value]
-                if name in _REFUSED or len(self._parts) != 1 or None in flat or Text in map(type, arguments):
-                    raise _NotReplayable
-                if _SAME in flat and name not in _GIVE_TEXTS:
-                    raise _NotReplayable
-                guards[_number(numbers, self._parts[0][0]), name, arguments] = value
+                if result is not NotImplemented:
+                    value = _encoded(result, self)
+                    if value is None or len(self._parts) != 1 or Text in map(type, arguments):
+                        raise _NotReplayable
+                    guards[_number(numbers, self._parts[0][0]), name, arguments] = value
+                return result
             finally:
                 busy = False
-            return result
 
         method.__name__ = name
         return method
 
     def truth(self: Text) -> bool:
-        said = [origin and _number(numbers, value) >= 0 for value, origin in self._parts if value]
-        return any(said) or any(value for value, _ in self._parts)
+        for value, origin in self._parts:
+            if value and origin is not None:
+                _number(numbers, value)
+        return str.__len__(self) > 0
 
     with RENDERING:
-        before = {name: Text.__dict__.get(name) for name in (*_WATCHED, *_REFUSED, "__bool__")}
+        before = {name: Text.__dict__.get(name) for name in (*_WATCHED, "__bool__")}
         try:
-            for name in (*_WATCHED, *_REFUSED):
+            for name in _WATCHED:
                 setattr(Text, name, watched(name, getattr(Text, name)))
             Text.__bool__ = truth  # type: ignore[attr-defined]
             yield guards

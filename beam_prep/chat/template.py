@@ -94,7 +94,7 @@ class ChatTemplate:
     ) -> None:
         self.source, self.special_tokens = source, dict(special_tokens)
         self.tokens = Tokens(controls)
-        self._plain, self._traced = (compile_template(source, date, traced) for traced in (False, True))
+        self._plain = self._traced = compile_template(source, date)
         self._facts: dict[Any, Facts] = {}
         self.forms = Forms(self._shown, tool_arguments)
         self._replay = Replay(self, self._traced.environment.parse(source))

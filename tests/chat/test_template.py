@@ -370,7 +370,7 @@ def test_data_cannot_bring_a_clock() -> None:
         template.render([say("user", "x")], strftime_now="x")
 
 
-@given(st.dates(date(1000, 1, 1)), st.lists(st.sampled_from("aAbBdDeFhHIjmMpRSTyY%"), max_size=6))
+@given(st.dates(date(1000, 1, 1)), st.lists(st.sampled_from("aAbBcdDeFhHIjmMpRSTUxXyYZ%"), max_size=6))
 def test_the_date_is_written_as_by_strftime_at_midnight(day: date, letters: list[str]) -> None:
     form = "".join(f"{ord(letter)}: %{letter};" for letter in letters) + "%-d/%-m %-I %-e %-H %-j é"
     midnight = datetime(day.year, day.month, day.day)
@@ -379,24 +379,11 @@ def test_the_date_is_written_as_by_strftime_at_midnight(day: date, letters: list
     )
 
 
-@pytest.mark.parametrize("form", ["%s", "%E", "%+", "%Q", "%Z", "%U", "%c", "%x", "%^", "%_"])
-def test_what_a_machine_would_write_in_its_own_way_is_refused(form: str) -> None:
-    with pytest.raises(Reject, match=f"strftime_now: '{re.escape(form)}' is not the same on every machine"):
-        ChatTemplate("{{ strftime_now(form) }}", {}, (), date="2026-11-22").text([], form=form)
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("{{ lipsum() }}", "lipsum"),
-        ("{% if lipsum is defined %}{% endif %}", "lipsum"),
-        ("{{ [1, 2] | random }}", "random"),
-        ("{{ [[1, 2]] | map('random') | list }}", "random"),
-    ],
-)
-def test_a_template_that_draws_lots_is_refused(source: str, name: str) -> None:
-    with pytest.raises(TokenizerError, match=f"the chat template uses {name}, which gives another text in every run"):
-        ChatTemplate(source, {}, (), date="2026-11-22")
+def test_a_template_that_draws_lots_is_refused() -> None:
+    with pytest.raises(TokenizerError, match="the chat template does not compile: No filter named 'random'"):
+        ChatTemplate("{{ [1, 2] | random }}", {}, ())
+    for source in ("{{ lipsum() }}", "{{ [[1, 2]] | map('random') | list }}"):
+        assert tried(ChatTemplate(source, {}, ()).text, [say("user", "x")]) is None
 
 
 ADDRESS = re.compile("0x[0-9a-f]{6,}", re.IGNORECASE)
