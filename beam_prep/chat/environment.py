@@ -242,19 +242,12 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         # Numbers have methods that make much from little; no template needs them.
-        return (
-            attr not in limits.REFUSED
-            and not isinstance(obj, int | float)
-            and super().is_safe_attribute(obj, attr, value)
-        )
+        return attr not in limits.REFUSED and not _is_number(obj) and super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
         if kind is Node and attribute not in _OF_DICT:
-            value = dict.get(obj, attribute, _MISSING)
-            if value is _MISSING:
-                return self.undefined(obj=obj, name=attribute)
-            return origins.read(obj, attribute, value) if type(value) in RAW else value
+            return self.getitem(obj, attribute)
         if (kind is Text and attribute in _OF_TEXT) or (kind is jinja2.runtime.LoopContext and attribute in _OF_LOOP):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
@@ -264,8 +257,6 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             value = dict.get(obj, argument, _MISSING)
             if value is not _MISSING:
                 return origins.read(obj, argument, value) if type(value) in RAW else value
-        elif type(obj) is list and type(argument) is int and -len(obj) <= argument < len(obj):
-            return obj[argument]
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -302,21 +293,25 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return origins.derived(result, (owner, args))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        if operator == "**" or (operator != "+" and not are_numbers):
+        if operator == "**" or (operator != "+" and not (_is_number(left) and _is_number(right))):
             limits.expect_growth(operator, left, *(right if isinstance(right, tuple) else (right,)))
         made = self.binop_table[operator](left, right)
         kind = type(made)
+        if kind is Text:  # it was bounded when it was made
+            return made
+        if kind is list or kind is tuple or (kind is str and operator == "+"):
+            return limits.bounded(made)
         if kind is int:
             limits.expect(made.bit_length(), limits.MAX_BITS)
-        elif kind is list or kind is tuple or (kind is str and operator == "+"):
-            limits.bounded(made)
-        elif isinstance(made, set | frozenset):
+            return made
+        if isinstance(made, set | frozenset):
             raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
-        elif kind is not Text:
-            is_sum = operator == "+" and isinstance(made, str)
-            return origins.sum_of_markup(left, right) if is_sum else origins.derived(made, (left, right))
-        return made
+        is_sum = operator == "+" and isinstance(made, str)
+        return origins.sum_of_markup(left, right) if is_sum else origins.derived(made, (left, right))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _bounded(name: str, filter_: Any) -> Any:

@@ -1,7 +1,7 @@
 """Messages in the form that a template takes, and what of them it does not write."""
 
 import json
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from beam_prep.chat.origins import CONTENT, REASONING_FIELDS, TOOLS
@@ -74,15 +74,12 @@ class Forms:
                     content = [{"type": "text", "text": content}]
                 return {"role": speaker, "content": content}
 
+            result = {**says("tool"), "name": "find", "tool_call_id": "call00001"}
             messages = {
                 "system": [says("system"), says("user")],
                 "user": [says("user")],
                 "assistant": [says("user"), says("assistant")],
-                "tool": [
-                    says("user"),
-                    {**says("assistant"), "tool_calls": [call("find", {})]},
-                    {**says("tool"), "name": "find", "tool_call_id": "call00001"},
-                ],
+                "tool": [says("user"), {**says("assistant"), "tool_calls": [call("find", {})]}, result],
             }
             return self._shown(messages[role])
 
@@ -130,20 +127,20 @@ class Forms:
         if wanted is True and isinstance(content, str):
             return {**message, "content": [{"type": "text", "text": content}]}
         if wanted is False and isinstance(content, list):
-            return {**message, "content": "".join(text_of_part(part) for part in content)}
+            return {**message, "content": "".join(map(text_of_part, content))}
         return message
 
     def _with_arguments(self, given: Any, where: str) -> Any:
-        holder = given.get("function", given) if isinstance(given, dict) else None
-        if not isinstance(holder, dict):
-            return given
-        arguments = holder.get("arguments")
+        holder: Any = given.get("function", given) if isinstance(given, dict) else None
+        arguments = holder.get("arguments") if isinstance(holder, dict) else None
+        made: Any = None
         if self.objects and isinstance(arguments, str):
-            holder = {**holder, "arguments": _object(arguments, where)}
-        elif self.objects is False and isinstance(arguments, dict):
-            holder = {**holder, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        else:
+            made = _object(arguments, where)
+        elif not self.objects and isinstance(arguments, dict):
+            made = json.dumps(arguments, ensure_ascii=False)
+        if made is None:
             return given
+        holder = {**holder, "arguments": made}
         return {**given, "function": holder} if "function" in given else holder
 
 
@@ -198,15 +195,24 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
             continue  # as most are
         here = written.get(index, set())
         reasoned += "reasoning" in here
-        if "*" in here:
-            continue
-        if "content" not in here and has_words(message.get("content")):
-            found.append((index, "content"))
-        if "reasoning" not in here and any(has_words(message.get(key)) for key in REASONING_FIELDS):
-            found.append((index, "reasoning"))
-        for place, each in enumerate(message.get("tool_calls") or ()):
-            found += [(index, key) for key in _lost_of_call(each, place, here)]
+        if "*" not in here:
+            found += [(index, keys[0]) for keys in _to_write(message) if here.isdisjoint(keys)]
     return found, reasoned
+
+
+def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
+    """What a message says, as keys of which one has to be written."""
+    if has_words(message.get("content")):
+        yield CONTENT
+    if any(has_words(message.get(key)) for key in REASONING_FIELDS):
+        yield ("reasoning",)
+    for place, each in enumerate(message.get("tool_calls") or ()):
+        function, key = each.get("function", each) if isinstance(each, dict) else {}, f"tool_calls[{place}]."
+        name, arguments = function.get("name"), function.get("arguments")
+        if name:  # Kimi writes ids, which hold the name
+            yield (f"{key}name", f"{key}id") if str(name) in str(each.get("id")) else (f"{key}name",)
+        if arguments and arguments != "{}":
+            yield (f"{key}arguments",)
 
 
 def has_words(content: Any) -> bool:
@@ -216,21 +222,10 @@ def has_words(content: Any) -> bool:
     return isinstance(content, str) and bool(content) and not content.isspace()
 
 
-def is_said(message: Message) -> bool:
-    """True if a message has words or calls."""
-    return bool(message.get("tool_calls")) or has_words(message.get("content"))
-
-
 def _is_media(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") not in (None, "text")
 
 
-def _lost_of_call(each: Any, place: int, here: Container[str]) -> Iterator[str]:
-    function = each.get("function", each) if isinstance(each, dict) else {}
-    for key in ("name", "arguments"):
-        if f"tool_calls[{place}].{key}" in here or function.get(key) in (None, "", "{}", {}):
-            continue
-        # Kimi writes ids, which hold the name.
-        if key == "name" and f"tool_calls[{place}].id" in here and str(function["name"]) in str(each.get("id")):
-            continue
-        yield f"tool_calls[{place}].{key}"
+def is_said(message: Message) -> bool:
+    """True if a message has words or calls."""
+    return bool(message.get("tool_calls")) or has_words(message.get("content"))
