@@ -8,7 +8,8 @@ block, and where the two differ the block's spans are taken from here.
 from collections.abc import Callable, Sequence
 
 from beam_prep.chat.messages import Lost, Message, is_said, text_of_part
-from beam_prep.chat.turns import Tokens, Turn
+from beam_prep.chat.renderer import Tokens
+from beam_prep.chat.turns import Turn
 
 Written = Callable[[Sequence[Message], bool], str | None]
 """(messages, with a generation prompt) -> their text; None where the template raises."""

@@ -10,24 +10,20 @@ compared with it.
 
 import bisect
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import nodes
 
-from beam_prep.chat.messages import Lost, Message, for_template, not_rendered
+from beam_prep.chat.messages import Lost, Message, not_rendered
 from beam_prep.chat.origins import Text, parts_of
+from beam_prep.chat.renderer import RENDERING, Renderer, Tokens
 from beam_prep.chat.trace import trace
-from beam_prep.chat.turns import Ranges, Turn, Turns
+from beam_prep.chat.turns import Facts, Ranges, Turn, Turns
 from beam_prep.core.data.block import Reject
 
-if TYPE_CHECKING:
-    from beam_prep.chat.template import ChatTemplate
-
-RENDERING = threading.RLock()
-"""Held while a template runs: methods of `Text` are watched for one rendering, and no other may be seen by that."""
+Variables = Mapping[str, Any]
 
 _MOST = 1000
 """Kinds that are kept."""
@@ -107,17 +103,25 @@ class Replay:
     """The kinds of chats that a template was given.
 
     Args:
-        template: renders them.
-        tree: its syntax tree.
+        tree: the template's syntax tree.
+        tokens: the special tokens.
+        renderer_of, facts_of: see `ChatTemplate`: of some variables.
     """
 
-    def __init__(self, template: "ChatTemplate", tree: nodes.Template) -> None:
-        self._template, self._plans = template, dict[Any, Plan | None]()
+    def __init__(
+        self,
+        tree: nodes.Template,
+        tokens: Tokens,
+        renderer_of: Callable[[Variables], Renderer],
+        facts_of: Callable[[Variables], Facts],
+    ) -> None:
+        self._tokens, self._renderer_of, self._facts_of = tokens, renderer_of, facts_of
+        self._plans = dict[Any, Plan | None]()
         self._possible = _is_readable(tree)
         # With what special tokens begin, as far as texts are looked through for it.
-        self._beginnings = tuple(sorted({token[:2] for token in template.tokens.texts if len(token) > 1}))
+        self._beginnings = tuple(sorted({token[:2] for token in tokens.texts if len(token) > 1}))
 
-    def find(self, messages: Sequence[Message], variables: dict[str, Any], prompt: bool = False) -> Replayed | None:
+    def find(self, messages: Sequence[Message], variables: Variables, prompt: bool = False) -> Replayed | None:
         """A chat of messages of a role and a content, both text; None: it is not replayed.
 
         Args:
@@ -148,9 +152,7 @@ class Replay:
         together = "\n".join(texts)
         return not any(beginning in together for beginning in self._beginnings)
 
-    def _learn(
-        self, kind: Any, known: Plan, messages: Sequence[Message], variables: dict[str, Any], prompt: bool
-    ) -> None:
+    def _learn(self, kind: Any, known: Plan, messages: Sequence[Message], variables: Variables, prompt: bool) -> None:
         """Makes the plan of a kind that comes for the second time."""
         while len(self._plans) >= _MOST:
             del self._plans[next(iter(self._plans))]
@@ -159,14 +161,14 @@ class Replay:
         except (_NotReplayable, Reject):
             self._plans[kind] = None
 
-    def _plan(self, messages: Sequence[Message], variables: dict[str, Any], prompt: bool) -> Plan:
-        template = self._template
+    def _plan(self, messages: Sequence[Message], variables: Variables, prompt: bool) -> Plan:
+        renderer = self._renderer_of(variables)
         # Copies, so that each text is an object of its own: by that it is known in what is rendered.
         messages = [{**message, "content": (message["content"] + " ")[:-1]} for message in messages]
         numbers = {id(message["content"]): number for number, message in enumerate(messages)}
-        formed, _ = template.forms.apply([for_template(message) for message in messages])
+        formed, _ = renderer.formed(messages)
         with _watched(numbers) as guards:
-            pieces = template.pieces(formed, None, variables, prompt)
+            pieces = renderer.pieces(formed, prompt)
         parts, order = [""], list[int]()
         for value, origin in itertools.chain.from_iterable(map(parts_of, pieces)):
             if origin is None:
@@ -174,13 +176,13 @@ class Replay:
             elif value:
                 order.append(_number(numbers, value))
                 parts += (value, "")
-        begun = tuple({token[:size] for token in template.tokens.texts for size in range(1, len(token))})
+        begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in it, and end in what is said
         turns: list[Turn] = []
         if not prompt:
             rendering = trace(pieces)
-            found = Turns(template, template.facts(None, variables), rendering, formed, None, variables)
+            found = Turns(renderer, self._facts_of(variables), rendering, formed)
             turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
             if not found.by_facts or any(turn.reason for turn in turns) or lost:
                 raise _NotReplayable

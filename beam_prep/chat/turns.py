@@ -18,11 +18,12 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
-from beam_prep.chat.messages import Forms, Message, call, is_said
+from beam_prep.chat.messages import Message, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
+from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.trace import Place, Said, Segment, Trace, places, said, spoken_by_others
 from beam_prep.core.data.block import Reject
 
@@ -79,40 +80,6 @@ class Refused(Exception):
         self.reason = reason
 
 
-class Tokens:
-    """The special tokens of a tokenizer, and what looks like one, as patterns.
-
-    Args:
-        texts: of the special tokens.
-    """
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        tokens = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
-        self.texts = tuple(texts)
-        self.special = re.compile(f"(?:{tokens})")
-        self.only_special = re.compile(rf"(?:\s|{tokens})*")
-        self.tag = re.compile(rf"{tokens}|<[^<>\s]*>|\[[^\[\]\s]*\]")
-        self.only_tags = re.compile(rf"(?:\s|{self.tag.pattern})*")
-        self.token = re.compile(rf"{self.tag.pattern}|\w+|\s|.", re.DOTALL)
-
-    def whole(self, text: str, begin: int, end: int) -> int:
-        """The end, cut back to that of a whole token."""
-        tokens = self.token.finditer(text, begin)
-        return next((token.start() for token in tokens if token.start() < end < token.end()), end)
-
-
-class Renderer(Protocol):
-    """What the rule needs of a `ChatTemplate`."""
-
-    special_tokens: dict[str, str]
-    tokens: Tokens
-    forms: Forms
-
-    def run(
-        self, messages: Sequence[Message], tools: Any, variables: dict[str, Any], prompt: bool = False
-    ) -> Trace: ...
-
-
 class Facts:
     """Constants that probe conversations show of a template, with some variables, and with tools or without.
 
@@ -128,7 +95,7 @@ class Facts:
         learning: the probes are being looked at.
     """
 
-    def __init__(self, template: Renderer, tools: Any, variables: dict[str, Any]) -> None:
+    def __init__(self, template: Renderer) -> None:
         self.prompts: dict[str, None] = {}
         self.plain_end: str | None = None
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
@@ -143,8 +110,8 @@ class Facts:
         rendered: list[tuple[list[Message], Trace]] = []
         for messages in PROBES:
             try:
-                known, _ = template.forms.apply(messages)
-                rendered.append(([*known], template.run(known, tools, variables)))
+                known, _ = template.formed(messages)
+                rendered.append(([*known], template.run(known)))
             except RAISED:
                 continue  # the template does not take it
         for messages, rendering in rendered:
@@ -156,20 +123,20 @@ class Facts:
         for messages, _ in rendered:
             for index, message in enumerate(messages):
                 if message["role"] == "assistant":
-                    self._learn_prompt(template, messages[:index], tools, variables)
+                    self._learn_prompt(template, messages[:index])
         for messages, rendering in rendered:
             self._learn_behind(messages, rendering)
         for messages, rendering in rendered:
-            Turns(template, self, rendering, messages, tools, variables).all()
+            Turns(template, self, rendering, messages).all()
         self.learning = False
 
-    def _learn_prompt(self, template: Renderer, before: list[Message], tools: Any, variables: dict[str, Any]) -> None:
+    def _learn_prompt(self, template: Renderer, before: list[Message]) -> None:
         try:
-            header = header_of(template, before, tools, variables)
+            header = header_of(template, before)
             if header.prompted and header.text:
                 self.prompts[header.text[header.closing :]] = None
             if self.plain_end is None and before and before[-1]["role"] == "user":
-                self.plain_end = self._end_of_plain(template, before, tools, variables)
+                self.plain_end = self._end_of_plain(template, before)
         except (*RAISED, Refused):
             return
 
@@ -191,8 +158,8 @@ class Facts:
                 if first and any(p.lstrip().startswith(first[0]) and len(special.findall(p)) > 1 for p in self.prompts):
                     self.closers |= {first[0]}
 
-    def _end_of_plain(self, template: Renderer, before: list[Message], tools: Any, variables: dict[str, Any]) -> str:
-        rendering, place = plain_answer(template, before, tools, variables)
+    def _end_of_plain(self, template: Renderer, before: list[Message]) -> str:
+        rendering, place = plain_answer(template, before)
         own = next(each for each in rendering.segments if each.index == len(before) and each.begin >= place.begin)
         tail = rendering.text[own.end :]
         begin, end = next(self._runs(tail), (0, 0))
@@ -244,13 +211,13 @@ class Facts:
             yield begin, end
 
 
-def header_of(template: Renderer, messages: Sequence[Message], tools: Any, variables: dict[str, Any]) -> Header:
+def header_of(template: Renderer, messages: Sequence[Message]) -> Header:
     """The header of the answer that follows some messages, by rendering them with and without a generation prompt.
 
     Raises:
         Refused: the template has no prompt, and a plain answer does not show it either.
     """
-    closed, asked = (template.run(messages, tools, variables, prompt) for prompt in (False, True))
+    closed, asked = (template.run(messages, prompt) for prompt in (False, True))
     last = said(asked.segments[-1], len(messages)) if asked.segments else None
     spoken = asked.segments[-1].end if asked.segments else 0
     closing = shared(closed.text, asked.text) - spoken
@@ -258,14 +225,12 @@ def header_of(template: Renderer, messages: Sequence[Message], tools: Any, varia
         return Header("", 0, True, asked.text, last)
     if asked.text != closed.text:
         return Header(asked.text[spoken:], closing, True, asked.text, last)
-    return plain_header(template, messages, tools, variables, closed.text[spoken:], last)
+    return plain_header(template, messages, closed.text[spoken:], last)
 
 
-def plain_header(
-    template: Renderer, messages: Sequence[Message], tools: Any, variables: dict[str, Any], closed: str, last: Any
-) -> Header:
+def plain_header(template: Renderer, messages: Sequence[Message], closed: str, last: Any) -> Header:
     """What stands before a plain answer: the header, if no prompt is written, or but a blank one that is not there."""
-    plain, place = plain_answer(template, messages, tools, variables)
+    plain, place = plain_answer(template, messages)
     if place.said != last or place.end - place.begin > len(PLAIN):
         raise Refused("turn_begin", "a plain answer is not written behind what was said last")
     before = plain.text[place.after : place.begin]
@@ -273,12 +238,10 @@ def plain_header(
     return Header(before, closing, False, plain.text[: place.begin], place.said)
 
 
-def plain_answer(
-    template: Renderer, messages: Sequence[Message], tools: Any, variables: dict[str, Any]
-) -> tuple[Trace, Place]:
+def plain_answer(template: Renderer, messages: Sequence[Message]) -> tuple[Trace, Place]:
     """The rendering of some messages and a plain answer, and the place of that."""
-    answer, _ = template.forms.apply([{"role": "assistant", "content": PLAIN}])
-    rendering = template.run([*messages, *answer], tools, variables)
+    answer, _ = template.formed([{"role": "assistant", "content": PLAIN}])
+    rendering = template.run([*messages, *answer])
     place = places(rendering, (len(messages),)).get(len(messages))
     if place is None or place.end == place.begin:
         raise Refused("turn_begin", "the template does not write a plain answer here")
@@ -291,24 +254,16 @@ class Turns:
     Args:
         template: of the rendering.
         facts: of the template with these variables.
-        rendering, messages, tools, variables: the rendering, and what was rendered.
+        rendering, messages: the rendering, and what was rendered.
 
     Attributes:
         places: of all messages.
         by_facts: no beginning of the record itself had to be rendered.
     """
 
-    def __init__(
-        self,
-        template: Renderer,
-        facts: Facts,
-        rendering: Trace,
-        messages: Sequence[Message],
-        tools: Any,
-        variables: dict[str, Any],
-    ) -> None:
+    def __init__(self, template: Renderer, facts: Facts, rendering: Trace, messages: Sequence[Message]) -> None:
         self._template, self._facts, self._trace, self._messages = template, facts, rendering, messages
-        self._tools, self._variables, self._tokens = tools, variables, template.tokens
+        self._tokens = template.tokens
         self.places = places(rendering, range(len(messages)))
         self.by_facts = True
 
@@ -397,7 +352,7 @@ class Turns:
         """(where, the header shows it) by rendering the messages before."""
         text = self._trace.text
         try:
-            given = self._template, self._messages[:index], self._tools, self._variables
+            given = self._template, self._messages[:index]
             found = header_of(*given)
             by_prefix = found.prompted and text.startswith(found.whole)
             if found.text and found.prompted and not by_prefix and not found.text[found.closing :].strip():
@@ -490,7 +445,7 @@ class Turns:
         else:
             prompts = sorted(self._facts.prompts, key=len, reverse=True)
             if not prompts:
-                asked = self._template.run(self._messages, self._tools, self._variables, True).text
+                asked = self._template.run(self._messages, True).text
                 prompts = [asked[shared(text, asked) :]]
         for prompt in prompts:
             end = text.find(prompt, place.after, place.begin) + len(prompt)
@@ -610,7 +565,7 @@ class Turns:
     def _cut_end(self, count: int, index: int, place: Place, at: int) -> int:
         """The same, by a rendering of the first messages only."""
         try:
-            cut = self._template.run(self._messages[:count], self._tools, self._variables)
+            cut = self._template.run(self._messages[:count])
         except RAISED:
             message = "its end cannot be told: the template does not take the conversation up to it"
             raise Refused("turn_end", message) from None

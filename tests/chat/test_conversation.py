@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
+from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.template import ChatTemplate
 from tests.chat.trained import CONTROLS, TOKENS, outcome, said, say, talk, trained
 
@@ -377,14 +378,14 @@ def test_a_conversation_whose_borders_the_probes_show_is_rendered_once(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = ChatTemplate(plain(CHATML), TOKENS, CONTROLS)
-    template.facts(None, {})
+    template.facts({})
     renderings: list[int] = []
-    whole = ChatTemplate.run
+    whole = Renderer.run
 
     def counted(*arguments: Any) -> Any:
         renderings.append(1)
         return whole(*arguments)
 
-    monkeypatch.setattr(ChatTemplate, "run", counted)
+    monkeypatch.setattr(Renderer, "run", counted)
     template.render([say("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(turns)])
     assert renderings == [1]

@@ -1,0 +1,122 @@
+"""`Renderer`: renders with a template and the variables of a record, bounded, with origins or without."""
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from beam_prep.chat import limits, origins
+from beam_prep.chat.environment import RAISED_BY_TEMPLATES, check_addresses, without_addresses
+from beam_prep.chat.limits import TemplateLimit
+from beam_prep.chat.messages import Message
+from beam_prep.chat.origins import TOOLS, Origin
+from beam_prep.chat.trace import Trace, trace
+from beam_prep.core.data.block import Reject
+
+RENDERING = threading.RLock()
+"""Held while a template runs: `replay` watches methods of `Text` for one rendering, and no other may be seen then."""
+
+_AT_ONCE = 1000
+"""Pieces of a rendering after which its characters are counted."""
+
+
+class Tokens:
+    """The special tokens of a tokenizer, and what looks like one, as patterns.
+
+    Args:
+        texts: of the special tokens.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        tokens = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+        self.texts = tuple(texts)
+        self.special = re.compile(f"(?:{tokens})")
+        self.only_special = re.compile(rf"(?:\s|{tokens})*")
+        self.tag = re.compile(rf"{tokens}|<[^<>\s]*>|\[[^\[\]\s]*\]")
+        self.only_tags = re.compile(rf"(?:\s|{self.tag.pattern})*")
+        self.token = re.compile(rf"{self.tag.pattern}|\w+|\s|.", re.DOTALL)
+
+    def whole(self, text: str, begin: int, end: int) -> int:
+        """The end, cut back to that of a whole token."""
+        tokens = self.token.finditer(text, begin)
+        return next((token.start() for token in tokens if token.start() < end < token.end()), end)
+
+
+class Renderer:
+    """A template with the variables of a record.
+
+    Args:
+        compiled: the template.
+        special_tokens: by their names in templates.
+        tokens: all of them.
+        formed: gives (messages in the form that the template takes, how many arguments of calls were changed).
+        variables: `tools`, and whatever the template takes besides.
+    """
+
+    def __init__(
+        self,
+        compiled: jinja2.Template,
+        special_tokens: Mapping[str, str],
+        tokens: Tokens,
+        formed: Callable[[Sequence[Message]], tuple[Sequence[Message], int]],
+        variables: Mapping[str, Any],
+    ) -> None:
+        self.special_tokens, self.tokens, self.formed = special_tokens, tokens, formed
+        self._compiled, self._variables = compiled, variables
+
+    def run(self, messages: Sequence[Message], prompt: bool = False) -> Trace:
+        """One rendering, with origins, of messages in the form that the template takes."""
+        rendering = trace(self.pieces(messages, prompt))
+        self._check_addresses(rendering.text, messages)
+        return rendering
+
+    def pieces(self, messages: Sequence[Message], prompt: bool = False) -> list[str]:
+        """What the template yields, with origins."""
+        tools = self._variables.get("tools")
+        more = {} if tools is None else {"tools": origins.wrap(tools, Origin(TOOLS, ("tools",)))}
+        nodes = [origins.message_node(message, index) for index, message in enumerate(messages)]
+        return self._yielded(nodes, prompt, more)
+
+    def text(self, messages: Sequence[Message], prompt: bool = False) -> str:
+        """The text, without origins."""
+        text = "".join(self._yielded(messages, prompt, {}))
+        self._check_addresses(text, messages)
+        return text
+
+    def written(self, messages: Sequence[Message], prompt: bool) -> str | None:
+        """The same; None where the template raises."""
+        try:
+            return self.text(messages, prompt)
+        except Reject:
+            return None
+
+    def _check_addresses(self, text: str, messages: Sequence[Message]) -> None:
+        try:
+            check_addresses(text, (messages, self._variables))
+        except jinja2.TemplateError as error:
+            raise Reject("template_error", f"the chat template raised: {error}") from None
+
+    def _yielded(self, messages: Sequence[Any], prompt: bool, more: dict[str, Any]) -> list[str]:
+        limits.begin()
+        given = {"documents": None, "tools": None, **self.special_tokens, **self._variables, **more}
+        context = self._compiled.new_context(given | {"messages": messages, "add_generation_prompt": prompt})
+        found: list[str] = []
+        characters = 0
+        try:
+            with RENDERING:
+                pieces = self._compiled.root_render_func(context)
+                while some := list(itertools.islice(pieces, _AT_ONCE)):
+                    found += some
+                    characters += sum(map(str.__len__, some))
+                    limits.expect(characters)
+        except TemplateLimit as error:
+            raise Reject("template_limit", f"the chat template is stopped: {error}") from None
+        except RAISED_BY_TEMPLATES as error:
+            kind = type(error).__name__
+            known = "" if kind in ("TemplateError", "UndefinedError", "SecurityError") else f"{kind}: "
+            message = f"the chat template raised: {known}{without_addresses(str(error))}"
+            raise Reject("template_error", message) from None
+        return found
