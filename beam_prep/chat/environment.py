@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import date as Date
 from datetime import datetime
-from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import jinja2
@@ -206,8 +205,8 @@ class _Generation(jinja2.ext.Extension):
 
 
 _FOLLOWED = frozenset(
-    "attr batch count d default dictsort first float groupby int items last length list lower map max min reject "
-    "rejectattr replace reverse round select selectattr slice sort string sum trim unique upper capitalize abs".split()
+    "abs attr batch count d default dictsort first float groupby int items last length list map max min reject "
+    "rejectattr replace reverse round select selectattr slice sort string sum trim unique".split()
 )
 """Filters that take and give single strings by methods of these, or that give no string."""
 _OF_DICT = frozenset(dir(dict))
@@ -272,25 +271,19 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return format_
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        kind, owner = type(obj), None
-        if kind is MethodType or kind is BuiltinMethodType:
-            owner, name = obj.__self__, obj.__name__
-            if isinstance(owner, str) and name in limits.GROWING:
-                limits.expect_growth(name, owner, *args)
-            if type(owner) is str and name == "join" and len(args) == 1:
-                return origins.joined(owner, args[0])
-            if type(owner) is Text or type(owner) is Node:
-                own = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}
-                result = obj(*args, **own)  # without what jinja adds
-                return origins.derived(result, (owner,)) if type(result) is str and type(owner) is Text else result
-        elif kind is jinja2.runtime.Macro or kind is jinja2.runtime.LoopContext:
+        if isinstance(obj, jinja2.runtime.Macro | jinja2.runtime.LoopContext):
             limits.count_round()
             for value in args:
                 limits.weigh(value)
-        result = super().call(context, obj, *args, **kwargs)
-        if type(result) is not str or kind is jinja2.runtime.Macro:
-            return result
-        return origins.derived(result, (owner, args))
+            return super().call(context, obj, *args, **kwargs)
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            if obj.__name__ == "join" and len(args) == 1 and not isinstance(owner, origins.Safe):
+                return origins.joined(owner, args[0])
+            if obj.__name__ in limits.GROWING:
+                limits.expect_growth(obj.__name__, owner, *args)
+        made = super().call(context, obj, *args, **kwargs)
+        return made if type(owner) is Node else _made_of(made, (owner, args))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" or (operator != "+" and not (_is_number(left) and _is_number(right))):
@@ -299,15 +292,22 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kind = type(made)
         if kind is Text:  # it was bounded when it was made
             return made
-        if kind is list or kind is tuple or (kind is str and operator == "+"):
-            return limits.bounded(made)
         if kind is int:
             limits.expect(made.bit_length(), limits.MAX_BITS)
-            return made
-        if isinstance(made, set | frozenset):
+        elif kind is list or kind is tuple or (kind is str and operator == "+"):
+            limits.bounded(made)
+        elif kind is set:
             raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
-        is_sum = operator == "+" and isinstance(made, str)
-        return origins.sum_of_markup(left, right) if is_sum else origins.derived(made, (left, right))
+        elif isinstance(made, str):
+            return origins.sum_of_markup(left, right) if operator == "+" else origins.derived(made, (left, right))
+        return made
+
+
+def _made_of(made: Any, sources: tuple[Any, ...]) -> Any:
+    """What a function or a method gives."""
+    if type(made) is list or type(made) is tuple:
+        return type(made)([_made_of(each, sources) for each in made])
+    return made if type(made) is Text else origins.derived(made, sources)
 
 
 def _is_number(value: Any) -> bool:

@@ -72,12 +72,6 @@ class Text(str):
     def rstrip(self, chars: str | None = None) -> Any:
         return _trimmed(self, self, str.rstrip(self, chars))
 
-    def removeprefix(self, prefix: str) -> Any:
-        return self[len(prefix) :] if self.startswith(prefix) else self
-
-    def removesuffix(self, suffix: str) -> Any:
-        return self[: -len(suffix)] if suffix and self.endswith(suffix) else self
-
     def replace(self, old: str, new: str, count: int = -1) -> Any:  # type: ignore[override]
         if old not in self or not count:
             return self
@@ -87,17 +81,6 @@ class Text(str):
 
     def split(self, sep: str | None = None, maxsplit: Any = -1) -> Any:
         return _located(self, str.split(self, sep, maxsplit), len(sep or ""))
-
-    def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> Any:
-        return _located(self, str.rsplit(self, sep, maxsplit), len(sep or ""))
-
-    def join(self, values: Iterable[Any]) -> Any:
-        return joined(self, values)
-
-    def __mul__(self, times: Any) -> Any:
-        return concat([self] * times)
-
-    __rmul__ = __mul__
 
 
 def text_of(value: str, parts: tuple[Part, ...]) -> Text:
@@ -173,7 +156,7 @@ def _trimmed(text: Text, from_left: str, stripped: str) -> Text:
     return text if len(stripped) == len(text) else _cut(text, begin, begin + len(stripped), keep_marks=True)
 
 
-def _located(text: Text, pieces: Iterable[str], separator: int = 0) -> list[Text]:
+def _located(text: Text, pieces: Iterable[str], separator: int) -> list[Text]:
     """Pieces that stand in a text in this order, with so many characters, or white space, between each two."""
     found, at = [], 0
     for piece in pieces:
@@ -222,17 +205,6 @@ def sum_of_markup(*summands: str) -> Safe:
     """What is added to markup is escaped."""
     escaped = (each if type(each) is Safe else derived(markupsafe.escape(each), (each,)) for each in summands)
     return _safe(concat(map(str, escaped)))
-
-
-def _method(name: str, made: Callable[[Any, tuple[Any, ...]], Any]) -> Callable[..., Any]:
-    original = getattr(str, name)
-    return lambda self, *args, **named: made(original(self, *args, **named), (self, *args))
-
-
-for _name in ("splitlines", "partition", "rpartition"):
-    setattr(Text, _name, _method(_name, lambda pieces, sources: type(pieces)(_located(sources[0], pieces))))
-for _name in "upper lower title capitalize casefold swapcase center ljust rjust zfill".split():
-    setattr(Text, _name, _method(_name, derived))
 
 
 Field = Callable[[str, Any], Any]
