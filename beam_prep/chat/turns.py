@@ -314,7 +314,7 @@ class Turns:
         there = itertools.islice(segments, bisect.bisect_left(segments, (place.begin,)), None)
         own = itertools.takewhile(lambda each: each.begin < place.end, there)
         for one, other in itertools.pairwise([each for each in own if each.index == index]):
-            if other.owner != index and _WORD.search(self._trace.text, one.end, other.begin):
+            if other.owner != index and self._trace.text[one.end : other.begin].strip():
                 raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
         tail = self._trace.text[place.end : stop]
