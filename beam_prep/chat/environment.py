@@ -210,8 +210,11 @@ _FOLLOWED = frozenset(
 )
 """Filters that take and give single strings by methods of these, or that give no string."""
 _OF_DICT = frozenset(dir(dict))
-_OF_TEXT = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map", *limits.REFUSED}
-_OF_LOOP = frozenset("index index0 first last length previtem nextitem revindex revindex0".split())
+_PLAIN = {
+    Text: frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map", *limits.REFUSED},
+    jinja2.runtime.LoopContext: frozenset("index index0 first last length previtem nextitem".split()),
+}
+"""Attributes that the sandbox need not look at."""
 _MISSING = object()
 
 
@@ -246,8 +249,11 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
         if kind is Node and attribute not in _OF_DICT:
-            return self.getitem(obj, attribute)
-        if (kind is Text and attribute in _OF_TEXT) or (kind is jinja2.runtime.LoopContext and attribute in _OF_LOOP):
+            value = dict.get(obj, attribute, _MISSING)
+            if value is _MISSING:
+                return self.undefined(obj=obj, name=attribute)
+            return origins.read(obj, attribute, value) if type(value) in RAW else value
+        if attribute in _PLAIN.get(kind, ()):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 

@@ -216,13 +216,9 @@ def _is_readable(tree: nodes.Template) -> bool:
         whole = (compare.expr, *(operand.expr for operand in compare.ops))
         for left, operand in zip(whole, compare.ops, strict=False):
             fixed = isinstance(left, nodes.Const) or isinstance(operand.expr, nodes.List | nodes.Tuple)
-            if operand.op in ("in", "notin") and not fixed and _attribute(left) != "role":
+            if operand.op in ("in", "notin") and not fixed:
                 return False  # a text may be looked for in a constant, which asks the constant
     return True
-
-
-def _attribute(node: nodes.Expr) -> Any:
-    return getattr(node, "attr", getattr(getattr(node, "arg", None), "value", None))
 
 
 def _number(numbers: dict[int, int], value: str) -> int:

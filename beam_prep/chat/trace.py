@@ -141,8 +141,6 @@ def _said_before(segments: list[Segment], before: int, index: int) -> Said | Non
 
 def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
     segments = rendering.segments
-    # All of a message, in the turn of another, is not its text.
-    orders = [k for k in orders if segments[k].keys != ("*",) or segments[k].owner in (index, -1)]
     if len(orders) > 1:
         orders = [k for k in orders if segments[k].keys != NAME]
     if not orders or segments[orders[0]].keys == NAME:
@@ -151,35 +149,27 @@ def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
         return _place_of(rendering, orders, index)  # as most are
     # What is written again while another message is at work is not the turn's, as a tool's name is at the head of its
     # results, or all of a message in the next header.
-    mine = [k for k in orders if segments[k].owner == index]
-    apart = ""
-    if mine and len(mine) < len(orders):
-        here = {key for k in mine for key in segments[k].keys}
-        elsewhere = {key for k in orders for key in segments[k].keys} - here - {"*"}
-        apart = f"its {', '.join(sorted(elsewhere))} is written in the turn of another message" if elsewhere else ""
-    orders = mine or orders
-    orders = [k for k in orders if segments[k].end > segments[k].begin] or orders[:1]
-    pieces = _pieces(segments, orders, index)
-    if len(pieces) > 1:
-        seen = {segments[k].keys for k in pieces[0]}
-        pieces[1:] = [
-            piece for piece in pieces[1:] if not all(_is_name(segments[k]) and segments[k].keys in seen for k in piece)
-        ]
-        for piece in pieces[1:]:
-            keys = {segments[k].keys for k in piece}
-            if not mine or keys & seen:
-                between = segments[orders[0] : piece[0]]
-                foreign = next(each for each in between if each.index != index and each.end > each.begin)
-                apart = f"between its texts stands {foreign}"
-            seen |= keys
-    first, *others = (_place_of(rendering, piece, index) for piece in pieces)
-    return first._replace(apart=apart, goes_on=tuple(others))
+    mine = [k for k in orders if segments[k].owner == index] or orders
+    elsewhere = {key for k in orders for key in segments[k].keys} - {key for k in mine for key in segments[k].keys}
+    lacks = ", ".join(sorted(elsewhere - {"*"}))
+    apart = f"its {lacks} is written in the turn of another message" if lacks else ""
+    first, *others = _pieces(segments, [k for k in mine if segments[k].end > segments[k].begin] or mine[:1], index)
+    seen = {segments[k].keys for k in first}
+    goes_on = []
+    for piece in others:
+        keys = {segments[k].keys for k in piece}
+        if keys <= seen and all(_is_name(segments[k]) for k in piece):
+            continue
+        if keys & seen:
+            foreign = next(each for each in segments[first[-1] : piece[0]] if each.index != index)
+            apart = f"between its texts stands {foreign}"
+        seen |= keys
+        goes_on.append(_place_of(rendering, piece, index))
+    return _place_of(rendering, first, index)._replace(apart=apart, goes_on=tuple(goes_on))
 
 
 def _pieces(segments: list[Segment], orders: list[int], index: int) -> list[list[int]]:
     """A message's segments, apart where another says something between them."""
-    if orders[-1] - orders[0] < len(orders):
-        return [orders]
     pieces = [orders[:1]]
     for last, k in itertools.pairwise(orders):
         between = segments[last + 1 : k]
@@ -196,10 +186,9 @@ def _place_of(rendering: Trace, piece: list[int], index: int) -> Place:
         before -= 1
     while behind < len(segments) and (segments[behind].index == index or not says(rendering, segments[behind])):
         behind += 1
-    if behind < len(segments) and segments[behind].owner == index:
-        # A tool's name is written again at the head of its results.
-        while len(piece) > 1 and _is_echo(segments, piece):
-            piece.pop()
+    # A tool's name is written again at the head of its results.
+    while _is_name(segments[piece[-1]]) and segments[piece[-1]].keys in {segments[k].keys for k in piece[:-1]}:
+        piece.pop()
     return Place(
         segments[before].end if before >= 0 else 0,
         segments[piece[0]].begin,
@@ -207,11 +196,6 @@ def _place_of(rendering: Trace, piece: list[int], index: int) -> Place:
         segments[behind].begin if behind < len(segments) else END,
         _said_before(segments, before, index),
     )
-
-
-def _is_echo(segments: list[Segment], piece: list[int]) -> bool:
-    last = segments[piece[-1]]
-    return _is_name(last) and any(segments[k].keys == last.keys for k in piece[:-1])
 
 
 def _is_name(segment: Segment) -> bool:
