@@ -30,6 +30,7 @@ from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigV
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
 from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
+from beam_prep.options import GONE_CHOICES
 from beam_prep.progress import Progress
 from beam_prep.runners import (
     choose_runner,
@@ -125,7 +126,7 @@ class Pipeline:
             keep this many.
         generation: its name; by default the time of the launch in UTC, `20261122T180738Z`.
         lease: seconds after which a launch that was killed no longer holds the output.
-        tokenizer_backend: `auto`, `transformers`, `gigatoken` or `tokie`: see `Tokenize`.
+        tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
             block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.
         shuffle_method: `auto`, `gather` or `runs`: see `Compose`.
@@ -195,8 +196,8 @@ class Pipeline:
             # Then the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
         if tokenizer_backend not in get_args(Backend):
-            wanted = ", ".join(get_args(Backend))
-            raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, wanted one of {wanted}")
+            wanted = GONE_CHOICES.get(tokenizer_backend, f"wanted one of {', '.join(get_args(Backend))}")
+            raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, {wanted}")
         if check not in get_args(Check):
             raise ConfigError(f"check is {check!r}, wanted {' or '.join(get_args(Check))}")
         self.tokenizer_backend = tokenizer_backend

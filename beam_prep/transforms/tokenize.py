@@ -95,15 +95,15 @@ class Tokenize(BlockStep):
 
     Attributes:
         tokenizer: the tokenizer. Each process loads it once, at its first block.
-        backend: `auto`: gigatoken or tokie, many times faster, where one gives the same ids as transformers (see
-            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`, `tokie`: that, or an error.
+        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
+            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: that, or an error.
             `inherited`, for launchers: the choice of the process that the workers are forked from.
             `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
         sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
             difference in a text outside the sample is not seen: `Pipeline(check="full")` compares all texts instead.
 
     Raises:
-        TokenizerError: gigatoken or tokie was asked for, and cannot be used.
+        TokenizerError: gigatoken was asked for, and cannot be used.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> block = bp.testing.records([{"text": "Hello"}])

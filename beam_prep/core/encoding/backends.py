@@ -23,7 +23,7 @@ import numpy as np
 
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.data.texts import characters, sizes, take, utf8
-from beam_prep.core.encoding import with_gigatoken, with_tokie
+from beam_prep.core.encoding import with_gigatoken
 from beam_prep.core.encoding.asking import answer, end_unasked, is_another
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
@@ -31,13 +31,10 @@ from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
-Used = Literal["transformers", "gigatoken", "tokie"]
-Backend = Literal["auto", "transformers", "gigatoken", "tokie"]
+Used = Literal["transformers", "gigatoken"]
+Backend = Literal["auto", "transformers", "gigatoken"]
 
-BACKENDS: dict[Used, FastBackend] = {
-    "gigatoken": FastBackend(with_gigatoken.VERSION, with_gigatoken.load),
-    "tokie": FastBackend(with_tokie.VERSION, with_tokie.load),
-}
+BACKENDS: dict[Used, FastBackend] = {"gigatoken": FastBackend(with_gigatoken.VERSION, with_gigatoken.load)}
 """Those that `auto` tries, in this order."""
 
 INHERITED: Literal["inherited"] = "inherited"
