@@ -4,17 +4,14 @@ import argparse
 import contextlib
 import difflib
 import gc
-import glob
 import importlib
-import itertools
 import json
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -358,12 +355,11 @@ def _set_up_log(verbose: bool) -> None:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-def _import_beam(stores: bool = True, first: Callable[[], object] = lambda: None) -> None:
+def _import_beam(stores: bool = True) -> None:
     """Imports Beam; in the command line's own process without the libraries that the job does not need.
 
     Args:
         stores: see `patches.without_unused_libraries`.
-        first: called in that process when Arrow has been imported, and Beam not yet.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # Beam warns of every cloud extra that is not installed
@@ -371,7 +367,6 @@ def _import_beam(stores: bool = True, first: Callable[[], object] = lambda: None
         if processes.is_own_program():
             with patches.without_unused_libraries(stores):
                 importlib.import_module("pyarrow").array([])
-                first()
                 importlib.import_module("apache_beam")
             patches.numpy_for_awkward()
         else:
@@ -404,19 +399,10 @@ def _names_a_store(given: argparse.Namespace, beam_options: Sequence[str]) -> bo
 
 
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
-    try:
-        return _run_job(given, beam_options)
-    finally:
-        if (answerer := worker.answerer()) is not None:
-            answerer.end()
-
-
-def _run_job(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
     with _without_collections():
         begins = not beam_options and not given.dry_run and _may_begin(given)
-        first = partial(_begin_to_answer, given) if begins and _are_large(given.inputs) else lambda: None
-        _import_beam(_names_a_store(given, beam_options), first)
+        _import_beam(_names_a_store(given, beam_options))
         if problem := unknown_beam_options(beam_options, "run"):
             print(f"beam-prep run: {problem}", file=sys.stderr)
             return 2
@@ -468,25 +454,6 @@ def _may_begin(given: argparse.Namespace) -> bool:
     return not os.path.exists(os.path.join(given.output_dir, "manifest.json"))  # there may be nothing to do
 
 
-def _are_large(inputs: Sequence[str]) -> bool:
-    """True if input files are no small input, as far as can be said without Beam. Looks at no more than it needs."""
-    size = 0
-    for path in itertools.chain.from_iterable(map(glob.iglob, inputs)):
-        with contextlib.suppress(OSError):  # whoever needs it will say what is wrong
-            size += os.path.getsize(path) if os.path.isfile(path) else 0
-        if size > worker.SMALL_INPUT:
-            return True
-    return False
-
-
-def _begin_to_answer(given: argparse.Namespace) -> None:
-    """Lets another process load the reference, and answer for it, if none does yet and it is not what encodes."""
-    from beam_prep import answering
-
-    if worker.answerer() is None and given.tokenizer_backend != "transformers":
-        worker.answered_by(answering.begin(given.tokenizer_path, processes.cores() + 1))
-
-
 def _begin_workers(given: argparse.Namespace) -> None:
     """Lets the first worker process load what encodes, while this process reads the config."""
     from beam_prep.runners import plain_size
@@ -498,15 +465,10 @@ def _begin_workers(given: argparse.Namespace) -> None:
         return
     if size <= worker.SMALL_INPUT:
         return
-    _begin_to_answer(given)  # where files are compressed, or in folders
     # With what the workers need, so that they share it.
     for name in ("mask", "read", "shard", "shift", "template", "tokenize", "truncate", "gate"):
         importlib.import_module(f"beam_prep.transforms.{name}")
-    from beam_prep.answering import resolved
-    from beam_prep.transforms import gate
-
-    tokenizer = resolved(given.tokenizer_path)
-    worker.begin((lambda: None) if tokenizer is None else partial(gate.load, tokenizer, given.tokenizer_backend))
+    worker.begin(lambda: None)
 
 
 def _say_that_it_begins(given: argparse.Namespace) -> None:

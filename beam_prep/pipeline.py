@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_prep import answering, memory, patches, processes, recipe, worker
+from beam_prep import memory, patches, processes, recipe, worker
 from beam_prep.config import PipelineConfig
 from beam_prep.core.encoding import tokenizer_cache
 from beam_prep.core.encoding.backends import INHERITED, Backend
@@ -624,8 +624,6 @@ def _tokenizer(path: str) -> Tokenizer:
     """`load_tokenizer`. Where workers are to be forked from this process, another one asks transformers."""
     if not processes.may_fork():
         return load_tokenizer(path)
-    if is_local(path) and (known := answering.resolved(path)) is not None:
-        return known
     tokenizer_cache.cache()  # if it is a temporary folder, it goes with this process, not with the other
     return processes.in_child(functools.partial(load_tokenizer, path), "loaded the tokenizer")
 

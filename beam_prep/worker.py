@@ -17,14 +17,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from beam_prep import errors, memory, patches, processes
 from beam_prep.errors import BeamPrepError
-
-if TYPE_CHECKING:
-    from beam_prep.answering import AnsweringProcess
 
 SMALL_INPUT = 32 << 20
 """Bytes of input below which worker processes take longer to start than they save."""
@@ -37,7 +34,6 @@ _LAUNCHER = "BEAM_PREP_LAUNCHER"
 _DIED = "Worker subprocess exited in the middle of its work"
 _MILLISECONDS = 100
 _URN = "beam_prep:env:forked:v1"
-_answerer: "AnsweringProcess | None" = None
 _waiting: "_ForkedWorkers | None" = None
 _begun: "_ForkedWorkers | None" = None
 
@@ -45,17 +41,6 @@ log = logging.getLogger("beam_prep")
 
 WorkerSetup = Callable[[], str | None]
 """Loads what all workers of a run need. Returns a message for the user, or None. It can be pickled."""
-
-
-def answered_by(answerer: "AnsweringProcess | None") -> None:
-    """Says whom the forked workers ask, the first one as number 1. This process is number 0."""
-    global _answerer
-    _answerer = answerer
-
-
-def answerer() -> "AnsweringProcess | None":
-    """Whom they ask; None: nobody."""
-    return _answerer
 
 
 def begin(load: Callable[[], object]) -> None:
@@ -192,7 +177,6 @@ class _ForkedWorkers:
             os.close(reading)
         for other in (setup, reporting, *alive):
             os.close(other)
-        _ask_as(0)
 
     def prepare(self, prepare: WorkerSetup | None) -> None:
         """Gives the first worker its setup, after which it forks the others. Call it once."""
@@ -292,7 +276,6 @@ def _run_first_worker(
 ) -> None:
     """Loads, gets its setup, forks the other workers, reports to the launcher, and works as one of them."""
     gc.disable()
-    _ask_as(1, range(2, len(readings) + 1))
     _close_all_but([*readings, setup, reporting, *alive])
     report: dict[str, str | None] = {"raised": None, "words": None}
     with processes.single_threaded_tokenizers():
@@ -316,12 +299,10 @@ def _run_first_worker(
         child = os.fork()
         if child == 0:
             processes.end_with_parent(first)
-            _ask_as(number + 1)
             _close_all_but([reading, alive[number]])
             _work_when_told(reading, main)
             os._exit(0)
         children.append(child)
-    _ask_as(1)
     _close_all_but([mine, reporting, alive[0]])
     with contextlib.suppress(BrokenPipeError):  # the launcher has ended with an error
         os.write(reporting, json.dumps(report).encode())
@@ -331,14 +312,8 @@ def _run_first_worker(
         os.waitpid(child, 0)
 
 
-def _ask_as(asker: int, heirs: Collection[int] = ()) -> None:
-    if _answerer is not None:
-        _answerer.become(asker, heirs)
-
-
 def _close_all_but(kept: Sequence[int]) -> None:
     """Closes the pipes of other workers and the lock of the launcher, which this process would keep open."""
-    kept = [*kept, *([] if _answerer is None else _answerer.pipes())]
     for name in os.listdir("/proc/self/fd"):
         if (number := int(name)) > 2 and number not in kept:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself

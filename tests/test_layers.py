@@ -88,7 +88,6 @@ MAY_IMPORT = {
     "running": {"errors", "patches"},
     "pipeline": {
         *ROOMS_OF_CORE,
-        "answering",
         "config",
         "errors",
         "formats",
@@ -114,12 +113,10 @@ MAY_IMPORT = {
     "stopping": {"worker"},
     "processes": {"errors"},
     "memory": set(),
-    "worker": {"answering", "errors", "memory", "patches", "processes"},
-    "answering": {"core.encoding", "errors", "memory", "processes"},
+    "worker": {"errors", "memory", "patches", "processes"},
     "options": set(),
     "cli": {
         "__init__",
-        "answering",
         "audit",
         "config",
         "core.data",

@@ -292,47 +292,6 @@ def test_a_worker_that_begins_early_makes_the_same_output(source: Path, tokenize
     assert files_of(tmp_path / "early") == files_of(tmp_path / "late")
 
 
-LOADED = """
-import functools, os
-from beam_prep import answering
-from beam_prep.core.encoding import tokenizer
-
-load = tokenizer._loaded.__wrapped__
-tokenizer._loaded = functools.lru_cache(lambda *given: (os.write(2, b"loads\\n"), load(*given))[1])
-"""
-
-
-def test_one_process_loads_the_reference_and_answers_the_others(source: Path, tokenizer: Path, tmp_path: Path) -> None:
-    done = begun(source, tokenizer, tmp_path / "out", more=LOADED)
-    assert (done.returncode, done.stderr.count("loads\n")) == (0, 1), done.stderr
-    assert "compared with transformers' ids: " in done.stderr
-
-
-@pytest.mark.parametrize("answers", [0, 1, 5, 8])
-def test_a_process_that_answers_and_dies_is_missed_by_nobody(
-    source: Path, tokenizer: Path, tmp_path: Path, answers: int
-) -> None:
-    """Before the backend is chosen, and after it."""
-    more = f"""
-answer = answering._answer
-
-
-def dying(*given):
-    send, left = answering._send, [None] * {answers}
-    answering._send = lambda *given: (left or os._exit(1), left.pop(), send(*given))
-    answer(*given)
-
-
-answering._answer = dying
-"""
-    done = begun(source, tokenizer, tmp_path / "out", "--block_bytes=65536", more=LOADED + more)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("loads\n") > 1
-    begun(source, tokenizer, tmp_path / "plain", "--block_bytes=65536")
-    assert "encoded by gigatoken: 2,500" in done.stderr
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
-
-
 @pytest.mark.parametrize(
     ("options", "config"),
     [

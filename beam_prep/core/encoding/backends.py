@@ -24,7 +24,6 @@ import numpy as np
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.data.texts import characters, sizes, take, utf8
 from beam_prep.core.encoding import with_gigatoken
-from beam_prep.core.encoding.asking import answer, end_unasked, is_another
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
@@ -252,24 +251,11 @@ def choose(
     prepare = partial(token_bytes, tokenizer) if spans else lambda: None
     used, problem = _choose(tokenizer, backend, first_texts, prepare)
     _chosen[tokenizer] = used
-    if used == "transformers" or (is_another() and (full or _encodes_many(tokenizer, used, first_texts, spans))):
+    if used == "transformers":
         _ = tokenizer.reference
-    end_unasked()
     return used, problem
 
 
-def _encodes_many(tokenizer: Tokenizer, backend: Used, texts: Sequence[str], spans: bool) -> bool:
-    """True if the reference encodes so many of some texts that each worker should have it."""
-    table = token_bytes(tokenizer) if spans else None
-    if spans and table is None:
-        return True
-    left = len(_loaded(tokenizer, backend).encode(texts)[1])
-    lossy = 0 if table is None else sum(not table.keeps(text) for text in texts)
-    return _MANY * (left + lossy) > len(texts)
-
-
-_MANY = 20
-"""One text of so many that the reference encodes takes it as long as gigatoken takes for all."""
 _chosen: dict[Tokenizer, Used] = {}
 
 
@@ -315,7 +301,7 @@ def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], mean
     if _around_text(tokenizer) is None:
         raise Unsupported("this tokenizer does more than put special tokens around a text")
     with ThreadPoolExecutor(2) as threads:  # the Rust libraries encode at the same time
-        reference = threads.submit(answer, _encode_probes, tokenizer, texts)
+        reference = threads.submit(_encode_probes, tokenizer, texts)
         encoded = threads.submit(fast.encode, texts, False)
         meanwhile()
         plain = encoded.result()
