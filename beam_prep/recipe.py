@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import apache_beam as beam
 
@@ -105,7 +105,7 @@ class Prepare(beam.PTransform):
 
     config: PipelineConfig
     tokenizer: Tokenizer
-    tokenizer_backend: Backend | Literal["inherited"] = "auto"
+    tokenizer_backend: Backend = "auto"
     check: Check = "sample"
     references: IndexSource | None = None
     releases: bool = False

@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 
 from beam_prep.core.data.rendered import Rendered
 from beam_prep.core.data.schema import Output
-from beam_prep.core.encoding.backends import INHERITED, Backend, choose
+from beam_prep.core.encoding.backends import Backend, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.reading.records import Records
 from beam_prep.core.reading.rollouts import RolloutFields
@@ -18,7 +18,7 @@ from beam_prep.core.tokens.tokenize_with import REFERENCE, tokenize_with
 from beam_prep.core.tokens.tokenized import from_tokens
 from beam_prep.transforms.block_step import BlockStep
 
-AnyBackend = Backend | Literal["inherited", "reference"]
+AnyBackend = Backend | Literal["reference"]
 
 log = logging.getLogger("beam_prep")
 
@@ -97,7 +97,6 @@ class Tokenize(BlockStep):
         tokenizer: the tokenizer. Each process loads it once, at its first block.
         backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
             `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: that, or an error.
-            `inherited`, for launchers: the choice of the process that the workers are forked from.
             `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
         sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
             difference in a text outside the sample is not seen: `Pipeline(check="full")` compares all texts instead.
@@ -121,7 +120,7 @@ class Tokenize(BlockStep):
     def __post_init__(self) -> None:
         super().__init__()
         self.chosen: str = self.backend
-        if self.backend == INHERITED or self.backend == REFERENCE:
+        if self.backend == REFERENCE:
             return
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")

@@ -10,13 +10,10 @@ where a normaliser may change the text. So the normaliser must leave the text un
 it.
 """
 
-import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, cast
 
 import numpy as np
@@ -35,9 +32,6 @@ Backend = Literal["auto", "transformers", "gigatoken"]
 
 BACKENDS: dict[Used, FastBackend] = {"gigatoken": FastBackend(with_gigatoken.VERSION, with_gigatoken.load)}
 """Those that `auto` tries, in this order."""
-
-INHERITED: Literal["inherited"] = "inherited"
-"""In place of a backend: the one that `choose` gave in this process, or in the one that it was forked from."""
 
 PROBES = (
     "",
@@ -229,17 +223,13 @@ def _overlapping(
     return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
 
 
-def choose(
-    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True, full: bool = False
-) -> tuple[Used, str | None]:
+def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = ()) -> tuple[Used, str | None]:
     """Chooses the backend that encodes, when a pipeline is built.
 
     Args:
         tokenizer: the reference.
         backend: `auto`: the first of `BACKENDS` whose ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
-        spans: tokens of spans will be encoded, too.
-        full: the reference will encode all texts, too.
 
     Returns:
         One of `BACKENDS`, or `transformers`; and why it is none of them, where one was wanted.
@@ -247,28 +237,13 @@ def choose(
     Raises:
         TokenizerError: one of `BACKENDS` is wanted, and cannot be used.
     """
-    # What is made here is made once, for worker processes that are forked after this.
-    prepare = partial(token_bytes, tokenizer) if spans else lambda: None
-    used, problem = _choose(tokenizer, backend, first_texts, prepare)
-    _chosen[tokenizer] = used
-    if used == "transformers":
-        _ = tokenizer.reference
-    return used, problem
-
-
-_chosen: dict[Tokenizer, Used] = {}
-
-
-def _choose(
-    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str], meanwhile: Callable[[], object]
-) -> tuple[Used, str | None]:
     if backend == "transformers":
         return backend, None
     problems = []
     wanted: Iterable[Used] = BACKENDS if backend == "auto" else [backend]
     for name in wanted:
         try:
-            _probe(tokenizer, name, first_texts, meanwhile)
+            _probe(tokenizer, name, first_texts)
         except Unsupported as problem:
             problems.append((name, problem))
             continue
@@ -280,19 +255,8 @@ def _choose(
     return "transformers", "; ".join(f"{name} is not used: {problem}" for name, problem in problems)
 
 
-def load_first(tokenizer: Tokenizer, backend: Backend) -> None:
-    """Loads what `choose` would try first, if that takes this tokenizer, or the reference."""
-    if backend == "auto":
-        backend = next(iter(BACKENDS))
-    if backend == "transformers":
-        _ = tokenizer.reference
-        return
-    with contextlib.suppress(Unsupported):
-        _loaded(tokenizer, backend)
-
-
-def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], meanwhile: Callable[[], object]) -> None:
-    """Raises `Unsupported` unless a backend gives the reference's ids. Calls `meanwhile` while other threads encode."""
+def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str]) -> None:
+    """Raises `Unsupported` unless a backend gives the reference's ids."""
     fast = FastEncoder(tokenizer, backend)
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
@@ -300,23 +264,11 @@ def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], mean
     _loaded(tokenizer, backend)
     if _around_text(tokenizer) is None:
         raise Unsupported("this tokenizer does more than put special tokens around a text")
-    with ThreadPoolExecutor(2) as threads:  # the Rust libraries encode at the same time
-        reference = threads.submit(_encode_probes, tokenizer, texts)
-        encoded = threads.submit(fast.encode, texts, False)
-        meanwhile()
-        plain = encoded.result()
-        for ids, other in zip((plain, fast.with_special_tokens(plain)), reference.result(), strict=True):
-            mine, theirs = ids.to_lists(), other.to_lists()
-            for place, text in enumerate(texts):
-                if mine[place] != theirs[place]:
-                    raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
-
-
-def _encode_probes(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
-    """Ids of each text by the reference, without special tokens and with them."""
-    with ThreadPoolExecutor(1) as thread:
-        special = thread.submit(tokenizer.encode, texts, True)
-        return tokenizer.encode(texts, False), special.result()
+    for special in (False, True):
+        mine, theirs = (encoder.encode(texts, special).to_lists() for encoder in (fast, tokenizer))
+        for text, one, other in zip(texts, mine, theirs, strict=True):
+            if one != other:
+                raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
 
 
 @functools.cache
@@ -328,8 +280,6 @@ def name_of(backend: str) -> str:
 
 def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
     """The encoder of a worker; it uses the reference if this machine does not have the backend."""
-    if backend == INHERITED:
-        backend = _chosen[tokenizer]
     used = cast(Used, backend)
     if used in BACKENDS:
         try:
