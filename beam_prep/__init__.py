@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from beam_prep._version import __version__ as __version__
-from beam_prep.patches import quiet_import
+from beam_prep.quiet import quiet_import
 
 if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig

@@ -116,7 +116,7 @@ def prepare(
     Args:
         config: the config, or its path.
         tokenizer: the path of the tokenizer's folder.
-        tokenizer_backend: auto, transformers, gigatoken or tokie.
+        tokenizer_backend: auto, transformers or gigatoken.
         check: sample or full.
     """
     return Prepare(*_loaded(config, tokenizer), tokenizer_backend, check)

@@ -3,23 +3,18 @@
 import argparse
 import contextlib
 import difflib
-import gc
-import glob
 import importlib
-import itertools
 import json
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import beam_prep
-from beam_prep import options, patches, processes, worker
+from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
 from beam_prep.stopping import received_signal, stop_on_signals
 
@@ -75,7 +70,8 @@ class _Parser(argparse.ArgumentParser):
         raise _UsageError(message)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and that of each command."""
     parser = _Parser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"beam-prep {beam_prep.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -198,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     collect.add_argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing")
     commands.add_parser("presets", help="print the presets of configs: the settings of trainers, under one name")
     commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
-    return parser
+    return parser, commands.choices
 
 
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
@@ -234,10 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     _set_up_log(getattr(given, "verbose", False))
     if arguments is None:
-        processes.own_program()
         stop_on_signals()
-        if not getattr(given, "verbose", False):
-            patches.quiet_threads()
     try:
         return int(_COMMANDS[given.command](given, beam_options))
     except BaseException as error:
@@ -261,7 +254,7 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         _UsageError: what is wrong, and the option that may be meant.
     """
-    parser = _parser()
+    parser, _ = _parsers()
     if words[:1] in (["run"], ["replay"]):
         words = options.normalise_flags(words)
     try:
@@ -284,8 +277,7 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _options_of(command: str) -> list[str]:
     """The options of a command: `-o`, `--output_dir` ..."""
-    parts = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return [name for action in parts.choices[command]._actions for name in action.option_strings]
+    return [name for action in _parsers()[1][command]._actions for name in action.option_strings]
 
 
 def _unknown_option(command: str, words: Sequence[str]) -> str | None:
@@ -358,73 +350,26 @@ def _set_up_log(verbose: bool) -> None:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-def _import_beam(stores: bool = True, first: Callable[[], object] = lambda: None) -> None:
-    """Imports Beam; in the command line's own process without the libraries that the job does not need.
-
-    Args:
-        stores: see `patches.without_unused_libraries`.
-        first: called in that process when Arrow has been imported, and Beam not yet.
-    """
+def _import_beam() -> None:
+    """Imports Beam, which warns of every cloud extra that is not installed: not here."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # Beam warns of every cloud extra that is not installed
+    logging.disable(logging.WARNING)
     try:
-        if processes.is_own_program():
-            with patches.without_unused_libraries(stores):
-                importlib.import_module("pyarrow").array([])
-                first()
-                importlib.import_module("apache_beam")
-            patches.numpy_for_awkward()
-        else:
-            importlib.import_module("apache_beam")
+        importlib.import_module("apache_beam")
     finally:
         logging.disable(before)
 
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Turns garbage collection off while modules are imported, which saves a tenth of the time.
-
-    Only in the command line's own process: in another it is the caller's.
-    """
-    if not processes.is_own_program():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _names_a_store(given: argparse.Namespace, beam_options: Sequence[str]) -> bool:
-    """True if an argument is a path in a store, or may choose a runner that has something to do with one."""
-    ours = [text for value in vars(given).values() for text in (value if isinstance(value, list) else [value])]
-    return any("://" in str(text) for text in (*ours, *beam_options)) or any("runner" in word for word in beam_options)
-
-
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
-    try:
-        return _run_job(given, beam_options)
-    finally:
-        if (answerer := worker.answerer()) is not None:
-            answerer.end()
-
-
-def _run_job(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
-    with _without_collections():
-        begins = not beam_options and not given.dry_run and _may_begin(given)
-        first = partial(_begin_to_answer, given) if begins and _are_large(given.inputs) else lambda: None
-        _import_beam(_names_a_store(given, beam_options), first)
-        if problem := unknown_beam_options(beam_options, "run"):
-            print(f"beam-prep run: {problem}", file=sys.stderr)
-            return 2
-        if begins:
-            _begin_workers(given)
-        from beam_prep.config import PipelineConfig
-        from beam_prep.pipeline import Pipeline
-        from beam_prep.recipe import read_config
+    _import_beam()
+    if problem := unknown_beam_options(beam_options, "run"):
+        print(f"beam-prep run: {problem}", file=sys.stderr)
+        return 2
+    from beam_prep.config import PipelineConfig
+    from beam_prep.pipeline import Pipeline
+    from beam_prep.recipe import read_config
+
     arguments = options.pipeline_arguments(given)
     if given.config_json is not None:
         arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
@@ -449,66 +394,6 @@ def _run_job(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def _may_begin(given: argparse.Namespace) -> bool:
-    """True if the tokenizer may be loaded before the config is read: the job will need it, or it fails anyway."""
-    if not processes.may_fork() or processes.cores() == 1:
-        return False
-    # A pipe can be read once: a config, or a list of inputs (`@LIST`).
-    if given.config_json is None and not os.path.isfile(given.config or ""):
-        return False
-    if any(text.startswith("@") or "://" in text for text in given.inputs):
-        return False
-    try:
-        config = given.config_json or Path(given.config).read_text()
-    except (OSError, ValueError):  # whoever needs it will say what is wrong
-        return False
-    # Of a config that names another template, or takes ids, the tokenizer is another one, or is not needed.
-    if any(f'"{name}"' in config for name in ("chat_template", "tokenized", "rollouts")):
-        return False
-    return not os.path.exists(os.path.join(given.output_dir, "manifest.json"))  # there may be nothing to do
-
-
-def _are_large(inputs: Sequence[str]) -> bool:
-    """True if input files are no small input, as far as can be said without Beam. Looks at no more than it needs."""
-    size = 0
-    for path in itertools.chain.from_iterable(map(glob.iglob, inputs)):
-        with contextlib.suppress(OSError):  # whoever needs it will say what is wrong
-            size += os.path.getsize(path) if os.path.isfile(path) else 0
-        if size > worker.SMALL_INPUT:
-            return True
-    return False
-
-
-def _begin_to_answer(given: argparse.Namespace) -> None:
-    """Lets another process load the reference, and answer for it, if none does yet and it is not what encodes."""
-    from beam_prep import answering
-
-    if worker.answerer() is None and given.tokenizer_backend != "transformers":
-        worker.answered_by(answering.begin(given.tokenizer_path, processes.cores() + 1))
-
-
-def _begin_workers(given: argparse.Namespace) -> None:
-    """Lets the first worker process load what encodes, while this process reads the config."""
-    from beam_prep.runners import plain_size
-    from beam_prep.storage.files import list_inputs
-
-    try:
-        size = plain_size(list_inputs(given.inputs))
-    except (OSError, BeamPrepError):  # whoever needs them will say what is wrong
-        return
-    if size <= worker.SMALL_INPUT:
-        return
-    _begin_to_answer(given)  # where files are compressed, or in folders
-    # With what the workers need, so that they share it.
-    for name in ("mask", "read", "shard", "shift", "template", "tokenize", "truncate", "gate"):
-        importlib.import_module(f"beam_prep.transforms.{name}")
-    from beam_prep.answering import resolved
-    from beam_prep.transforms import gate
-
-    tokenizer = resolved(given.tokenizer_path)
-    worker.begin((lambda: None) if tokenizer is None else partial(gate.load, tokenizer, given.tokenizer_backend))
-
-
 def _say_that_it_begins(given: argparse.Namespace) -> None:
     """The first sign of life: the imports and a tokenizer take seconds, and more on a cold disk."""
     tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
@@ -517,13 +402,13 @@ def _say_that_it_begins(given: argparse.Namespace) -> None:
 
 def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
     _say_that_it_begins(given)
-    with _without_collections():
-        _import_beam()
-        if problem := unknown_beam_options(beam_options, "replay"):
-            print(f"beam-prep replay: {problem}", file=sys.stderr)
-            return 2
-        from beam_prep.config import PipelineConfig
-        from beam_prep.replay import Replay
+    _import_beam()
+    if problem := unknown_beam_options(beam_options, "replay"):
+        print(f"beam-prep replay: {problem}", file=sys.stderr)
+        return 2
+    from beam_prep.config import PipelineConfig
+    from beam_prep.replay import Replay
+
     arguments = options.replay_arguments(given)
     if given.config_json is not None:
         arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")

@@ -79,7 +79,8 @@ def _number(kind: Callable[[str], Any], wanted: str) -> Callable[[Option, str], 
 def _choice(option: Option, text: str) -> str:
     names = [name for name, _ in option.choices]
     if text not in names:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted one of {', '.join(names)}")
+        what_to_do = GONE_CHOICES.get(text, f"wanted one of {', '.join(names)}")
+        raise argparse.ArgumentTypeError(f"found {text!r}, {what_to_do}")
     return text
 
 
@@ -292,10 +293,9 @@ OPTIONS = (
         help="what encodes; what is not the reference is compared with it, see check",
         default="auto",
         choices=(
-            ("auto", "the first of the others that gives the same ids as transformers; of 2 MB or less, transformers"),
+            ("auto", "gigatoken where it gives the same ids as transformers; of 2 MB or less, transformers"),
             ("transformers", "the reference"),
             ("gigatoken", "gigatoken (BPE), or an error"),
-            ("tokie", "tokie (WordPiece, Unigram), or an error"),
         ),
         example="transformers",
     ),
@@ -362,6 +362,8 @@ OPTIONS = (
 
 GONE = {"render": "it is gone, as there is one way to render chat templates: leave it out"}
 """Options that there were: name -> what to do."""
+GONE_CHOICES = {"tokie": "which is gone, as transformers encodes WordPiece and Unigram: leave the option out"}
+"""Values of options that there were: value -> what to do."""
 
 OTHER_NAMES = {
     "tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "

@@ -8,9 +8,9 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import apache_beam as beam
 import filelock
@@ -18,26 +18,21 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_prep import answering, memory, patches, processes, recipe, worker
+from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.core.encoding import tokenizer_cache
-from beam_prep.core.encoding.backends import INHERITED, Backend
-from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.core.data.block import InputFile
+from beam_prep.core.data.hashing import CHUNK
+from beam_prep.core.encoding.backends import Backend, choose
 from beam_prep.core.reading.blocks import MAX_LINE_BYTES
 from beam_prep.core.reading.decontaminate import IndexSource
 from beam_prep.core.shards.compose import Method
 from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
 from beam_prep.core.tokens.check import IN_FULL, Check, Trust
-from beam_prep.errors import BeamPrepError, ConfigError, LockedError, OutputError, RunError, StorageError
+from beam_prep.errors import BeamPrepError, ConfigError, InputError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
+from beam_prep.options import GONE_CHOICES
 from beam_prep.progress import Progress
-from beam_prep.runners import (
-    choose_runner,
-    plain_size,
-    prepared_process,
-    without_effect,
-    workers_of,
-)
+from beam_prep.runners import choose_runner, plain_size, without_effect, workers_of
 from beam_prep.running import (
     cancel,
     counters_of,
@@ -61,14 +56,13 @@ from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
-from beam_prep.storage.splits import BLOCK_BYTES
+from beam_prep.storage.splits import BLOCK_BYTES, first_records
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.options import StoreOptions
 from beam_prep.storage.stores.reader import read_bytes
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.uses import Launch
-from beam_prep.transforms.gate import Gate
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
@@ -125,7 +119,7 @@ class Pipeline:
             keep this many.
         generation: its name; by default the time of the launch in UTC, `20261122T180738Z`.
         lease: seconds after which a launch that was killed no longer holds the output.
-        tokenizer_backend: `auto`, `transformers`, `gigatoken` or `tokie`: see `Tokenize`.
+        tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
             block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.
         shuffle_method: `auto`, `gather` or `runs`: see `Compose`.
@@ -190,13 +184,13 @@ class Pipeline:
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
             )
         self.inputs = recipe.inputs_of(self.config, inputs)
-        self.tokenizer = _tokenizer(os.fspath(tokenizer_path))
+        self.tokenizer = load_tokenizer(os.fspath(tokenizer_path))
         if self.config.input.chat_template is not None:
             # Then the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
         if tokenizer_backend not in get_args(Backend):
-            wanted = ", ".join(get_args(Backend))
-            raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, wanted one of {wanted}")
+            wanted = GONE_CHOICES.get(tokenizer_backend, f"wanted one of {', '.join(get_args(Backend))}")
+            raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, {wanted}")
         if check not in get_args(Check):
             raise ConfigError(f"check is {check!r}, wanted {' or '.join(get_args(Check))}")
         self.tokenizer_backend = tokenizer_backend
@@ -252,13 +246,7 @@ class Pipeline:
                 self._finish_for_others(result, alone)
                 return result
             try:
-                with (
-                    patches.arguments_found_once(),
-                    patches.views_made_once(),
-                    patches.plain_labels(),
-                    patches.ipython_if_imported(),
-                ):
-                    return self._run(options, wait)
+                return self._run(options, wait)
             except Stopped:
                 if self._dies:  # the signal may have come while the folder was being removed
                     self.staging.remove()
@@ -382,11 +370,8 @@ class Pipeline:
 
     def _run(self, options: PipelineOptions, wait: bool) -> Result:
         ignored = without_effect(options, wait)
-        gate = self._gate
-        runner, options, how = choose_runner(options, self.inputs, None if gate is None else gate.problem)
-        worker.end_begun()
-        if not worker.are_forked():  # otherwise the first worker does it
-            _ = self._backend
+        runner, options, how = choose_runner(options, self.inputs)
+        _ = self._backend  # it may be refused, before anything runs
         here = isinstance(runner, FnApiRunner)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
@@ -428,7 +413,7 @@ class Pipeline:
             self._claim(here, wait)
             claimed = True
             self._note_launch(begins=True)
-            with progress, quiet_beam(), prepared_process(runner, options), self._claims.renewed(self.lease):
+            with progress, quiet_beam(), self._claims.renewed(self.lease):
                 running = pipeline.run()
                 if not here:
                     self._claims.update(job=told_job(running, options))
@@ -471,32 +456,22 @@ class Pipeline:
         return result
 
     @functools.cached_property
-    def _gate(self) -> Gate | None:
-        """Chooses the backend, with the first records of the input as probes; None if nothing is encoded."""
+    def _backend(self) -> Backend:
+        """The backend that encodes, chosen with the first records of the input as probes."""
         parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
-        if not parts:
-            return None
-        spans = any(output.conversation for part in parts.values() for output in recipe.outputs_of(part))
-        firsts = {file.group or 0: file for file in reversed(self.inputs)}
         wanted = self.tokenizer_backend
         if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
             wanted = "transformers"
-        probed = [] if wanted == "transformers" else [*parts.items()][:_GROUPS_PROBED]
-        index = None if self._references is None else self._references.index
-        steps = (recipe.text_steps(part, self.tokenizer, index) for _, part in probed)
-        each = zip((firsts[group] for group, _ in probed), steps, strict=True)
-        return Gate(self.tokenizer, wanted, tuple(each), spans, self.check == "full")
-
-    @functools.cached_property
-    def _backend(self) -> Backend | Literal["inherited"]:
-        """The backend that encodes."""
-        if worker.are_forked():
-            return INHERITED
-        if self._gate is None:
+        if not parts or wanted == "transformers":  # nothing is encoded, or by the reference
             return "transformers"
-        with processes.single_threaded_tokenizers():
-            chosen, problem = self._gate.choose()
-        memory.give_back_memory()
+        firsts = {file.group or 0: file for file in reversed(self.inputs)}
+        index = None if self._references is None else self._references.index
+        texts = [
+            text
+            for group, part in [*parts.items()][:_GROUPS_PROBED]
+            for text in _first_texts(firsts[group], recipe.text_steps(part, self.tokenizer, index))
+        ]
+        chosen, problem = choose(self.tokenizer, wanted, texts)
         if problem is not None:
             log.info("%s", problem)
         return chosen
@@ -619,14 +594,23 @@ class Pipeline:
         return Result(output, load(read_bytes(path), path), up_to_date)
 
 
-def _tokenizer(path: str) -> Tokenizer:
-    """`load_tokenizer`. Where workers are to be forked from this process, another one asks transformers."""
-    if not processes.may_fork():
-        return load_tokenizer(path)
-    if is_local(path) and (known := answering.resolved(path)) is not None:
-        return known
-    tokenizer_cache.cache()  # if it is a temporary folder, it goes with this process, not with the other
-    return processes.in_child(functools.partial(load_tokenizer, path), "loaded the tokenizer")
+_PROBE_BYTES = 4 * CHUNK
+_PROBES = 64
+_PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
+
+
+def _first_texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
+    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
+    try:
+        records = first_records(source, block_bytes=_PROBE_BYTES)
+    except InputError:
+        return []
+    if records is None:
+        return []
+    block: Any = records.part(range(min(len(records), _PROBES)))
+    for step in steps:
+        block = step(block)
+    return [text[:_PROBE_CHARACTERS] for each in block.pieces.values() for text in each.texts[:_PROBES]]
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

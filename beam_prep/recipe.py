@@ -8,7 +8,7 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import apache_beam as beam
 
@@ -113,7 +113,7 @@ class Prepare(beam.PTransform):
 
     config: PipelineConfig
     tokenizer: Tokenizer
-    tokenizer_backend: Backend | Literal["inherited"] = "auto"
+    tokenizer_backend: Backend = "auto"
     check: Check = "sample"
     references: IndexSource | None = None
     releases: bool = False

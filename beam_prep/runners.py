@@ -1,9 +1,17 @@
 """Chooses the runner of a job, and sets the options of each runner that the user has not set."""
 
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import logging
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,16 +30,18 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from apache_beam.version import __version__ as BEAM
 
-from beam_prep import patches, processes, worker
 from beam_prep.core.data.block import InputFile
-from beam_prep.errors import ConfigError
+from beam_prep.errors import ConfigError, EngineError
 from beam_prep.options import OPTIONS
-from beam_prep.running import flink_page
+from beam_prep.running import DIED, flink_page, raised_by_worker
 
 log = logging.getLogger("beam_prep")
 
+SMALL_INPUT = 64_000_000
+"""Bytes of input below which one process has done all before two have started, done their halves, and ended."""
 _COMPRESSED = 4
 """Bytes of content of a byte of a compressed file, about."""
 
@@ -60,9 +70,121 @@ class JobOptions(PipelineOptions):
                 parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
-def choose_runner(
-    options: PipelineOptions, inputs: Sequence[InputFile], prepare: worker.WorkerSetup | None = None
-) -> tuple[Any, PipelineOptions, str]:
+def cores() -> int:
+    """The number of processors that this process may use."""
+    if sys.version_info >= (3, 13):
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class WorkerProcesses(FnApiRunner):
+    """The local runner with Beam's own worker processes. It notices when one is killed: Beam would wait for ever.
+
+    A shell starts each worker, so that its id is known; then Ctrl-C in a terminal reaches the launcher alone, and
+    tracebacks of errors, which the launcher reports, are not shown.
+    """
+
+    def __init__(self) -> None:
+        self._ids = tempfile.NamedTemporaryFile(prefix="beam_prep-workers-")  # noqa: SIM115
+        # Otherwise the Rust tokenizers start a thread for each core in every worker.
+        settings = "TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false} RAYON_NUM_THREADS=${RAYON_NUM_THREADS:-1}"
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # workers import what the launcher does
+        settings += f" PYTHONPATH={shlex.quote(path)}"
+        worker = f"{shlex.quote(sys.executable)} -P -c 'from {__name__} import work; work({os.getpid()})'"
+        hidden = "" if log.isEnabledFor(logging.DEBUG) else "2> /dev/null"
+        command = f"trap '' INT; echo $$ >> {self._ids.name}; export {settings}; exec {worker} {hidden}"
+        super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(command))
+
+    def run_pipeline(self, pipeline: Any, options: PipelineOptions) -> Any:
+        """See Beam's.
+
+        Raises:
+            EngineError: a worker was killed.
+        """
+        # In a thread that may be left alone, with all that Beam starts in it.
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(super(WorkerProcesses, self).run_pipeline(pipeline, options))
+            except BaseException as error:  # it is raised by the thread that waits
+                done.set_exception(error)
+
+        thread = threading.Thread(target=run, daemon=True, name="beam_prep-run")
+        with self._ids, _quiet_threads(thread):
+            thread.start()
+            killed = False
+            try:
+                while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
+                    killed = not all(map(_is_alive, self._workers()))
+            finally:
+                if not done.done():
+                    # The others, too. At the end of a run, when they end one after the other, this only saves time.
+                    for each in self._workers():
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(each, signal.SIGKILL)
+            if not concurrent.futures.wait([done], _UNTIL_ENDED).done:
+                raise EngineError(DIED)
+            error = done.exception()
+            if killed and error is not None and raised_by_worker(error) is error:  # of a connection that is no more
+                raise EngineError(DIED) from error
+            return done.result()
+
+    def _workers(self) -> list[int]:
+        with open(self._ids.name) as file:
+            return [int(line) for line in file if line.endswith("\n")]
+
+
+def work(launcher: int) -> None:
+    """Beam's worker, which ends with its launcher: alone it waits for minutes for one that is gone."""
+    from apache_beam.runners.worker import sdk_worker_main
+
+    def end_with_launcher() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_LOOK_EVERY)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end_with_launcher, daemon=True).start()
+    sdk_worker_main.main(None)
+
+
+_LOOK_EVERY, _UNTIL_ENDED = 0.2, 10.0
+"""Seconds between two looks at the workers; and for which Beam may go on when they have been killed."""
+
+
+def _is_alive(process: int) -> bool:
+    """True if a worker, for whose end Beam waits, has not ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _quiet_threads(run: threading.Thread) -> Iterator[None]:
+    """Errors of threads that Beam has started are not shown: those that read from a worker that was killed end so."""
+    before = threading.excepthook
+
+    def hook(found: threading.ExceptHookArgs) -> None:
+        trace, files = found.exc_traceback, []
+        while trace is not None:
+            files.append(trace.tb_frame.f_code.co_filename)
+            trace = trace.tb_next
+        if not any("apache_beam" in file for file in files):
+            before(found)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        if not run.is_alive():  # else they may end later
+            threading.excepthook = before
+
+
+def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:
     """Chooses a runner. It is never one that would download something.
 
     `DirectRunner` means the in-process runner here: what Beam runs under that name would first download a binary.
@@ -70,7 +192,6 @@ def choose_runner(
     Args:
         options: Beam's options.
         inputs: the files of the job. Small ones are worked on in this process.
-        prepare: the first work of forked worker processes: see `worker.environment`.
 
     Returns:
         the runner, its options, and a description for the log.
@@ -86,20 +207,16 @@ def choose_runner(
     direct = options.view_as(DirectOptions)
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
-        cores = processes.cores()
-        small = plain_size(inputs) <= worker.SMALL_INPUT
-        direct.direct_running_mode = "in_memory" if small or cores == 1 else "multi_processing"
-        direct.direct_num_workers = 1 if small else cores
+        direct.direct_num_workers = 1 if plain_size(inputs) <= SMALL_INPUT else cores()
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:
         direct.direct_running_mode = "multi_processing"
     if direct.direct_running_mode == "in_memory":
         return FnApiRunner(), options, "runner: in-process"
-    workers = direct.direct_num_workers = direct.direct_num_workers or processes.cores()
+    workers = direct.direct_num_workers = direct.direct_num_workers or cores()
     if direct.direct_running_mode == "multi_threading":
         return FnApiRunner(), options, f"runner: {workers} worker threads"
-    environment = worker.environment(workers, prepare)
     direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
-    return FnApiRunner(default_environment=environment), options, f"runner: {workers} worker processes"
+    return WorkerProcesses(), options, f"runner: {workers} worker processes"
 
 
 _MOST_WORKERS = 16
@@ -190,17 +307,6 @@ def _names_of(groups: tuple[type[PipelineOptions], ...]) -> list[str]:
     for group in groups:
         group._add_argparse_args(known)
     return list(dict.fromkeys(action.dest for action in known._actions if action.dest not in _FOR_ALL))
-
-
-@contextlib.contextmanager
-def prepared_process(runner: Any, options: PipelineOptions) -> Iterator[None]:
-    """Changes this process for a run by `choose_runner`'s runner, and changes it back: see `beam_prep.patches`."""
-    if not isinstance(runner, FnApiRunner):
-        yield
-        return
-    threads = options.view_as(DirectOptions).direct_running_mode == "multi_threading"
-    with patches.frequent_sampling(), processes.single_threaded_tokenizers() if threads else contextlib.nullcontext():
-        yield
 
 
 def _given(options: PipelineOptions) -> set[str]:

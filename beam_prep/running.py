@@ -19,7 +19,7 @@ from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors
 from beam_prep.errors import BeamPrepError, EngineError
-from beam_prep.patches import not_of_beam
+from beam_prep.quiet import not_of_beam
 
 log = logging.getLogger("beam_prep")
 
@@ -138,6 +138,10 @@ def wait_until_done(running: Any) -> None:
 _RAISED = re.compile(r"beam_prep\.errors\.(\w+): (.+?)(?:\n|\\n|$)")
 
 
+DIED = (
+    "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more memory, or use "
+    "fewer workers (--direct_num_workers); finished blocks are not made again"
+)
 _DIED = ("Channel closed prematurely", "Process died with exit code", "Worker subprocess exited")
 """Messages about a worker process that died: of the local runner and Beam's job server, of Flink, of subprocesses."""
 
@@ -160,10 +164,7 @@ def raised_by_worker(error: BaseException) -> BaseException:
     elif found := _RAISED.findall(str(error)):
         name, message = found[-1]
     elif any(words in str(error) for words in _DIED):
-        return EngineError(
-            "a worker process was killed, or crashed, in the middle of its work (out of memory?): give it more "
-            "memory, or use fewer workers (--direct_num_workers); finished blocks are not made again"
-        )
+        return EngineError(DIED)
     elif (of_system := errors.of_the_system(_root(error))) is not None:
         return of_system
     else:

@@ -1,9 +1,6 @@
 """SIGINT and SIGTERM, in the command line's own process."""
 
 import signal
-import threading
-
-from beam_prep import worker
 
 _received: list[int] = []
 
@@ -13,14 +10,12 @@ class Stopped(BaseException):
 
 
 def stop_on_signals() -> None:
-    """Makes SIGINT and SIGTERM kill the workers and raise `Stopped`."""
+    """Makes SIGINT and SIGTERM raise `Stopped`."""
 
     def stop(number: int, frame: object) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
         _received.append(number)
-        threading.excepthook = lambda error: None  # Beam's threads complain of workers that are no more
-        worker.kill()
         raise Stopped(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

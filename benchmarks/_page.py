@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from _measure import ROOT, BenchmarkError
 
-from beam_prep import processes
+from beam_prep import runners
 
 LIBRARIES = ("beam-prep", "apache-beam", "datasets", "transformers", "tokenizers", "gigatoken", "pyarrow", "numpy")
 
@@ -24,7 +24,7 @@ def machine() -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
     return (
-        f"{datetime.date.today()}: {cpu_model()}, {processes.cores()} cores, {memory_gb():.1f} GB memory, "
+        f"{datetime.date.today()}: {cpu_model()}, {runners.cores()} cores, {memory_gb():.1f} GB memory, "
         f"Linux {platform.release()}; {', '.join(versions)}."
     )
 

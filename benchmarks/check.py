@@ -34,7 +34,7 @@ from _report import Log, Run
 from end_to_end import keep
 from shapes import MAP, OURS, SHAPES, add_places, ratio_of, run_shape, tokenizer_of, told
 
-from beam_prep import processes
+from beam_prep import runners
 
 READER = "reader"
 TOOLS = {"chats": (OURS, MAP), "documents": (OURS, MAP), "chats-mistral-v1": (OURS, MAP), READER: (OURS, "datasets")}
@@ -77,7 +77,7 @@ def run_reader(given: argparse.Namespace, place: Place) -> None:
 
 def facts() -> dict[str, Any]:
     """The day, the commit and the machine of a session."""
-    found = Machine(cpu_model(), processes.cores(), round(memory_gb(), 1))
+    found = Machine(cpu_model(), runners.cores(), round(memory_gb(), 1))
     return {"date": str(datetime.date.today()), "commit": commit(), "machine": asdict(found)}
 
 

@@ -1,7 +1,6 @@
 """The fast way changes no byte: both backends, whole runs."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 from beam_prep import cli, pipeline
-from beam_prep.core.encoding import backends
 from beam_prep.errors import ConfigError, TokenizerError
 from tests.conftest import ROOT, shared, tree
 
@@ -59,27 +57,17 @@ def test_a_run_says_which_way_did_how_many_records(
     assert "gigatoken" not in caplog.text
 
 
-def test_the_first_backend_that_takes_a_tokenizer_encodes_and_else_the_run_says_why(
+def test_where_gigatoken_does_not_take_a_tokenizer_the_reference_encodes_and_the_run_says_why(
     run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "REFERENCE_ALONE", 0)
     unigram = shared("tokenizers", "t5-small")
     text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
-    rows = [{"text": f"number {number}"} for number in range(5)] + [{"text": "left to the reference </s> \n"}]
+    rows = [{"text": f"number {number}"} for number in range(5)]
     with caplog.at_level("INFO", "beam_prep"):
         made = run(text, rows, tokenizer_path=unigram)
-    assert "is not used" not in caplog.text
-    ways = told(made.output)
-    assert (ways["encoded_by_tokie"], ways["encoded_by_transformers"]) == (5, 1)
-    monkeypatch.setitem(sys.modules, "tokie", None)
-    backends._loaded.cache_clear()
-    with caplog.at_level("INFO", "beam_prep"):
-        other = run(text, rows, "reference", tokenizer_path=unigram)
-    backends._loaded.cache_clear()
-    assert told(other.output)["encoded_by_transformers"] == 6
+    assert told(made.output)["encoded_by_transformers"] == 5
     assert sum("gigatoken is not used" in line for line in caplog.text.splitlines()) == 1
-    assert sum("tokie is not used: it is not installed here" in line for line in caplog.text.splitlines()) == 1
-    assert tree(other.output) == tree(made.output)
     with pytest.raises(TokenizerError, match=r"--tokenizer_backend gigatoken: .*Unigram"):
         run(text, rows, "other", tokenizer_path=unigram, tokenizer_backend="gigatoken")
 
@@ -101,6 +89,14 @@ def test_small_inputs_are_encoded_by_the_reference_unless_another_is_asked_for(
 def test_an_unknown_way_fails_before_anything_runs(run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="tokenizer_backend is 'giga', wanted"):
         run(config(), CHAT, tokenizer_backend="giga")
+
+
+def test_tokie_is_an_error_that_says_what_to_do(run: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer_backend is 'tokie', which is gone, .*leave the option out"):
+        run(config(), CHAT, tokenizer_backend="tokie")
+    words = ["run", "in.jsonl", "-o", "out", "-c", "c.json", "--tokenizer_path", "t", "--tokenizer_backend=tokie"]
+    assert cli.main(words) == 2
+    assert "found 'tokie', which is gone, " in capsys.readouterr().err
 
 
 def test_the_way_is_no_part_of_the_job(run: Callable[..., Any]) -> None:

@@ -381,7 +381,7 @@ def options_of_beam() -> set[str]:
 
 
 def _problem_of_ours(words: list[str], names: list[str]) -> str | None:
-    (commands,) = [action.choices for action in cli._parser()._actions if isinstance(action.choices, dict)]
+    _, commands = cli._parsers()
     if words[0] not in commands:
         return f"no command {words[0]}"
     actions = commands[words[0]]._actions

@@ -38,8 +38,8 @@ MAY_IMPORT = {
         "core.reading",
         "core.shards",
         "core.tokens",
-        "patches",
         "pipeline",
+        "quiet",
         "readers",
         "recipe",
         "replay",
@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "config": {"core.data", "core.reading", "errors"},
     "formats": {"core.data", "core.reading", "core.shards", "core.tokens", "errors"},
     "verify": {"core.data", "core.encoding", "core.shards", "errors", "formats"},
-    "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify", "patches"},
+    "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify", "quiet"},
     "inspect": {"core.data", "core.encoding", "core.reading", "core.shards", "errors", "formats", "readers"},
     "report_page": {"core.data", "core.encoding", "core.reading", "core.shards", "inspect"},
     "storage": {
@@ -69,10 +69,9 @@ MAY_IMPORT = {
         "core.tokens",
         "errors",
         "formats",
-        "memory",
         "progress",
     },
-    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "memory", "progress", "report_page", "storage"} | {"chat"},
+    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "report_page", "storage"} | {"chat"},
     "testing": {"core.data", "core.reading", "core.tokens"},
     "recipe": {*ROOMS_OF_CORE, "chat", "_version", "config", "errors", "formats", "storage", "transforms"},
     "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
@@ -95,17 +94,14 @@ MAY_IMPORT = {
         *("errors", "recipe", "storage", "transforms"),
     },
     "progress": {"core.data"},
-    "runners": {"core.data", "errors", "options", "patches", "processes", "running", "storage", "worker"},
-    "running": {"errors", "patches"},
+    "runners": {"core.data", "errors", "options", "running"},
+    "running": {"errors", "quiet"},
     "pipeline": {
         *ROOMS_OF_CORE,
-        "answering",
         "config",
         "errors",
         "formats",
-        "memory",
-        "patches",
-        "processes",
+        "options",
         "progress",
         "recipe",
         "runners",
@@ -113,7 +109,6 @@ MAY_IMPORT = {
         "stopping",
         "storage",
         "transforms",
-        "worker",
     }
     | {"chat"},
     "dry_run": {"core.data", "core.reading", "core.shards", "errors", "formats", "pipeline", "recipe", "storage"},
@@ -121,16 +116,11 @@ MAY_IMPORT = {
         *("core.data", "core.encoding", "core.shards", "core.tokens"),
         *("config", "errors", "formats", "pipeline", "recipe", "storage"),
     },
-    "patches": set(),
-    "stopping": {"worker"},
-    "processes": {"errors"},
-    "memory": set(),
-    "worker": {"answering", "errors", "memory", "patches", "processes"},
-    "answering": {"core.encoding", "errors", "memory", "processes"},
+    "quiet": set(),
+    "stopping": set(),
     "options": set(),
     "cli": {
         "__init__",
-        "answering",
         "audit",
         "config",
         "core.data",
@@ -140,10 +130,8 @@ MAY_IMPORT = {
         "formats",
         "inspect",
         "options",
-        "patches",
         "pipeline",
         "preview",
-        "processes",
         "readers",
         "recipe",
         "replay",
@@ -152,9 +140,7 @@ MAY_IMPORT = {
         "starter",
         "stopping",
         "storage",
-        "transforms",
         "verify",
-        "worker",
     },
 }
 WITHOUT_BEAM = (
@@ -280,7 +266,7 @@ def test_launchers_define_nothing_that_runs_on_a_worker() -> None:
         assert "if __name__ ==" in path.read_text(encoding="utf-8"), path
 
 
-@pytest.mark.parametrize("part", sorted({*MAY_IMPORT} - {"worker"}))
+@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
 def test_no_heavy_import_before_it_is_needed(part: str) -> None:
     """TensorFlow and transformers wait until they are used; Beam is imported only where transforms are."""
     allowed = {"apache_beam"} if part in SEEN_BY_BEAM else set()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import InputError, StorageError
-from beam_prep.patches import quiet_import
+from beam_prep.quiet import quiet_import
 
 if TYPE_CHECKING:
     from beam_prep.core.data.block import InputFile

@@ -8,7 +8,7 @@ import numpy as np
 
 from beam_prep.core.data.places import COLLECTION, at_offset
 from beam_prep.errors import BeamPrepError, InputError, StorageError
-from beam_prep.patches import quiet_import
+from beam_prep.quiet import quiet_import
 
 if TYPE_CHECKING:
     from beam_prep.core.data.block import InputFile

@@ -9,13 +9,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from beam_prep.core.shards.compose import Method
 from beam_prep.core.shards.layout import Layout
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import StorageError
 from beam_prep.formats import FORMATS
-from beam_prep.memory import memory_limit
 from beam_prep.progress import Counts
 
 FIRST_SHARE = 0.01
@@ -169,3 +169,26 @@ def _disk(folder: str) -> int:
 def free_bytes(folder: str) -> int:
     """The room on the disk of a folder, which need not be there yet."""
     return shutil.disk_usage(_existing(folder)).free
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes: what the machine has, or the limit of the process's control group, or of one above it, if that is less.
+
+    Args:
+        root: where the limits of groups are.
+        groups: the groups of the process.
+    """
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        limits, name = (root / "memory", "memory.limit_in_bytes") if kinds else (root, "memory.max")
+        # In a container the group's own path may not be there, but its limit is at the root.
+        group = PurePosixPath(path)
+        for each in (group, *group.parents):
+            limit = limits / str(each).lstrip("/") / name
+            text = limit.read_text().strip() if limit.exists() else ""
+            if text.isdecimal():
+                found = min(found, int(text))
+    return found

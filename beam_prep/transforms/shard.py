@@ -28,13 +28,12 @@ from beam_prep.core.tokens.mask import Untrained
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
-from beam_prep.memory import give_back_memory, memory_limit
 from beam_prep.progress import Counts, Reports, report_block, reported_rows
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.paths import is_local
-from beam_prep.storage.preflight import Preflight, output_ratio
+from beam_prep.storage.preflight import Preflight, memory_limit, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
 from beam_prep.storage.scratch import Scratch
@@ -244,7 +243,6 @@ class Write(beam.DoFn):
 
     def setup(self) -> None:
         self.arranger.spool.options.activate()
-        give_back_memory()  # of the blocks: a process that has no shard would keep it
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
         if isinstance(work, KeyedShard):

@@ -3,13 +3,13 @@
 import logging
 from typing import Any, Literal, cast, get_args
 
-from beam_prep.core.encoding.backends import INHERITED, Backend, choose
+from beam_prep.core.encoding.backends import Backend, choose
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.core.tokens.batch import Batch
 from beam_prep.core.tokens.tokenize_with import REFERENCE, tokenize_with
 from beam_prep.transforms.block_step import BlockStep
 
-AnyBackend = Backend | Literal["inherited", "reference"]
+AnyBackend = Backend | Literal["reference"]
 
 log = logging.getLogger("beam_prep")
 
@@ -19,15 +19,14 @@ class Tokenize(BlockStep):
 
     Attributes:
         tokenizer: the tokenizer. Each process loads it once, at its first block.
-        backend: `auto`: gigatoken or tokie, many times faster, where one gives the same ids as transformers (see
-            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`, `tokie`: that, or an error.
-            `inherited`, for launchers: the choice of the process that the workers are forked from.
+        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
+            `core.encoding.backends`); `transformers`: always the reference; `gigatoken`: that, or an error.
             `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
         sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
             difference in a text outside the sample is not seen: `Pipeline(check="full")` compares all texts instead.
 
     Raises:
-        TokenizerError: gigatoken or tokie was asked for, and cannot be used.
+        TokenizerError: gigatoken was asked for, and cannot be used.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> block = bp.testing.records([{"text": "Hello"}])
@@ -44,7 +43,7 @@ class Tokenize(BlockStep):
 
     def check(self) -> None:
         self.chosen: str = self.backend
-        if self.backend == INHERITED or self.backend == REFERENCE:
+        if self.backend == REFERENCE:
             return
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")

@@ -18,7 +18,7 @@ from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.options import StoreOptions
+from beam_prep.storage.stores.options import StoreOptions, options_here
 from beam_prep.storage.tokenizers import TokenizerFolder
 from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
 from beam_prep.transforms.merge_runs import MakeRun, MergeRuns, PlanShards, Survey
@@ -126,5 +126,16 @@ def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step
         assert StoreOptions.current().given == ()
         received.setup()
         assert StoreOptions.current().given == (("s3_endpoint_url", "http://launcher:2"),)
+    finally:
+        FileSystems._pipeline_options = before
+
+
+def test_beam_keeps_the_options_of_a_process_where_we_look_for_them() -> None:
+    """A private name: if this fails, look at `options_here` of storage/stores/options.py."""
+    assert hasattr(FileSystems, "_pipeline_options"), "Beam's FileSystems._pipeline_options is gone"
+    before = options_here()
+    try:
+        FileSystems.set_options(wanted := PipelineOptions([]))
+        assert options_here() is wanted
     finally:
         FileSystems._pipeline_options = before

@@ -10,38 +10,28 @@ where a normaliser may change the text. So the normaliser must leave the text un
 it.
 """
 
-import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, cast
 
 import numpy as np
 
 from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, offsets_of
 from beam_prep.core.data.texts import characters, sizes, take, utf8
-from beam_prep.core.encoding import with_gigatoken, with_tokie
-from beam_prep.core.encoding.asking import answer, end_unasked, is_another
+from beam_prep.core.encoding import with_gigatoken
 from beam_prep.core.encoding.fast_backend import FastBackend, Loaded, Unsupported
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.core.encoding.token_bytes import token_bytes
 from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import TokenizerError
 
-Used = Literal["transformers", "gigatoken", "tokie"]
-Backend = Literal["auto", "transformers", "gigatoken", "tokie"]
+Used = Literal["transformers", "gigatoken"]
+Backend = Literal["auto", "transformers", "gigatoken"]
 
-BACKENDS: dict[Used, FastBackend] = {
-    "gigatoken": FastBackend(with_gigatoken.VERSION, with_gigatoken.load),
-    "tokie": FastBackend(with_tokie.VERSION, with_tokie.load),
-}
+BACKENDS: dict[Used, FastBackend] = {"gigatoken": FastBackend(with_gigatoken.VERSION, with_gigatoken.load)}
 """Those that `auto` tries, in this order."""
-
-INHERITED: Literal["inherited"] = "inherited"
-"""In place of a backend: the one that `choose` gave in this process, or in the one that it was forked from."""
 
 PROBES = (
     "",
@@ -233,17 +223,13 @@ def _overlapping(
     return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
 
 
-def choose(
-    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = (), spans: bool = True, full: bool = False
-) -> tuple[Used, str | None]:
+def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = ()) -> tuple[Used, str | None]:
     """Chooses the backend that encodes, when a pipeline is built.
 
     Args:
         tokenizer: the reference.
         backend: `auto`: the first of `BACKENDS` whose ids equal the reference's on all probes.
         first_texts: of the input, probes as well.
-        spans: tokens of spans will be encoded, too.
-        full: the reference will encode all texts, too.
 
     Returns:
         One of `BACKENDS`, or `transformers`; and why it is none of them, where one was wanted.
@@ -251,41 +237,13 @@ def choose(
     Raises:
         TokenizerError: one of `BACKENDS` is wanted, and cannot be used.
     """
-    # What is made here is made once, for worker processes that are forked after this.
-    prepare = partial(token_bytes, tokenizer) if spans else lambda: None
-    used, problem = _choose(tokenizer, backend, first_texts, prepare)
-    _chosen[tokenizer] = used
-    if used == "transformers" or (is_another() and (full or _encodes_many(tokenizer, used, first_texts, spans))):
-        _ = tokenizer.reference
-    end_unasked()
-    return used, problem
-
-
-def _encodes_many(tokenizer: Tokenizer, backend: Used, texts: Sequence[str], spans: bool) -> bool:
-    """True if the reference encodes so many of some texts that each worker should have it."""
-    table = token_bytes(tokenizer) if spans else None
-    if spans and table is None:
-        return True
-    left = len(_loaded(tokenizer, backend).encode(texts)[1])
-    lossy = 0 if table is None else sum(not table.keeps(text) for text in texts)
-    return _MANY * (left + lossy) > len(texts)
-
-
-_MANY = 20
-"""One text of so many that the reference encodes takes it as long as gigatoken takes for all."""
-_chosen: dict[Tokenizer, Used] = {}
-
-
-def _choose(
-    tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str], meanwhile: Callable[[], object]
-) -> tuple[Used, str | None]:
     if backend == "transformers":
         return backend, None
     problems = []
     wanted: Iterable[Used] = BACKENDS if backend == "auto" else [backend]
     for name in wanted:
         try:
-            _probe(tokenizer, name, first_texts, meanwhile)
+            _probe(tokenizer, name, first_texts)
         except Unsupported as problem:
             problems.append((name, problem))
             continue
@@ -297,19 +255,8 @@ def _choose(
     return "transformers", "; ".join(f"{name} is not used: {problem}" for name, problem in problems)
 
 
-def load_first(tokenizer: Tokenizer, backend: Backend) -> None:
-    """Loads what `choose` would try first, if that takes this tokenizer, or the reference."""
-    if backend == "auto":
-        backend = next(iter(BACKENDS))
-    if backend == "transformers":
-        _ = tokenizer.reference
-        return
-    with contextlib.suppress(Unsupported):
-        _loaded(tokenizer, backend)
-
-
-def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], meanwhile: Callable[[], object]) -> None:
-    """Raises `Unsupported` unless a backend gives the reference's ids. Calls `meanwhile` while other threads encode."""
+def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str]) -> None:
+    """Raises `Unsupported` unless a backend gives the reference's ids."""
     fast = FastEncoder(tokenizer, backend)
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
@@ -317,23 +264,11 @@ def _probe(tokenizer: Tokenizer, backend: Used, first_texts: Sequence[str], mean
     _loaded(tokenizer, backend)
     if _around_text(tokenizer) is None:
         raise Unsupported("this tokenizer does more than put special tokens around a text")
-    with ThreadPoolExecutor(2) as threads:  # the Rust libraries encode at the same time
-        reference = threads.submit(answer, _encode_probes, tokenizer, texts)
-        encoded = threads.submit(fast.encode, texts, False)
-        meanwhile()
-        plain = encoded.result()
-        for ids, other in zip((plain, fast.with_special_tokens(plain)), reference.result(), strict=True):
-            mine, theirs = ids.to_lists(), other.to_lists()
-            for place, text in enumerate(texts):
-                if mine[place] != theirs[place]:
-                    raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
-
-
-def _encode_probes(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
-    """Ids of each text by the reference, without special tokens and with them."""
-    with ThreadPoolExecutor(1) as thread:
-        special = thread.submit(tokenizer.encode, texts, True)
-        return tokenizer.encode(texts, False), special.result()
+    for special in (False, True):
+        mine, theirs = (encoder.encode(texts, special).to_lists() for encoder in (fast, tokenizer))
+        for text, one, other in zip(texts, mine, theirs, strict=True):
+            if one != other:
+                raise Unsupported(f"its ids differ from transformers' on the probe {text[:40]!r}")
 
 
 @functools.cache
@@ -345,8 +280,6 @@ def name_of(backend: str) -> str:
 
 def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
     """The encoder of a worker; it uses the reference if this machine does not have the backend."""
-    if backend == INHERITED:
-        backend = _chosen[tokenizer]
     used = cast(Used, backend)
     if used in BACKENDS:
         try:

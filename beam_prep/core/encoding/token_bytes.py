@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.encoding.asking import answer
 from beam_prep.core.encoding.tokenizer import Tokenizer
 
 _BLANK = "\u2581"
@@ -86,11 +85,6 @@ def _smallest(lengths: Array) -> Array:
 @functools.lru_cache(maxsize=4)
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
-    return answer(_read_token_bytes, tokenizer)
-
-
-@functools.lru_cache(maxsize=4)  # of the process that answers all others
-def _read_token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     if type(tokenizer.reference.model).__name__ != "BPE":
         return None
     return _byte_level(tokenizer) or _of_pieces(tokenizer)

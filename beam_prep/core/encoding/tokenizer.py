@@ -20,9 +20,7 @@ from beam_prep.chat.messages import ToolArguments
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.core.data.ragged import Ragged
 from beam_prep.core.encoding import tokenizer_cache
-from beam_prep.core.encoding.asking import answer, answer_here
 from beam_prep.core.encoding.resolver import expected_files, resolve, write
-from beam_prep.core.encoding.short_merges import with_short_merges
 from beam_prep.core.encoding.spans import CharSpans, TokenSpans
 from beam_prep.errors import TokenizerError
 
@@ -102,9 +100,7 @@ def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
 def _loaded(folder: str, fingerprint: str, digest: str) -> "tokenizers.Tokenizer":
     import tokenizers
 
-    answer_here()
-    source = with_short_merges(_contents(folder, fingerprint, digest)["tokenizer.json"])
-    return tokenizers.Tokenizer.from_buffer(source)
+    return tokenizers.Tokenizer.from_buffer(_contents(folder, fingerprint, digest)["tokenizer.json"])
 
 
 class AddedToken(NamedTuple):
@@ -143,11 +139,6 @@ class Makeup(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _makeup(tokenizer: "Tokenizer") -> Makeup:
-    return answer(_read_makeup, tokenizer)
-
-
-@functools.lru_cache(maxsize=4)  # of the process that answers all others
-def _read_makeup(tokenizer: "Tokenizer") -> Makeup:
     backend = tokenizer.reference
     model: Any = backend.model
     added = tuple(
@@ -258,18 +249,6 @@ class Tokenizer:
 
         return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
 
-    @classmethod
-    def resolved(cls, path: str) -> "Tokenizer | None":
-        """What `load` gives for a local folder; None where transformers would be asked.
-
-        Raises:
-            TokenizerError: see `load`.
-        """
-        if (kept := _kept(Path(path))) is not None:
-            return kept
-        known = tokenizer_cache.known(path)
-        return None if known is None else Tokenizer(*known)
-
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
         target = tokenizer_cache.put(Path(folder), self.contents())
@@ -365,7 +344,11 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
-        return answer(_encode, self, texts, add_special_tokens)
+        rows = []
+        for chunk in _chunks(texts):
+            batch = self.reference.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
+            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
+        return Ragged.concat(rows)
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
@@ -374,7 +357,18 @@ class Tokenizer:
 
         See `Encoder`.
         """
-        return answer(_encode_spans, self, texts, add_special_tokens, spans)
+        rows = []
+        starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
+        text = 0
+        for chunk in _chunks(texts):
+            batch = self.reference.encode_batch(chunk, add_special_tokens=add_special_tokens)
+            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
+            for encoding in batch:
+                for span in range(borders[text], borders[text + 1]):
+                    starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
+                text += 1
+        return Ragged.concat(rows), TokenSpans(starts, stops)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
@@ -387,57 +381,28 @@ class Tokenizer:
         own tokens, as U+FFFD. (Decoders with byte fallback give up an entire run of byte tokens for one cut character:
         there the pieces show the complete characters of the run.)
         """
-        return answer(_pieces, self, [int(i) for i in ids])
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
-    rows = []
-    for chunk in _chunks(texts):
-        batch = tokenizer.reference.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
-        rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
-    return Ragged.concat(rows)
-
-
-def _encode_spans(
-    tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
-) -> tuple[Ragged, TokenSpans]:
-    rows = []
-    starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
-    borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
-    text = 0
-    for chunk in _chunks(texts):
-        batch = tokenizer.reference.encode_batch(chunk, add_special_tokens=add_special_tokens)
-        rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
-        for encoding in batch:
-            for span in range(borders[text], borders[text + 1]):
-                starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
-            text += 1
-    return Ragged.concat(rows), TokenSpans(starts, stops)
-
-
-def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    texts: list[str] = []
-    # Texts depend on neighbours, so each is what its token adds to the text of the last few.
-    window: list[int] = []
-    before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
-    for token in ids:
-        window.append(token)
-        text = tokenizer.decode(window)
-        complete = len(text.rstrip(_CUT))
-        if complete == len(text) and texts and text.startswith(before):
-            texts[-1] += before[shown:]  # what this token did not complete
-            shown = max(shown, len(before))
-        if complete < len(text) and len(window) - first < _LONGEST_CUT:
-            texts.append(text[shown:complete])
-            before, shown = text, max(shown, complete)
-            continue
-        texts.append(text[shown:])
-        window = window[first:]
-        before, first = tokenizer.decode(window), len(window)
-        shown = len(before)
-    if texts:
-        texts[-1] += before[shown:]
-    return texts
+        texts: list[str] = []
+        # Texts depend on neighbours, so each is what its token adds to the text of the last few.
+        window: list[int] = []
+        before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
+        for token in ids:
+            window.append(int(token))
+            text = self.decode(window)
+            complete = len(text.rstrip(_CUT))
+            if complete == len(text) and texts and text.startswith(before):
+                texts[-1] += before[shown:]  # what this token did not complete
+                shown = max(shown, len(before))
+            if complete < len(text) and len(window) - first < _LONGEST_CUT:
+                texts.append(text[shown:complete])
+                before, shown = text, max(shown, complete)
+                continue
+            texts.append(text[shown:])
+            window = window[first:]
+            before, first = self.decode(window), len(window)
+            shown = len(before)
+        if texts:
+            texts[-1] += before[shown:]
+        return texts
 
 
 @functools.lru_cache(maxsize=8)

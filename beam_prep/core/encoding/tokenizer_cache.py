@@ -208,14 +208,6 @@ def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedT
     return known
 
 
-def known(folder: str) -> ResolvedTokenizer | None:
-    """A folder's resolved tokenizer, if `resolved` would take it from the cache. It warns of nothing."""
-    if "transformers" in sys.modules or _problem(_wanted()) is not None:
-        return None
-    note = _note(folder)
-    return None if note is None else _recall(note)
-
-
 def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
     """What is made of a resolved tokenizer: from the cache, or else what `derive` gives.
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, offsets_of
+from beam_prep.core.data.ragged import Array
 from beam_prep.core.data.search import places_of
-from beam_prep.core.data.texts import characters, utf8
+from beam_prep.core.data.texts import utf8
 
 _SAME, _OTHER = 1, 2
 _FEW = 32
@@ -31,13 +31,13 @@ class TriedCharacters:
         self,
         ways: Sequence[str],
         agree: Callable[[list[str]], Sequence[bool]],
-        trusted: Callable[[str], bool] | None = None,
+        trusted: Callable[[str], bool],
         doubtful: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._ways, self._agree, self._trusted, self._doubtful = ways, agree, trusted, doubtful
         self._tried = np.zeros(0x110000, np.uint8)
 
-    def differ(self, points: Array) -> Array:
+    def _differ(self, points: Array) -> Array:
         """bool: which of these characters, uint32 code points, the two treat in another way."""
         found = self._tried[points]
         if len(new := np.unique(points[found == 0])):
@@ -52,19 +52,15 @@ class TriedCharacters:
         return differ
 
     def _known(self, character: str) -> int:
-        if self._trusted is not None and self._trusted(character):
+        if self._trusted(character):
             return _SAME
         return _OTHER if self._doubtful(character) else 0
 
     def texts_with_others(self, texts: Sequence[str]) -> Array:
         """int64, ascending: the texts with a character that the two treat in another way."""
-        if self._trusted is None:
-            points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-            places, borders = np.flatnonzero(self.differ(points)), offsets_of(characters(texts))
-        else:
-            data, borders = utf8(texts)
-            places = self._places(data)
-            places = places[self.differ(_points(data, places))]
+        data, borders = utf8(texts)
+        places = self._places(data)
+        places = places[self._differ(_points(data, places))]
         found: Array = np.unique(np.searchsorted(borders, places, side="right") - 1)
         return found
 
@@ -93,7 +89,6 @@ class TriedCharacters:
             the lowest first byte; ranges of higher ones whose characters are all trusted (the lowest, and how many
             follow it); for both first bytes, bool [65,536].
         """
-        assert self._trusted is not None
         trusted = np.fromiter(map(self._trusted, map(chr, range(1 << 16))), bool, 1 << 16)
         entirely: Any = trusted.reshape(-1, 1 << _LOW).all(axis=1)
         pairs: Array = np.ones((256, 256), bool)

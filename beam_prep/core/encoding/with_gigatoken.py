@@ -6,15 +6,13 @@ the reference. So are, with a normaliser, those with newer letters and marks: wh
 them.
 """
 
-import os
-import threading
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.core.data.ragged import Array, Ragged, offsets_of
 from beam_prep.core.data.texts import take
 from beam_prep.core.encoding.fast_backend import Encoded, Unsupported, first_line, wanted_version
 from beam_prep.core.encoding.token_bytes import normalisers, pre_tokenizers
@@ -38,9 +36,6 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
         loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unsupported(f"it does not take this tokenizer ({first_line(error)})") from None
-    # The first call takes 45 ms more, and lets go of Python's lock, which the reference holds while it loads.
-    first_call = threading.Thread(target=loaded.encode_batch, args=(["a"],), kwargs={"parallel": False})
-    first_call.start()
     makeup = tokenizer.makeup
     normalising, splitting = normalisers(tokenizer), pre_tokenizers(tokenizer)
     is_nfc = [step["type"] for step in normalising] == ["NFC"]
@@ -55,7 +50,7 @@ def load(tokenizer: Tokenizer) -> "WithGigatoken":
         for steps in (normalising, splitting)
     )
     vague = is_nfc and any(token.normalized or not token.content.isascii() for token in makeup.added)
-    return WithGigatoken(tokenizer, loaded, first_call, normalises or splits, normalises, vague)
+    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
 
 
 def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) -> None:
@@ -106,22 +101,15 @@ class WithGigatoken:
     Args:
         tokenizer: the reference.
         loaded: the same in gigatoken.
-        first_call: the others wait for it.
         looks: its steps look at the kinds of characters.
         normalises: so does its normaliser.
         vague: it may find added tokens in what a text becomes by NFC.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        loaded: "gigatoken.Tokenizer",
-        first_call: threading.Thread,
-        looks: bool,
-        normalises: bool,
-        vague: bool,
+        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
     ) -> None:
-        self._tokenizer, self._loaded, self._first_call = tokenizer, loaded, first_call
+        self._tokenizer, self._loaded = tokenizer, loaded
         self._normalises, self._vague = normalises, vague
         self._tried = TriedCharacters(_TRIED_AS, self._agree, _is_old, self._is_doubtful) if looks else None
 
@@ -138,9 +126,10 @@ class WithGigatoken:
         return self._encode(texts), left
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
-        self._first_call.join()
-        found = self._loaded.encode_batch(list(texts), parallel=_parallel()).layout
-        return Ragged(np.asarray(found.content.data).view(np.int32), np.asarray(found.offsets.data))
+        # One by one: these are arrays of numpy, while a batch is one of awkward, whose import takes 0.3 s.
+        rows = [self._loaded.encode(text) for text in texts]
+        flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
+        return Ragged(flat.view(np.int32), offsets_of(np.fromiter(map(len, rows), np.int64, len(rows))))
 
     def _agree(self, texts: list[str]) -> list[bool]:
         mine, theirs = self._encode(texts).to_lists(), self._tokenizer.encode(texts, False).to_lists()
@@ -160,8 +149,3 @@ def _is_old(character: str) -> bool:
 def _wide(texts: Sequence[str]) -> Array:
     """int64: the texts that are not ASCII."""
     return np.flatnonzero(np.fromiter((not text.isascii() for text in texts), bool, len(texts)))
-
-
-def _parallel() -> bool:
-    # The Rust library's own switch: one process a core has no use for more threads.
-    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("false", "0", "off", "no", "f", "n")

@@ -431,7 +431,6 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
 
 _WAYS = {
     "encoded_by_gigatoken": "encoded by gigatoken",
-    "encoded_by_tokie": "encoded by tokie",
     "encoded_by_transformers": "encoded by transformers",
     "blocks_encoded_again": "blocks in which the fast encoder differed",
     "blocks_rendered_plainly": "blocks in which a rendering differed, rendered plainly",

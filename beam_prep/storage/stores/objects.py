@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from apache_beam.io.filesystem import FileSystem
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, StorageError
 from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, PreconditionFailed, StoreClient, incomplete
 from beam_prep.storage.stores.gcs import GCSClient
+from beam_prep.storage.stores.options import options_here
 from beam_prep.storage.stores.retry import with_retries
 from beam_prep.storage.stores.s3 import S3Client
 
@@ -31,7 +31,7 @@ _CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
 
 def _client(path: str) -> StoreClient:
     # One per process: a connection must not be used on both sides of a fork.
-    return client_for(path.partition("://")[0], os.getpid(), FileSystems._pipeline_options)
+    return client_for(path.partition("://")[0], os.getpid(), options_here())
 
 
 @functools.lru_cache(maxsize=4)

@@ -7,6 +7,12 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, S3Options
 
 
+def options_here() -> PipelineOptions | None:
+    """What `FileSystems.set_options` was given in this process. Beam has no public name for it."""
+    given: PipelineOptions | None = FileSystems._pipeline_options
+    return given
+
+
 @dataclass(frozen=True)
 class StoreOptions:
     """Beam's options for stores. The workers of a pool and of the local runner do not get them from Beam.
@@ -20,7 +26,7 @@ class StoreOptions:
     @classmethod
     def current(cls) -> "StoreOptions":
         """The options of this process."""
-        found = FileSystems._pipeline_options
+        found = options_here()
         if found is None:
             return cls()
         s3, google = (

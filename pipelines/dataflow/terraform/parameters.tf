@@ -191,7 +191,7 @@ variable "tokenizer_backend" {
   default     = null
 
   validation {
-    condition     = var.tokenizer_backend == null || can(regex("^(auto|transformers|gigatoken|tokie)$", var.tokenizer_backend))
+    condition     = var.tokenizer_backend == null || can(regex("^(auto|transformers|gigatoken)$", var.tokenizer_backend))
     error_message = "Wanted a value like transformers."
   }
 }

@@ -1,0 +1,400 @@
+"""Worker processes of the local runner: what they import, and how a run ends when they do, or their launcher does."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_prep import Tokenizer, runners
+from beam_prep.storage.files import list_inputs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SCRIPT = """
+import json, os, sys
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from beam_prep import BuildMask, MapRecords, ApplyTemplate, PipelineConfig, ReadJSONL, Shard, Tokenize, Tokenizer
+from beam_prep.runners import choose_runner
+from beam_prep.storage.files import list_inputs
+
+source, tokenizer, folder = sys.argv[1:]
+
+
+def note(record):
+    import json, os, sys
+
+    with open(os.path.join(folder, f"{os.getpid()}.json"), "w") as file:
+        names = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
+        found = {"parent": os.getppid(), "settings": [os.environ.get(name) for name in names]}
+        json.dump({**found, "modules": sorted(sys.modules)}, file)
+    return record
+
+
+config = PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "train"}]}})
+options = PipelineOptions(["--direct_num_workers=2"])
+runner, options, _ = choose_runner(options, list_inputs(source))
+tokenizer = Tokenizer.load(tokenizer)
+with beam.Pipeline(runner, options=options) as pipeline:
+    records = pipeline | ReadJSONL([source], 65536) | MapRecords(note)
+    rendered = records | ApplyTemplate(config.input, tokenizer)
+    rendered | Tokenize(tokenizer) | BuildMask({}, "train") | Shard(os.path.join(folder, "out"), tokenizer=tokenizer)
+print(os.getpid())
+"""
+TRAINED = {"input": {"sections": [{"field": "text", "action": "train"}]}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tokenizer, which transformers is not asked for."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    Tokenizer.load(ROOT / "examples" / "tokenizer").save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight blocks."""
+    path = tmp_path_factory.mktemp("source") / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"line {number}. " * 20}) + "\n" for number in range(2500)))
+    return path
+
+
+@pytest.mark.long
+def test_workers_import_neither_transformers_nor_tensorflow(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Each is the launcher's child, has a thread of Rust only, and does not hold what it does not use."""
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if name != "RAYON_NUM_THREADS"}
+    environment.pop("TOKENIZERS_PARALLELISM", None)
+    arguments = [str(source), str(tokenizer), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    notes = [json.loads(path.read_bytes()) for path in tmp_path.glob("*.json")]
+    assert len(notes) == 2
+    for found in notes:
+        assert found["parent"] == int(done.stdout)
+        assert found["settings"] == ["false", "1"]
+        assert "beam_prep.core.encoding.tokenizer" in found["modules"]
+        assert not {"transformers", "tensorflow", "torch", "awkward"} & set(found["modules"])
+
+
+class Run:
+    """A run of the command line in a process group of its own, as in a terminal, with two workers."""
+
+    def __init__(self, source: Path, tokenizer: Path, output: Path, *options: str) -> None:
+        config = output.parent / "config.json"
+        config.write_text(json.dumps(TRAINED))
+        command = [sys.executable, "-m", "beam_prep.cli", "run", str(source), "-o", str(output), "-c", str(config)]
+        command += ["--tokenizer_path", str(tokenizer), "--direct_num_workers=2", *options]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, start_new_session=True)
+        self.workers: list[psutil.Process] = []
+
+    def wait_for_workers(self, connected: bool) -> None:
+        """Until both are there; `connected`: and their launcher has heard of them."""
+        launcher = psutil.Process(self.process.pid)
+
+        def are_there() -> bool:
+            self.workers = launcher.children()
+            return len(self.workers) == 2 and all("import work" in " ".join(w.cmdline()) for w in self.workers)
+
+        wait_for(lambda: are_there() or self.process.poll() is not None)
+        if connected:
+            wait_for(lambda: all(self._is_connected(worker) for worker in self.workers))
+
+    def _is_connected(self, worker: psutil.Process) -> bool:
+        return any(each.status == psutil.CONN_ESTABLISHED for each in worker.net_connections())
+
+    def end(self) -> tuple[int, str]:
+        """(exit code, what it said): its pipes are closed when no process has them any more."""
+        try:
+            _, said = self.process.communicate(timeout=60)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        wait_for(lambda: not any(is_there(worker) for worker in self.workers))
+        return self.process.returncode, said
+
+
+def is_there(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(tmp_path: Path, tokenizer: Path) -> Iterator[Start]:
+    runs: list[Run] = []
+
+    def begin(source: Path, *options: str) -> Run:
+        runs.append(Run(source, tokenizer, tmp_path / "out", *options))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def long_source(source: Path) -> Path:
+    """Blocks that keep two workers busy for some seconds."""
+    path = source.with_name("long.jsonl")
+    path.write_text(source.read_text() * 60)
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_worker_that_is_killed_ends_the_run_in_one_line(
+    start: Start, long_source: Path, tmp_path: Path, connected: bool, which: int
+) -> None:
+    """Also before it has connected; Beam alone would wait for ever. Nothing is left but the spool."""
+    run = start(long_source)
+    run.wait_for_workers(connected)
+    killed = time.monotonic()
+    run.workers[which].kill()
+    code, said = run.end()
+    assert time.monotonic() - killed < 30
+    assert code == 5, said
+    told = [line for line in said.splitlines() if "a worker process was killed, or crashed" in line]
+    assert said.splitlines()[-1:] == told, said
+    assert "Traceback" not in said
+    assert "Exception" not in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whole_group", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_signal_ends_a_run_and_its_workers(
+    start: Start, long_source: Path, tmp_path: Path, number: signal.Signals, whole_group: bool, connected: bool
+) -> None:
+    """Ctrl-C in a terminal reaches the whole group, `kill` the launcher alone."""
+    run = start(long_source)
+    run.wait_for_workers(connected)
+    began = time.monotonic()
+    if whole_group:
+        os.killpg(run.process.pid, number)
+    else:
+        run.process.send_signal(number)
+    code, said = run.end()
+    assert time.monotonic() - began < 30
+    assert code == 128 + number, said
+    assert said.splitlines()[-1].startswith(f"beam-prep: stopped by {number.name}"), said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+    assert not [path for path in tmp_path.glob(".*") if any(path.rglob("spool"))]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("connected", [False, True])
+def test_workers_end_with_a_launcher_that_is_killed(start: Start, long_source: Path, connected: bool) -> None:
+    run = start(long_source)
+    run.wait_for_workers(connected)
+    run.process.kill()
+    run.end()
+    assert len(run.workers) == 2
+
+
+@pytest.mark.long
+def test_nothing_of_a_worker_is_left(start: Start, source: Path) -> None:
+    """No zombie, no line of Beam's on the screen, no file."""
+    before = set(Path("/tmp").glob("beam_prep-workers-*"))
+    run = start(source)
+    run.wait_for_workers(False)
+    code, said = run.end()
+    assert code == 0, said
+    assert "2 worker processes" in said
+    assert "severity" not in said
+    assert "apitools" not in said
+    assert set(Path("/tmp").glob("beam_prep-workers-*")) <= before
+
+
+@pytest.mark.long
+def test_a_run_in_worker_processes_shows_its_progress(long_source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    code = "import sys; from beam_prep import cli, progress; progress._FIRST_LOG = progress._EVERY_LOG = 0.2; "
+    code += "sys.exit(cli.main())"
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TRAINED))
+    run = ["run", str(long_source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
+    run += ["--direct_num_workers=2", "--block_bytes=262144"]
+    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^tokenise [1-9]\d*%: .+ records, .+ MB/s", done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.long
+def test_workers_import_what_the_launcher_does(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Not what lies in the current folder, which is not on the path of an installed command."""
+    (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TRAINED))
+    run = [sys.executable, "-P", "-m", "beam_prep.cli", "run", str(source), "-o", "out", "-c", str(config)]
+    run += ["--tokenizer_path", str(tokenizer), "--direct_num_workers=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_an_error_of_a_worker_comes_in_one_line(start: Start, source: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("no json\n" * 5000)
+    code, said = start(bad).end()
+    assert code == 3, said
+    assert "Traceback" not in said
+    assert "rejected" in said.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_launcher_that_fails_says_so_alone(start: Start, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "somebody's").touch()
+    code, said = start(source).end()
+    assert code == 4, said
+    assert "is no output of beam_prep" in said
+    assert "Traceback" not in said
+
+
+LEAN = """
+import importlib.abc, sys
+
+GONE = ("pandas", "boto3", "botocore", "google.cloud", "google.auth", "apitools", "awkward", "IPython")
+
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if any(name == gone or name.startswith(gone + ".") for gone in GONE):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+from beam_prep import cli
+
+code = cli.main()
+there = [  # a namespace has no file
+    name
+    for name, module in sys.modules.items()
+    if any(name == gone or name.startswith(gone + ".") for gone in GONE) and getattr(module, "__file__", None)
+]
+assert not there, there
+sys.exit(code)
+"""
+
+
+def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Beam imports them where they are installed; nothing of ours does, and nothing of ours misses them."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TRAINED))
+    run = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
+    done = subprocess.run([sys.executable, "-c", LEAN, *run], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "apitools" not in done.stderr
+
+
+def test_nothing_of_ours_imports_a_client_or_pandas_before_it_is_needed() -> None:
+    code = "import sys; before = set(sys.modules); import apache_beam; beams = set(sys.modules); "
+    code += "import beam_prep.pipeline, beam_prep.replay, beam_prep.preview; "
+    code += "print(*{'.'.join(name.split('.')[:2]) for name in set(sys.modules) - beams})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    roots = {name.split(".")[0] for name in done.stdout.split()}
+    assert not {"pandas", "boto3", "botocore", "google", "awkward", "gigatoken", "transformers"} & roots
+
+
+def test_help_is_there_at_once() -> None:
+    """Nothing large is imported for it (it takes 0.05 s)."""
+    code = "import sys, beam_prep.cli; print(*{'apache_beam', 'numpy', 'pyarrow', 'tokenizers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "how"),
+    [
+        ([], "runner: 2 worker processes"),
+        (["--direct_running_mode=in_memory"], "runner: in-process"),  # Beam's own default, and asked for
+        (["--direct_num_workers=1"], "runner: in-process"),
+        (["--direct_num_workers=3"], "runner: 3 worker processes"),
+        (["--direct_running_mode=multi_threading", "--direct_num_workers=2"], "runner: 2 worker threads"),
+    ],
+)
+def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
+    source: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
+) -> None:
+    monkeypatch.setattr(runners, "SMALL_INPUT", 0)
+    monkeypatch.setattr(runners, "cores", lambda: 2)
+    assert runners.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
+
+
+def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "SMALL_INPUT", 4000)
+    monkeypatch.setattr(runners, "cores", lambda: 2)
+
+    def told(name: str, size: int) -> str:
+        (tmp_path / name).write_bytes(b"x" * size)
+        return runners.choose_runner(PipelineOptions([]), list_inputs([str(tmp_path / name)]))[2]
+
+    assert told("a.jsonl.gz", 1000) == told("a.jsonl", 4000) == "runner: in-process"
+    assert told("b.jsonl.gz", 1001) == told("b.jsonl", 4001) == "runner: 2 worker processes"
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers"),
+    [
+        ([], 1),
+        (["--direct_num_workers=3"], 3),
+        (["--direct_num_workers=99"], 16),
+        (["--runner=FlinkRunner", "--parallelism=4"], 4),
+        (["--runner=FlinkRunner"], 1),
+        (["--runner=DataflowRunner", "--max_num_workers=8", "--num_workers=2"], 8),
+        (["--runner=DataflowRunner", "--num_workers=2"], 2),
+        (["--runner=DataflowRunner"], 1),
+        (["--runner=PrismRunner"], 1),
+        (["--runner=SparkRunner"], 1),
+    ],
+)
+def test_how_many_workers_may_share_a_file(asked: list[str], workers: int) -> None:
+    assert runners.workers_of(PipelineOptions(asked)) == workers
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to processors")
+def test_cores_are_those_that_the_process_may_use() -> None:
+    own = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{own}]); from beam_prep import runners; print(runners.cores())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(("counted", "cores"), [(3, 3), (None, 1)])
+def test_cores_are_known_where_no_process_can_be_bound_to_them(
+    monkeypatch: pytest.MonkeyPatch, counted: int | None, cores: int
+) -> None:
+    """As on macOS, where `os` has no `sched_getaffinity`."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: counted)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: counted, raising=False)
+    assert runners.cores() == cores
