@@ -94,7 +94,7 @@ class WorkerProcesses(FnApiRunner):
         settings += f" PYTHONPATH={shlex.quote(path)}"
         worker = f"{shlex.quote(sys.executable)} -P -c 'from {__name__} import work; work({os.getpid()})'"
         hidden = "" if log.isEnabledFor(logging.DEBUG) else "2> /dev/null"
-        command = f"trap '' INT; echo $$ >> {self._ids.name}; export {settings}; exec {worker} {hidden}"
+        command = f"trap '' INT; echo $$ >> {shlex.quote(self._ids.name)}; export {settings}; exec {worker} {hidden}"
         super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
     def run_pipeline(self, pipeline: Any, options: PipelineOptions) -> Any:

@@ -221,9 +221,13 @@ def test_workers_end_with_a_launcher_that_is_killed(start: Start, long_source: P
 
 
 @pytest.mark.long
-def test_nothing_of_a_worker_is_left(start: Start, source: Path) -> None:
+def test_nothing_of_a_worker_is_left(
+    start: Start, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No zombie, no line of Beam's on the screen, no file."""
-    before = set(Path("/tmp").glob("beam_prep-workers-*"))
+    folder = tmp_path / "with a blank"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
     run = start(source)
     run.wait_for_workers(False)
     code, said = run.end()
@@ -231,7 +235,7 @@ def test_nothing_of_a_worker_is_left(start: Start, source: Path) -> None:
     assert "2 worker processes" in said
     assert "severity" not in said
     assert "apitools" not in said
-    assert set(Path("/tmp").glob("beam_prep-workers-*")) <= before
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.long
