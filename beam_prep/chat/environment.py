@@ -289,7 +289,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if obj.__name__ in limits.GROWING:
                 limits.expect_growth(obj.__name__, owner, *args)
         made = super().call(context, obj, *args, **kwargs)
-        return made if type(owner) is Node else _made_of(made, (owner, args))
+        if type(owner) is Text and isinstance(made, list | tuple):
+            return type(made)([each if type(each) is Text else origins.derived(each, (owner,)) for each in made])
+        return made if type(made) is Text or type(owner) is Node else origins.derived(made, (owner, args))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" or (operator != "+" and not (_is_number(left) and _is_number(right))):
@@ -307,13 +309,6 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif isinstance(made, str):
             return origins.sum_of_markup(left, right) if operator == "+" else origins.derived(made, (left, right))
         return made
-
-
-def _made_of(made: Any, sources: tuple[Any, ...]) -> Any:
-    """What a function or a method gives."""
-    if type(made) is list or type(made) is tuple:
-        return type(made)([_made_of(each, sources) for each in made])
-    return made if type(made) is Text else origins.derived(made, sources)
 
 
 def _is_number(value: Any) -> bool:

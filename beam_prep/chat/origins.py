@@ -207,7 +207,7 @@ def sum_of_markup(*summands: str) -> Safe:
     return _safe(concat(map(str, escaped)))
 
 
-Field = Callable[[str, Any], Any]
+Field = Callable[[Origin, str, Any], Any]
 
 
 class Node(dict):  # type: ignore[type-arg]
@@ -216,7 +216,7 @@ class Node(dict):  # type: ignore[type-arg]
     Args:
         raw: the object.
         origin: of the whole.
-        field: (key, value) -> the wrapped value, of an object whose keys are names of fields; nobody says these.
+        field: (origin, key, value) -> the wrapped value; its keys are names of fields, then, which nobody says.
     """
 
     __slots__ = ("_field", "_origin", "_raw")
@@ -261,7 +261,7 @@ RAW = frozenset((str, dict, list))
 
 def read(node: Node, key: Any, value: Any) -> Any:
     """A value of a node, wrapped and kept."""
-    made = node._field(key, value) if node._field else wrap(value, node._origin)
+    made = node._field(node._origin, key, value) if node._field else wrap(value, node._origin)
     dict.__setitem__(node, key, made)
     return made
 
@@ -278,22 +278,23 @@ def wrap(value: Any, origin: Origin) -> Any:
 
 def message_node(message: dict[str, Any], index: int) -> Node:
     """A message for a template."""
-    return Node(message, Origin(index, _WHOLE), functools.partial(_of_message, index))
-
-
-_WHOLE = ("*",)
+    return Node(message, Origin(index, ("*",)), _of_message)
 
 
 def is_message(value: Any) -> bool:
     """True for what `message_node` gives."""
-    return type(value) is Node and value._origin.keys is _WHOLE
+    return type(value) is Node and value._field is _of_message
 
 
-def _of_message(index: int, key: str, value: Any) -> Any:
+def _of_message(origin: Origin, key: str, value: Any) -> Any:
+    index = origin.index
     if key == "role" and type(value) is str:
         return _constant(value)
     if key == "tool_calls" and type(value) is list:
-        calls = [_call(index, f"tool_calls[{place}].", call) for place, call in enumerate(value)]
+        calls = [
+            _call(f"{key}[{place}].", Origin(index, (f"{key}[{place}].name", f"{key}[{place}].arguments")), call)
+            for place, call in enumerate(value)
+        ]
         keys = tuple(key for call in calls if type(call) is Node for key in call._origin.keys or ())
         return Nodes(value, Origin(index, keys), calls)
     return wrap(value, Origin(index, ("reasoning" if key in REASONING_FIELDS else key,)))
@@ -311,12 +312,11 @@ class _Constant(str):
 _constant = functools.lru_cache(1000)(_Constant)
 
 
-def _call(index: int, place: str, call: Any) -> Any:
-    origin = Origin(index, (f"{place}name", f"{place}arguments"))
-    if type(call) is not dict:
-        return wrap(call, origin)
-    return Node(call, origin, functools.partial(_of_call, index, place))
+def _call(place: str, origin: Origin, call: Any) -> Any:
+    return Node(call, origin, functools.partial(_of_call, place)) if type(call) is dict else wrap(call, origin)
 
 
-def _of_call(index: int, place: str, key: str, value: Any) -> Any:
-    return _call(index, place, value) if key == "function" else wrap(value, Origin(index, (place + key,)))
+def _of_call(place: str, origin: Origin, key: str, value: Any) -> Any:
+    if key == "function":
+        return _call(place, origin, value)
+    return wrap(value, Origin(origin.index, (place + key,)))

@@ -150,12 +150,13 @@ def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
     # What is written again while another message is at work is not the turn's, as a tool's name is at the head of its
     # results, or all of a message in the next header.
     mine = [k for k in orders if segments[k].owner == index] or orders
-    elsewhere = {key for k in orders for key in segments[k].keys} - {key for k in mine for key in segments[k].keys}
-    lacks = ", ".join(sorted(elsewhere - {"*"}))
-    apart = f"its {lacks} is written in the turn of another message" if lacks else ""
+    apart, goes_on = "", []
+    if len(mine) < len(orders):
+        here = {key for k in mine for key in segments[k].keys}
+        elsewhere = {key for k in orders for key in segments[k].keys} - here - {"*"}
+        apart = f"its {', '.join(sorted(elsewhere))} is written in the turn of another message" if elsewhere else ""
     first, *others = _pieces(segments, [k for k in mine if segments[k].end > segments[k].begin] or mine[:1], index)
     seen = {segments[k].keys for k in first}
-    goes_on = []
     for piece in others:
         keys = {segments[k].keys for k in piece}
         if keys <= seen and all(_is_name(segments[k]) for k in piece):
@@ -170,6 +171,8 @@ def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
 
 def _pieces(segments: list[Segment], orders: list[int], index: int) -> list[list[int]]:
     """A message's segments, apart where another says something between them."""
+    if orders[-1] - orders[0] < len(orders):
+        return [orders]
     pieces = [orders[:1]]
     for last, k in itertools.pairwise(orders):
         between = segments[last + 1 : k]
@@ -187,7 +190,11 @@ def _place_of(rendering: Trace, piece: list[int], index: int) -> Place:
     while behind < len(segments) and (segments[behind].index == index or not says(rendering, segments[behind])):
         behind += 1
     # A tool's name is written again at the head of its results.
-    while _is_name(segments[piece[-1]]) and segments[piece[-1]].keys in {segments[k].keys for k in piece[:-1]}:
+    while (
+        len(piece) > 1
+        and _is_name(segments[piece[-1]])
+        and segments[piece[-1]].keys in {segments[k].keys for k in piece[:-1]}
+    ):
         piece.pop()
     return Place(
         segments[before].end if before >= 0 else 0,
