@@ -412,7 +412,7 @@ class Turns:
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
             return None  # the prompt stands further on
-        if left in text[begin : place.begin] or self._writes(left, place.begin, place.end):
+        if left in text[begin : place.begin]:
             return None  # something stands within the header
         if not header.prompted:  # no more is the header's than what is written without an answer
             return begin if done == closing else None
@@ -473,18 +473,14 @@ class Turns:
 
     # Checks
 
-    def _writes(self, piece: str, begin: int, stop: int) -> bool:
-        """Whether the template itself writes a piece there: not in what a message says."""
-        at = self._trace.text.find(piece, begin, stop)
-        while at >= 0 and any(each.begin <= at < each.end for each in self._trace.segments):
-            at = self._trace.text.find(piece, at + 1, stop)
-        return at >= 0
-
     def _check_one_turn(self, begin: int, stop: int) -> None:
         """What ends a plain answer, or EOS, may stand before the end of its text only in what is said there."""
         end = self._facts.plain_end or self._template.special_tokens.get("eos_token")
-        if end and self._writes(end, begin, stop):
-            raise Refused("turn_apart", f"before the end of its text stands what ends a turn: {end!r}")
+        at = self._trace.text.find(end, begin, stop) if end else -1
+        while end and at >= 0:
+            if not any(each.begin <= at < each.end for each in self._trace.segments):
+                raise Refused("turn_apart", f"before the end of its text stands what ends a turn: {end!r}")
+            at = self._trace.text.find(end, at + 1, stop)
 
     def _check_alone(self, index: int, begin: int, stop: int) -> None:
         """Behind the prompt no other message may say anything."""

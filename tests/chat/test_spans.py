@@ -264,3 +264,10 @@ def test_blocks_of_an_index_loop_belong_to_the_message_that_they_hold() -> None:
     messages = [*talk("q", "a", "r", "b")]
     messages[1]["weight"] = 0  # and not the first half of the last answer's
     assert trained(template, messages) == ["b</s>"]
+
+
+def test_an_end_token_that_the_template_writes_before_the_text_refuses_the_turn() -> None:
+    """The conversation shows no end of a plain answer, so the tokenizer's EOS says what ends a turn."""
+    source = each(HEADER + "{{ '</s>' if m.content | length > 9 }}{{ m.content }}") + PROMPT
+    assert trained(source, talk("Where?", "Here.")) == ["Here."]
+    assert trained(source, talk("Where?", "Here, I think.")) == "turn_apart"
