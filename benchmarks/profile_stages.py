@@ -95,6 +95,8 @@ def watch(clock: Clock) -> None:
     Raises:
         BenchmarkError: there is no such function any more.
     """
+    from beam_prep.transforms.block_step import BlockStep
+
     for stage, places in STAGES.items():
         for place in places:
             module_name, _, path = place.partition(":")
@@ -111,6 +113,8 @@ def watch(clock: Clock) -> None:
             for module in [module for key, module in sys.modules.items() if key.split(".")[0] == "beam_prep"]:
                 for key in [key for key, value in vars(module).items() if value is function]:
                     setattr(module, key, timed)
+            for kind in [kind for kind in BlockStep.__subclasses__() if vars(kind).get("work") is function]:
+                kind.work = timed
 
 
 def profile(corpus: Path, config: Path, tokenizer: Path, cache: Path) -> tuple[Clock, float, dict[str, float]]:
