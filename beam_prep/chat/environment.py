@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import date as Date
 from datetime import datetime
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import jinja2
@@ -100,6 +101,8 @@ def written(value: Any) -> str:
     """`str`, of templates."""
     if type(value) is Text or type(value) is str:
         return value
+    if isinstance(value, MethodType | BuiltinMethodType):
+        raise jinja2.exceptions.SecurityError(_ADDRESS_WRITTEN)
     limits.weigh(value)
     text = str(value)
     return text if type(text) is Text else origins.derived(text, (value,))
@@ -120,13 +123,16 @@ def without_addresses(text: str) -> str:
     )
 
 
+_ADDRESS_WRITTEN = (
+    "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
+    "its text is an address in memory, another one in every run"
+)
+
+
 def check_addresses(text: str, given: Any) -> None:
     """Raises SecurityError if a text holds an address in memory, and what the template was given does not."""
     if (" at 0x" in text or " AT 0X" in text) and _ADDRESS.search(text) and not _ADDRESS.search(str(given)):
-        raise jinja2.exceptions.SecurityError(
-            "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
-            "its text is an address in memory, another one in every run"
-        )
+        raise jinja2.exceptions.SecurityError(_ADDRESS_WRITTEN)
 
 
 class _Namespace(jinja2.utils.Namespace):

@@ -93,12 +93,14 @@ def weigh(value: Any) -> int:
     size, inside = 0, [value]
     while inside:
         item = inside.pop()
+        _SPENT.made += _ITEM  # a list that grows by a level in each round is looked at in each
         if isinstance(item, dict):
             item = [*dict.keys(item), *dict.values(item)]
         if isinstance(item, list | tuple):
             inside += item
         size += _ITEM + len(item) if isinstance(item, str) else _ITEM
         expect(size)
+    expect(_SPENT.made, MAX_MADE)
     return size
 
 

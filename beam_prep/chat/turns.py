@@ -402,7 +402,7 @@ class Turns:
             else:
                 at, done = end, token.end()
         closing = len(header.text[: header.closing].rstrip())
-        wanted, there = _blanks(header.text, done), _blanks(text, at)[: max(place.begin - at, 0)]
+        wanted, there = _blanks(header.text, done), _blanks(text, at)[: max(until - at, 0)]
         begin = at + len(wanted if there.startswith(wanted) else there)
         if done < closing:
             return None
@@ -508,7 +508,9 @@ class Turns:
             behind = None  # it speaks in a turn of its own
         if behind is not None:
             stop = self._end_before_others(index, place, at, behind, stop)
-        end = facts.end_in(text[at:stop], calls, facts.plain_end if calls else None)
+        tail, plain = text[at:stop], facts.plain_end or ""
+        silent = place.begin == place.end and plain in tail  # then its header may hold tokens, too
+        end = facts.end_in(tail, calls or silent, plain if calls or silent else None)
         if end is not None:
             return at + end
         if behind is not None and behind.begin == stop:
@@ -590,8 +592,10 @@ class Turns:
             at_work = self.places.get(self._trace.marks[k - 1][1]) if k else place
             if at_work is not place and (at_work is None or at_work.begin == at_work.end):
                 continue  # it is of a message that says nothing
+            own = at_work is place or at_work is None or not begin <= at_work.begin <= at_work.end <= at
             for piece in place.pieces if place else ():
-                if (piece.after <= begin < at <= piece.before) or (begin < piece.end and piece.begin < at):
+                within = own and piece.after <= begin < at <= piece.before
+                if within or (begin < piece.end and piece.begin < at):
                     found.append((max(begin, piece.after), min(at, piece.before)))
         return tuple(found)
 

@@ -83,6 +83,8 @@ BOMBS = {
     "captured": "{% set x %}{% for i in range(9999) %}{{ 'y' * 9999 }}{% endfor %}{% endset %}{{ x | length }}",
     "kept texts": "{% set n = namespace(l=[]) %}{% for i in range(99999) %}"
     "{% set n.l = n.l + ['x' * 99999] %}{% endfor %}",
+    "a list that grows inwards": "{% set n = namespace(l=[]) %}{% for i in range(99999) %}"
+    "{% set n.l = [n.l] %}{% endfor %}",
     **{f"of the benchmark: {name}": bomb for name, bomb in of_benchmark().items()},
 }
 ENDLESS = {

@@ -271,3 +271,25 @@ def test_an_end_token_that_the_template_writes_before_the_text_refuses_the_turn(
     source = each(HEADER + "{{ '</s>' if m.content | length > 9 }}{{ m.content }}") + PROMPT
     assert trained(source, talk("Where?", "Here.")) == ["Here."]
     assert trained(source, talk("Where?", "Here, I think.")) == "turn_apart"
+
+
+@pytest.mark.parametrize(
+    ("written", "prompt", "spans"),
+    [
+        # The prompt is longer than what history has.
+        ("{% if m.content %}{{ m.content }}{% endif %}", "<think>\n", ["<|im_end|>"]),
+        # The turn's own header holds special tokens, and the empty text has no origin.
+        ("{{ '<s>' if m.role == 'assistant' }}{{ m.content or '' }}", "", ["<s><|im_end|>"]),
+    ],
+)
+def test_an_empty_answer_ends_with_what_ends_a_plain_one(written: str, prompt: str, spans: list[str]) -> None:
+    source = CHATML.replace("{{ m.content }}", written).replace("assistant\n' }}", "assistant\n" + prompt + "' }}")
+    assert trained(source, talk("q", "")) == spans
+
+
+def test_a_block_of_marks_around_blanks_is_not_that_of_an_earlier_answer() -> None:
+    written = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    source = each(
+        HEADER + "{% if m.role == 'assistant' %}" + written + "{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    )
+    assert trained(source, talk("q", "z", " ", " ")) == ["z<|im_end|>", " <|im_end|>"]

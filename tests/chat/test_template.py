@@ -427,6 +427,11 @@ def test_nothing_is_written_as_an_address(way: str) -> None:
     assert not [text for name in OBJECTS if ADDRESS.search(text := written(name, way))]
 
 
+def test_a_method_of_a_message_is_not_written_either() -> None:
+    """It is one of our classes, which a template of transformers does not know."""
+    assert "a template writes a function" in written("messages[0].get", "{{ X }}")
+
+
 @pytest.mark.parametrize(
     "expression",
     [
