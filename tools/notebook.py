@@ -28,8 +28,13 @@ def executed(notebook: Path, folder: Path) -> str:
     for cell in run.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
-            cell.outputs = [_plain(output) for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = [_plain(output) for output in cell.outputs if not _is_noise(output)]
     return json.dumps(run, indent=1, ensure_ascii=False) + "\n"
+
+
+def _is_noise(output: Any) -> bool:
+    """True for logs, and for what Beam shows in a notebook of its own accord: a script, which draws nothing."""
+    return output.get("name") == "stderr" or [*output.get("data", {})] == ["application/javascript"]
 
 
 def _plain(output: Any) -> Any:
