@@ -49,6 +49,7 @@ class Plan(NamedTuple):
 
     Attributes:
         parts: constants and contents, by turns; a constant first and last.
+        constants: characters of all constants before each one, and of all.
         order: which of the texts are said, in order.
         turns: of one such chat.
         moved: of that chat, see `Replayed`.
@@ -57,6 +58,7 @@ class Plan(NamedTuple):
     """
 
     parts: list[str]
+    constants: list[int]
     order: list[int]
     turns: list[Turn]
     moved: list[int]
@@ -92,8 +94,8 @@ class Replayed(NamedTuple):
             ValueError: it is within a text.
         """
         moved = self.plan.moved if moved is None else moved
-        constants = [0, *itertools.accumulate(map(len, self.plan.parts[::2]))]
-        texts = bisect.bisect_left([*map(sum, zip(constants[1:], moved, strict=True))], at)
+        constants = self.plan.constants
+        texts = bisect.bisect_left(range(len(moved)), at, key=lambda text: constants[text + 1] + moved[text])
         if at - moved[texts] < constants[texts]:
             raise ValueError(f"character {at} is within a text")
         return at - moved[texts], texts
@@ -144,7 +146,7 @@ class Replay:
                 return None
         parts = plan.parts.copy()
         parts[1::2] = said = [texts[number] for number in plan.order]
-        return Replayed(plan, "".join(parts), _moved(said))
+        return Replayed(plan, "".join(parts), _sums(said))
 
     def _are_plain(self, texts: list[str]) -> bool:
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=0) < 2:
@@ -187,7 +189,7 @@ class Replay:
             if not found.by_facts or any(turn.reason for turn in turns) or lost:
                 raise _NotReplayable
         checks = [(*asked, gives) for asked, gives in guards.items()]
-        plan = Plan(parts, order, turns, _moved(parts[1::2]), checks, [])
+        plan = Plan(parts, _sums(parts[::2]), order, turns, _sums(parts[1::2]), checks, [])
         try:
             Replayed(plan, "", plan.moved).turns()
         except ValueError:  # a border within a text
@@ -195,12 +197,12 @@ class Replay:
         return plan
 
 
-_NEW, _SEEN = (Plan([], [], [], [], [], []) for _ in range(2))
+_NEW, _SEEN = (Plan([], [], [], [], [], [], []) for _ in range(2))
 """In the place of plans: of kinds that came never, or once."""
 
 
-def _moved(said: Sequence[str]) -> list[int]:
-    return [0, *itertools.accumulate(map(len, said))]
+def _sums(texts: Sequence[str]) -> list[int]:
+    return [0, *itertools.accumulate(map(len, texts))]
 
 
 def _is_readable(tree: nodes.Template) -> bool:
