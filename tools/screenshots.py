@@ -14,7 +14,7 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-SIZE = {"width": 1000, "height": 1240}
+WIDTH, HEIGHT = 1000, 1240
 
 
 def pages(folder: Path) -> dict[str, Path]:
@@ -43,7 +43,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, path in pages(Path(folder)).items():
             for scheme in ("light", "dark"):
-                page = browser.new_page(viewport=SIZE, color_scheme=scheme)
+                page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)
                 page.goto(path.as_uri())
                 page.screenshot(path=PICTURES / f"{name}_{scheme}.png")
         browser.close()
