@@ -155,7 +155,8 @@ class Facts:
                     before = rendering.text[found[index].after : found[index].begin]
                     self.headers |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
                 first = special.match(behind, len(_blanks(behind, 0)))
-                if first and any(p.lstrip().startswith(first[0]) and len(special.findall(p)) > 1 for p in self.prompts):
+                begun = [p.lstrip()[len(first[0]) :] for p in self.prompts if first and p.lstrip().startswith(first[0])]
+                if first and any(special.match(p.lstrip()) for p in begun):  # with words behind it is a header
                     self.closers |= {first[0]}
 
     def _end_of_plain(self, template: Renderer, before: list[Message]) -> str:
