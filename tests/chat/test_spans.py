@@ -295,6 +295,7 @@ def test_a_block_of_marks_around_blanks_is_not_that_of_an_earlier_answer() -> No
     assert trained(source, talk("q", "z", " ", " ")) == ["z<|im_end|>", " <|im_end|>"]
 
 
-def test_a_constant_turn_behind_an_answer_without_an_end_is_not_trained() -> None:
+def test_a_constant_turn_behind_an_answer_without_an_end_refuses_it() -> None:
+    """A token that words follow in the prompt begins a header: it is no end, as one before another token may be."""
     behind = "{{ '<|im_start|>system\nStay polite.<|im_end|>\n' if m.role == 'assistant' }}"
-    assert trained(each(HEADER + "{{ m.content }}" + behind) + PROMPT, talk("q", "x", "r", "a")) == ["x", "a"]
+    assert trained(each(HEADER + "{{ m.content }}" + behind) + PROMPT, talk("q", "x", "r", "a")) == "turn_end"
