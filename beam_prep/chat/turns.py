@@ -95,14 +95,14 @@ class Facts:
         learning: the probes are being looked at.
     """
 
-    def __init__(self, template: Renderer) -> None:
+    def __init__(self, renderer: Renderer) -> None:
         self.prompts: dict[str, None] = {}
         self.plain_end: str | None = None
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.cuts: dict[tuple[str, bool], int] = {}
         self._ends: dict[tuple[str, bool, str | None], int | None] = {}
-        self.tokens = template.tokens
-        given = template.special_tokens
+        self.tokens = renderer.tokens
+        given = renderer.special_tokens
         bos, eos = given.get("bos_token"), given.get("eos_token")
         self.openings: frozenset[str | None] = frozenset((bos,)) - {eos}
         self.closers: frozenset[str] = frozenset()
@@ -110,8 +110,8 @@ class Facts:
         rendered: list[tuple[list[Message], Trace]] = []
         for messages in PROBES:
             try:
-                known, _ = template.formed(messages)
-                rendered.append(([*known], template.run(known)))
+                known, _ = renderer.formed(messages)
+                rendered.append(([*known], renderer.run(known)))
             except RAISED:
                 continue  # the template does not take it
         for messages, rendering in rendered:
@@ -123,20 +123,20 @@ class Facts:
         for messages, _ in rendered:
             for index, message in enumerate(messages):
                 if message["role"] == "assistant":
-                    self._learn_prompt(template, messages[:index])
+                    self._learn_prompt(renderer, messages[:index])
         for messages, rendering in rendered:
             self._learn_behind(messages, rendering)
         for messages, rendering in rendered:
-            Turns(template, self, rendering, messages).all()
+            Turns(renderer, self, rendering, messages).all()
         self.learning = False
 
-    def _learn_prompt(self, template: Renderer, before: list[Message]) -> None:
+    def _learn_prompt(self, renderer: Renderer, before: list[Message]) -> None:
         try:
-            header = header_of(template, before)
+            header = header_of(renderer, before)
             if header.prompted and header.text:
                 self.prompts[header.text[header.closing :]] = None
             if self.plain_end is None and before and before[-1]["role"] == "user":
-                self.plain_end = self._end_of_plain(template, before)
+                self.plain_end = self._end_of_plain(renderer, before)
         except (*RAISED, Refused):
             return
 
@@ -154,13 +154,15 @@ class Facts:
                 if not self.prompts:
                     before = rendering.text[found[index].after : found[index].begin]
                     self.headers |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
-                first = special.match(behind, len(_blanks(behind, 0)))
-                begun = [p.lstrip()[len(first[0]) :] for p in self.prompts if first and p.lstrip().startswith(first[0])]
-                if first and any(special.match(p.lstrip()) for p in begun):  # with words behind it is a header
+                if (first := special.match(behind, len(_blanks(behind, 0)))) is None:
+                    continue
+                begun = [prompt.lstrip() for prompt in self.prompts if prompt.lstrip().startswith(first[0])]
+                # With words behind it, it begins a header.
+                if any(special.match(prompt[len(first[0]) :].lstrip()) for prompt in begun):
                     self.closers |= {first[0]}
 
-    def _end_of_plain(self, template: Renderer, before: list[Message]) -> str:
-        rendering, place = plain_answer(template, before)
+    def _end_of_plain(self, renderer: Renderer, before: list[Message]) -> str:
+        rendering, place = plain_answer(renderer, before)
         own = next(each for each in rendering.segments if each.index == len(before) and each.begin >= place.begin)
         tail = rendering.text[own.end :]
         begin, end = next(self._runs(tail), (0, 0))
@@ -212,13 +214,13 @@ class Facts:
             yield begin, end
 
 
-def header_of(template: Renderer, messages: Sequence[Message]) -> Header:
+def header_of(renderer: Renderer, messages: Sequence[Message]) -> Header:
     """The header of the answer that follows some messages, by rendering them with and without a generation prompt.
 
     Raises:
         Refused: the template has no prompt, and a plain answer does not show it either.
     """
-    closed, asked = (template.run(messages, prompt) for prompt in (False, True))
+    closed, asked = (renderer.run(messages, prompt) for prompt in (False, True))
     last = said(asked.segments[-1], len(messages)) if asked.segments else None
     spoken = asked.segments[-1].end if asked.segments else 0
     closing = shared(closed.text, asked.text) - spoken
@@ -226,23 +228,23 @@ def header_of(template: Renderer, messages: Sequence[Message]) -> Header:
         return Header("", 0, True, asked.text, last)
     if asked.text != closed.text:
         return Header(asked.text[spoken:], closing, True, asked.text, last)
-    return plain_header(template, messages, closed.text[spoken:], last)
+    return plain_header(renderer, messages, closed.text[spoken:], last)
 
 
-def plain_header(template: Renderer, messages: Sequence[Message], closed: str, last: Any) -> Header:
+def plain_header(renderer: Renderer, messages: Sequence[Message], closed: str, last: Any) -> Header:
     """What stands before a plain answer: the header, if no prompt is written, or but a blank one that is not there."""
-    plain, place = plain_answer(template, messages)
+    plain, place = plain_answer(renderer, messages)
     if place.said != last or place.end - place.begin > len(PLAIN):
         raise Refused("turn_begin", "a plain answer is not written behind what was said last")
     before = plain.text[place.after : place.begin]
-    closing = template.tokens.whole(before, 0, shared(closed, before))
+    closing = renderer.tokens.whole(before, 0, shared(closed, before))
     return Header(before, closing, False, plain.text[: place.begin], place.said)
 
 
-def plain_answer(template: Renderer, messages: Sequence[Message]) -> tuple[Trace, Place]:
+def plain_answer(renderer: Renderer, messages: Sequence[Message]) -> tuple[Trace, Place]:
     """The rendering of some messages and a plain answer, and the place of that."""
-    answer, _ = template.formed([{"role": "assistant", "content": PLAIN}])
-    rendering = template.run([*messages, *answer])
+    answer, _ = renderer.formed([{"role": "assistant", "content": PLAIN}])
+    rendering = renderer.run([*messages, *answer])
     place = places(rendering, (len(messages),)).get(len(messages))
     if place is None or place.end == place.begin:
         raise Refused("turn_begin", "the template does not write a plain answer here")
@@ -253,7 +255,7 @@ class Turns:
     """The turns of one rendering.
 
     Args:
-        template: of the rendering.
+        renderer: of the rendering.
         facts: of the template with these variables.
         rendering, messages: the rendering, and what was rendered.
 
@@ -262,9 +264,9 @@ class Turns:
         by_facts: no beginning of the record itself had to be rendered.
     """
 
-    def __init__(self, template: Renderer, facts: Facts, rendering: Trace, messages: Sequence[Message]) -> None:
-        self._template, self._facts, self._trace, self._messages = template, facts, rendering, messages
-        self._tokens = template.tokens
+    def __init__(self, renderer: Renderer, facts: Facts, rendering: Trace, messages: Sequence[Message]) -> None:
+        self._renderer, self._facts, self._trace, self._messages = renderer, facts, rendering, messages
+        self._tokens = renderer.tokens
         self.places = places(rendering, range(len(messages)))
         self.by_facts = True
 
@@ -322,7 +324,7 @@ class Turns:
         end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
         if end is None:
             return ((place.begin, place.end),)
-        eos = self._template.special_tokens.get("eos_token", "")
+        eos = self._renderer.special_tokens.get("eos_token", "")
         more = len(eos) if eos and end[0] != eos and tail.startswith(eos, end.end()) else 0
         return ((place.begin, place.end + end.end() + more),)
 
@@ -353,7 +355,7 @@ class Turns:
         """(where, the header shows it) by rendering the messages before."""
         text = self._trace.text
         try:
-            given = self._template, self._messages[:index]
+            given = self._renderer, self._messages[:index]
             found = header_of(*given)
             by_prefix = found.prompted and text.startswith(found.whole)
             if found.text and found.prompted and not by_prefix and not found.text[found.closing :].strip():
@@ -446,7 +448,7 @@ class Turns:
         else:
             prompts = sorted(self._facts.prompts, key=len, reverse=True)
             if not prompts:
-                asked = self._template.run(self._messages, True).text
+                asked = self._renderer.run(self._messages, True).text
                 prompts = [asked[shared(text, asked) :]]
         for prompt in prompts:
             end = text.find(prompt, place.after, place.begin) + len(prompt)
@@ -476,7 +478,7 @@ class Turns:
 
     def _check_one_turn(self, begin: int, stop: int) -> None:
         """What ends a plain answer, or EOS, may stand before the end of its text only in what is said there."""
-        end = self._facts.plain_end or self._template.special_tokens.get("eos_token")
+        end = self._facts.plain_end or self._renderer.special_tokens.get("eos_token")
         at = self._trace.text.find(end, begin, stop) if end else -1
         while end and at >= 0:
             if not any(each.begin <= at < each.end for each in self._trace.segments):
@@ -510,7 +512,7 @@ class Turns:
         if behind is not None:
             stop = self._end_before_others(index, place, at, behind, stop)
         tail, plain = text[at:stop], facts.plain_end or ""
-        silent = place.begin == place.end and plain in tail  # then its header may hold tokens, too
+        silent = plain != "" and plain in tail and place.begin == place.end  # then its header may hold tokens, too
         end = facts.end_in(tail, calls or silent, plain if calls or silent else None)
         if end is not None:
             return at + end
@@ -568,7 +570,7 @@ class Turns:
     def _cut_end(self, count: int, index: int, place: Place, at: int) -> int:
         """The same, by a rendering of the first messages only."""
         try:
-            cut = self._template.run(self._messages[:count])
+            cut = self._renderer.run(self._messages[:count])
         except RAISED:
             message = "its end cannot be told: the template does not take the conversation up to it"
             raise Refused("turn_end", message) from None
