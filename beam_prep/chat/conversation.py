@@ -120,7 +120,9 @@ class Conversations:
     def _layout(self, replayed: Replayed, chat: _Chat, prompt_end: int, cut: int) -> Layout | None:
         """The segments of all chats of a plan; None where they are not places in its constants."""
         if self.compares:
-            self._compare(_rendered(replayed), chat)
+            full = self._template.render(chat.messages, **chat.variables)
+            self._compare(full, chat)
+            self.made[DIFFERENT] += (full.text, full.turns) != (replayed.text, replayed.turns())
         key = id(replayed.plan), (*chat.actions,), chat.answer, prompt_end < 0
         if key not in self._layouts:
             found = None

@@ -134,16 +134,15 @@ class ChatTemplate:
         return RenderedChat(text, turns, not_in(text, formed), changed)
 
     def differs(self, rendered: RenderedChat, messages: Sequence[Message], /, **variables: Any) -> bool:
-        """True if transformers renders another text, or its renderings of prefixes show other turns, or `render`."""
-        full = self.render(messages, **variables)
+        """True if transformers renders another text, or its renderings of prefixes show other turns."""
         formed, renderer = self.formed(messages)[0], self.with_variables(variables)
-        if (full.text, full.turns) != (rendered.text, rendered.turns) or full.text != renderer.text(formed):
+        if rendered.text != renderer.text(formed):
             return True
-        if full.marked or not self.generation_prompt(**variables):
+        if rendered.marked or not self.generation_prompt(**variables):
             return False
-        answers = [turn for turn in full.turns if turn.spans and formed[turn.message]["role"] == "assistant"]
+        answers = [turn for turn in rendered.turns if turn.spans and formed[turn.message]["role"] == "assistant"]
         some = answers if len(answers) <= 2 * _TURNS else [*answers[:_TURNS], *answers[-_TURNS:]]
-        return contradict(full.text, some, formed, renderer.written, self.tokens)
+        return contradict(rendered.text, some, formed, renderer.written, self.tokens)
 
     def generation_prompt(self, /, **variables: Any) -> str:
         """The generation prompt behind a question; "" where the template has none."""
