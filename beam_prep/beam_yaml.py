@@ -22,25 +22,11 @@ from beam_prep.errors import ConfigError
 from beam_prep.recipe import Prepare, chain, compose, layout, read_config
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.transforms import steps
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.read import ReadJSONL
 from beam_prep.transforms.records import FromRecords
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.steps import (
-    AdaptRecords,
-    ApplyTemplate,
-    BuildMask,
-    Carry,
-    Decontaminate,
-    FilterByChars,
-    FromRollouts,
-    FromTokens,
-    KeyRecords,
-    Labels,
-    Shift,
-    SplitPrompt,
-    Truncate,
-)
 from beam_prep.transforms.tokenize import Tokenize
 
 PROVIDERS = Path(__file__).with_name("beam_prep_yaml.yaml")
@@ -123,10 +109,10 @@ def prepare(
 
 
 def _step(kind: type[BlockStep], config: ConfigOrPath, tokenizer: str, **ways: Any) -> BlockStep:
-    steps = chain(*_loaded(config, tokenizer), check="sample", **ways)
-    found = next((step for step in steps if type(step) is kind), None)
+    made = chain(*_loaded(config, tokenizer), check="sample", **ways)
+    found = next((step for step in made if type(step) is kind), None)
     if found is None:
-        names = ", ".join(type(step).__name__ for step in steps)
+        names = ", ".join(type(step).__name__ for step in made)
         raise ConfigError(f"{kind.__name__}: this config has no such step; its steps are {names}")
     return found
 
@@ -141,24 +127,24 @@ def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
     return _for_yaml(kind.__name__)(make)
 
 
-key_records = _one_step(KeyRecords)
-carry = _one_step(Carry)
-adapt_records = _one_step(AdaptRecords)
-filter_by_chars = _one_step(FilterByChars)
-decontaminate = _one_step(Decontaminate)
-build_mask = _one_step(BuildMask)
-from_tokens = _one_step(FromTokens)
-from_rollouts = _one_step(FromRollouts)
-truncate = _one_step(Truncate)
-split_prompt = _one_step(SplitPrompt)
-shift = _one_step(Shift)
-labels = _one_step(Labels)
+key_records = _one_step(steps.KeyRecords)
+carry = _one_step(steps.Carry)
+adapt_records = _one_step(steps.AdaptRecords)
+filter_by_chars = _one_step(steps.FilterByChars)
+decontaminate = _one_step(steps.Decontaminate)
+build_mask = _one_step(steps.BuildMask)
+from_tokens = _one_step(steps.FromTokens)
+from_rollouts = _one_step(steps.FromRollouts)
+truncate = _one_step(steps.Truncate)
+split_prompt = _one_step(steps.SplitPrompt)
+shift = _one_step(steps.Shift)
+labels = _one_step(steps.Labels)
 
 
 @_for_yaml("ApplyTemplate")
 def apply_template(config: ConfigOrPath, tokenizer: str) -> BlockStep:
     """Records -> pieces of text. `config`, `tokenizer`: see Prepare. See `beam_prep.ApplyTemplate`."""
-    return _step(ApplyTemplate, config, tokenizer)
+    return _step(steps.ApplyTemplate, config, tokenizer)
 
 
 @_for_yaml("Tokenize")
