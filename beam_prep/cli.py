@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
+from beam_prep.quiet import quiet_import
 from beam_prep.stopping import received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
@@ -346,18 +347,16 @@ def _end(command: str, number: int) -> NoReturn:
 def _set_up_log(verbose: bool) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)
     logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
-    if not verbose:  # it logs answers that are cut with a traceback; the request is made again
+    if not verbose:
+        # What it logs with a traceback is raised anyway, or of a worker that was killed; its threads outlive a run.
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+        # It logs answers that are cut with a traceback; the request is made again.
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def _import_beam() -> None:
-    """Imports Beam, which warns of every cloud extra that is not installed: not here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
+    with quiet_import():
         importlib.import_module("apache_beam")
-    finally:
-        logging.disable(before)
 
 
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:

@@ -175,7 +175,7 @@ def test_what_changes_the_bytes_or_the_trust_links_nothing(
 
 
 def test_a_format_that_does_not_name_its_files_is_written(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Bin, "files")
+    monkeypatch.setattr(Bin, "files", None)
     jobs.run()
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
     assert jobs.run()["shards_linked"] == 0
